@@ -10,19 +10,17 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         ".batches": "BatchJob BatchStatus",
-        ".calls": "RateLimitInfo",
-        ".config": "AdapterConfig OnRetry RetryPolicy",
+        ".config": "AdapterConfig KeyFile KeySource OnRetry RetryPolicy",
         ".contract": (
             "AdapterCapabilities AdapterStream AttemptAccepted AttemptFailed AttemptFirstEvent AttemptObserver "
             "AttemptReport AttemptResent AttemptStarted CanonicalRequest CanonicalResponse NextAttempt "
-            "ProviderAdapter"
+            "ProviderAdapter RateLimitInfo"
         ),
         ".embeddings": "EmbeddingRequest EmbeddingResponse InputType PartialEmbeddingError Vector",
         ".health": "AdapterHealth AdapterStatistics",
         ".http.retry": "retry retry_delay",
         ".images": "GeneratedImage",
         ".jobs": "PollPolicy",
-        ".keys.source": "KeyFile KeySource",
         ".providers.anthropic.adapter": "AnthropicAdapter",
         ".providers.bedrock.adapter": "BedrockAdapter",
         ".providers.cohere.adapter": "CohereAdapter",
@@ -41,7 +39,7 @@ __getattr__, __dir__, __all__ = face(
             "AccessDeniedError AdapterError AuthError CancelledError CapabilityError ContentFilterError "
             "ContextOverflowError ErrorClass InvalidRequestError NetworkError NotFoundError OutcomeUnknownError "
             "OverloadedError QuotaExceededError RateLimitError RateLimitWaitError RequestTimeoutError "
-            "ServerError StreamError UnsupportedToolChoiceError"
+            "ServerError StreamError UnsupportedToolChoiceError WarningCode"
         ),
         "callboard.bus.streams.events": (
             "MessageComplete MessageStart ProviderBlock ProviderEvent StreamEvent TextDelta ThinkingDelta "
@@ -52,10 +50,8 @@ __getattr__, __dir__, __all__ = face(
             "TextBlock ThinkingBlock ToolResultBlock ToolUseBlock"
         ),
         "callboard.bus.values.messages": (
-            "CallWarning Message MessageMetadata Role ToolAnnotations ToolChoice ToolDefinition"
+            "CallWarning Message MessageMetadata RawReply Role ToolAnnotations ToolChoice ToolDefinition"
         ),
-        "callboard.bus.values.raw_reply": "RawReply",
         "callboard.bus.values.usage": "StopReason TokenUsage UsageSource",
-        "callboard.bus.values.warning_codes": "WarningCode",
     },
 )

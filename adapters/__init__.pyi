@@ -1,14 +1,12 @@
 # Written by scripts/make_stubs.py.
 from .batches import BatchJob, BatchStatus
-from .calls import RateLimitInfo
-from .config import AdapterConfig, OnRetry, RetryPolicy
-from .contract import AdapterCapabilities, AdapterStream, AttemptAccepted, AttemptFailed, AttemptFirstEvent, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, CanonicalRequest, CanonicalResponse, NextAttempt, ProviderAdapter
+from .config import AdapterConfig, KeyFile, KeySource, OnRetry, RetryPolicy
+from .contract import AdapterCapabilities, AdapterStream, AttemptAccepted, AttemptFailed, AttemptFirstEvent, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, CanonicalRequest, CanonicalResponse, NextAttempt, ProviderAdapter, RateLimitInfo
 from .embeddings import EmbeddingRequest, EmbeddingResponse, InputType, PartialEmbeddingError, Vector
 from .health import AdapterHealth, AdapterStatistics
 from .http.retry import retry, retry_delay
 from .images import GeneratedImage
 from .jobs import PollPolicy
-from .keys.source import KeyFile, KeySource
 from .providers.anthropic.adapter import AnthropicAdapter
 from .providers.bedrock.adapter import BedrockAdapter
 from .providers.cohere.adapter import CohereAdapter
@@ -23,13 +21,11 @@ from .providers.tgi.adapter import TGIAdapter
 from .providers.voyage.adapter import VoyageAdapter
 from .registry import adapter_class, create_adapter
 from .videos import VideoJob, VideoStatus, VideoVariant
-from callboard.bus.errors import AccessDeniedError, AdapterError, AuthError, CancelledError, CapabilityError, ContentFilterError, ContextOverflowError, ErrorClass, InvalidRequestError, NetworkError, NotFoundError, OutcomeUnknownError, OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, StreamError, UnsupportedToolChoiceError
+from callboard.bus.errors import AccessDeniedError, AdapterError, AuthError, CancelledError, CapabilityError, ContentFilterError, ContextOverflowError, ErrorClass, InvalidRequestError, NetworkError, NotFoundError, OutcomeUnknownError, OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, StreamError, UnsupportedToolChoiceError, WarningCode
 from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
 from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from callboard.bus.values.messages import CallWarning, Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
-from callboard.bus.values.raw_reply import RawReply
+from callboard.bus.values.messages import CallWarning, Message, MessageMetadata, RawReply, Role, ToolAnnotations, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
-from callboard.bus.values.warning_codes import WarningCode
 
 __all__ = [
     "AccessDeniedError",

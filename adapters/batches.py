@@ -16,9 +16,10 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from callboard.adapters.calls import CallRequest
-from callboard.adapters.contract import AttemptObserver, CallWarning, CanonicalRequest, CanonicalResponse
 from callboard.bus.errors import AdapterError
+from callboard.bus.values.messages import CallWarning
+
+from .contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
 
 __all__ = [
     "BatchAdapter",

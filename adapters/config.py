@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from callboard.bus.errors import AdapterError
-from callboard.bus.values.json import Json
-
-from .keys.source import KeySource
+from callboard.bus.values.base import Json
 
 if TYPE_CHECKING:
     import httpx
+
+
+KeySource: TypeAlias = Callable[[], str | Awaitable[str]]
+"""Gives a key when it is asked. It is asked at the key's first use, and again when the provider refuses the key. A
+plain function runs on the event loop, so it must not block for long."""
+
+
+class KeyFile(msgspec.Struct, frozen=True):
+    """A file that holds one key and nothing else: a `KeySource`."""
+
+    path: str
+    """The path of the file."""
+
+    def __call__(self) -> str:
+        """The text of the file.
+
+        Raises:
+            OSError: The file can't be read.
+            UnicodeDecodeError: The file holds no text.
+        """
+        return Path(self.path).read_text(encoding="utf-8")
+
 
 OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
 """A function that gets the error, the number of the retry from 0, and the wait before it in seconds."""

@@ -23,8 +23,6 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 import anyio
 import msgspec
 
-from callboard.adapters.calls import CallRequest, CallResponse
-from callboard.adapters.contract import AttemptObserver, CallWarning
 from callboard.bus.errors import (
     AdapterError,
     AuthError,
@@ -35,7 +33,10 @@ from callboard.bus.errors import (
     NotFoundError,
     QuotaExceededError,
 )
+from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
+
+from .contract import AttemptObserver, CallRequest, CallResponse
 
 __all__ = [
     "AT_ONCE",

@@ -15,13 +15,13 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from callboard.adapters.calls import CallRequest, CallResponse
-from callboard.adapters.contract import AttemptObserver
-from callboard.adapters.requests.media import media_bytes
-from callboard.bus.private_file import write_private
+from callboard.bus.files import write_private
+from callboard.bus.values.base import Shown
 from callboard.bus.values.content import ImageBlock
-from callboard.bus.values.shown import Shown
 from callboard.bus.values.usage import TokenUsage
+
+from .contract import AttemptObserver, CallRequest, CallResponse
+from .requests.media import media_bytes
 
 __all__ = [
     "GeneratedImage",

@@ -8,9 +8,10 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 
-from callboard.adapters.config import RetryPolicy
 from callboard.adapters.http.retry import backoff_delay
 from callboard.bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
+
+from .config import RetryPolicy
 
 
 class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):

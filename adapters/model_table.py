@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from callboard.bus.package_data import package_data
+from callboard.bus.files import package_data
 
 from .contract import AdapterCapabilities
 

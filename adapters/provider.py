@@ -1,6 +1,6 @@
 """What is known of a provider outside of its folder, in one place: its descriptor, and how descriptors are found.
 
-Each folder of `adapters.providers` has a module `provider` with a `PROVIDER`. Every list of providers is derived
+Each package in `adapters.providers` has a `PROVIDER`. Every list of providers is derived
 from these: the types of models.yaml, the names that `adapters` exports, the keys in the environment, names in
 price files and in telemetry, whose a key is, estimates. So a provider is added by adding its folder.
 
@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from callboard.bus.package_data import package_data
-from callboard.bus.values.json import Json
+from callboard.bus.files import package_data
+from callboard.bus.values.base import Json
 
 Kind: TypeAlias = Literal["chat", "embedding", "image", "video"]
 """What a model is for."""
@@ -147,7 +147,7 @@ def providers() -> tuple[Provider, ...]:
     """All providers, by their precedence and then by their names."""
     folders = import_module(_FOLDERS)
     found: list[Provider] = [
-        import_module(f"{_FOLDERS}.{folder.name}.provider").PROVIDER
+        import_module(f"{_FOLDERS}.{folder.name}").PROVIDER
         for folder in iter_modules(folders.__path__)
         if folder.ispkg
     ]

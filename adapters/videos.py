@@ -28,19 +28,17 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from callboard.adapters.calls import CallRequest
-from callboard.adapters.config import RetryPolicy
-from callboard.adapters.contract import AttemptObserver, CallWarning
 from callboard.adapters.http.retry import backoff_delay
 from callboard.adapters.jobs import USUAL_POLLING, PollPolicy, is_passing, wait_for_job
-from callboard.adapters.requests.media import media_bytes
-from callboard.bus.errors import (
-    AdapterError,
-    StreamError,
-)
-from callboard.bus.private_file import UnfinishedFile
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.files import UnfinishedFile
 from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
+
+from .config import RetryPolicy
+from .contract import AttemptObserver, CallRequest
+from .requests.media import media_bytes
 
 __all__ = [
     "VIDEO_VARIANTS",

@@ -15,11 +15,11 @@ from functools import partial
 from callboard.bus import SYSTEM_CLOCK, StreamChannel, TextDelta
 from callboard.bus.streams.events import TurnComplete
 from callboard.engine import Cluster
+from callboard.engine.nodes.broker import Broker
+from callboard.engine.nodes.broker_streams import KeptFrames
 from callboard.engine.nodes.frames.exchange import Subjects
 from callboard.engine.nodes.frames.part import Frames
-from callboard.engine.nodes.frames.stored import NothingStored
-from callboard.engine.nodes.nats.broker import Broker
-from callboard.engine.nodes.nats.kept_frames import KeptFrames
+from callboard.engine.nodes.frames.retained import NothingStored
 from tests.support.nats_server import own_nats_server, why_no_nats
 
 from .table import Row, against, in_turns, micros, percentile, run

@@ -24,9 +24,9 @@ from functools import partial
 
 from callboard.bus import ActorStarted, Envelope, Lossless
 from callboard.engine import Bridge, Cluster, Engine, RemoteBus, Session
-from callboard.engine.nodes.bridge.part import EventBridge
-from callboard.engine.nodes.nats.broker import Broker
-from callboard.engine.nodes.nats.kept_events import KeptEvents
+from callboard.engine.nodes.bridge import EventBridge
+from callboard.engine.nodes.broker import Broker
+from callboard.engine.nodes.broker_streams import KeptEvents
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.reply_server import reply_server
 

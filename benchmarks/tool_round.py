@@ -8,7 +8,7 @@ from functools import partial
 
 from callboard.adapters import ToolDefinition, ToolUseBlock
 from callboard.bus import SYSTEM_CLOCK, Bus, ToolFinished, ToolProgress, ToolStarted
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import Tool, ToolContext, tool
 from callboard.engine.tools import ToolRoundContext, run_tools
 

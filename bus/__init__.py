@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = face(
         ".actors.child": "ChildSpec ChildStatistics ShutdownReport SupervisorStatistics",
         ".actors.restart": "OnLimit RestartPolicy RestartType Strategy affected",
         ".actors.supervisor": "Supervisor",
-        ".actors.task_handle": "TaskHandle",
+        ".actors.tasks": "TaskHandle",
         ".bus": "Bus DeadLetter",
         ".clock": "Clock SYSTEM_CLOCK SystemClock",
         ".errors": (
@@ -25,7 +25,7 @@ __getattr__, __dir__, __all__ = face(
             "NoTurnRunning NotFoundError OutcomeUnknownError OverloadedError PromptTooLongError "
             "QuotaExceededError RateLimitError RateLimitWaitError RequestTimeoutError ServerError SessionBusy "
             "SessionTakenOver StoreError StoreUnavailable StreamError SupervisorEscalated TaskCancelled "
-            "UnknownStream UnsupportedToolChoiceError WrongLoop"
+            "UnknownStream UnsupportedToolChoiceError WarningCode WrongLoop"
         ),
         ".events.calls": (
             "BatchCompleted BatchPartEnded BatchPlanned BatchProgress BatchSubmitted BatchSubmitting "
@@ -42,7 +42,7 @@ __getattr__, __dir__, __all__ = face(
         ),
         ".events.sessions": (
             "SessionConfigured SessionCreated SessionMessageAppended SessionModelChanged SessionRenamed "
-            "SessionTurnCompleted SessionTurnStarted TurnStatus"
+            "SessionTurnCompleted SessionTurnStarted StepSoFar TurnSoFar TurnStatus"
         ),
         ".log": "Log",
         ".observable": "BusStatistics ObservableBus topic_matches",
@@ -54,19 +54,15 @@ __getattr__, __dir__, __all__ = face(
         ),
         ".streams.log": "ReaderStatistics StreamLog StreamReader StreamReset",
         ".subscription": "DropOldest Gap Latest Lossless Policy Subscription SubscriptionStatistics",
+        ".values.base": "Json JsonObject",
         ".values.content": (
             "AudioBlock ContentBlock DocumentBlock ImageBlock OpaqueBlock ProviderRaw RedactedThinkingBlock "
             "ResultPart TextBlock ThinkingBlock ToolResultBlock ToolUseBlock"
         ),
-        ".values.cost_sum": "CostSum",
-        ".values.json": "Json JsonObject",
         ".values.messages": (
-            "CallWarning Candidate Message MessageMetadata Role RoutingDecision SessionSetup ToolAnnotations "
-            "ToolChoice ToolDefinition as_blocks"
+            "CallWarning Candidate Message MessageMetadata RawReply Role RoutingDecision SessionSetup "
+            "ToolAnnotations ToolChoice ToolDefinition as_blocks"
         ),
-        ".values.raw_reply": "RawReply",
-        ".values.turn_so_far": "StepSoFar TurnSoFar",
-        ".values.usage": "Cost CostSource StopReason TokenUsage UsageSource",
-        ".values.warning_codes": "WarningCode",
+        ".values.usage": "Cost CostSource CostSum StopReason TokenUsage UsageSource",
     },
 )

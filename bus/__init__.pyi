@@ -3,15 +3,15 @@ from .actors.actor import Actor, ActorContext, ActorRef, ActorStatistics
 from .actors.child import ChildSpec, ChildStatistics, ShutdownReport, SupervisorStatistics
 from .actors.restart import OnLimit, RestartPolicy, RestartType, Strategy, affected
 from .actors.supervisor import Supervisor
-from .actors.task_handle import TaskHandle
+from .actors.tasks import TaskHandle
 from .bus import Bus, DeadLetter
 from .clock import Clock, SYSTEM_CLOCK, SystemClock
-from .errors import AccessDeniedError, ActorStopped, AdapterError, AdmissionError, AuthError, CallboardError, CancelledError, CapabilityError, ConfigurationError, ContentFilterError, ContextOverflowError, DeadlineExceeded, ErrorClass, GuardrailStopped, InvalidRequestError, MailboxFull, NetworkError, NoModelAvailable, NoTurnRunning, NotFoundError, OutcomeUnknownError, OverloadedError, PromptTooLongError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, SessionBusy, SessionTakenOver, StoreError, StoreUnavailable, StreamError, SupervisorEscalated, TaskCancelled, UnknownStream, UnsupportedToolChoiceError, WrongLoop
+from .errors import AccessDeniedError, ActorStopped, AdapterError, AdmissionError, AuthError, CallboardError, CancelledError, CapabilityError, ConfigurationError, ContentFilterError, ContextOverflowError, DeadlineExceeded, ErrorClass, GuardrailStopped, InvalidRequestError, MailboxFull, NetworkError, NoModelAvailable, NoTurnRunning, NotFoundError, OutcomeUnknownError, OverloadedError, PromptTooLongError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, SessionBusy, SessionTakenOver, StoreError, StoreUnavailable, StreamError, SupervisorEscalated, TaskCancelled, UnknownStream, UnsupportedToolChoiceError, WarningCode, WrongLoop
 from .events.calls import BatchCompleted, BatchPartEnded, BatchPlanned, BatchProgress, BatchSubmitted, BatchSubmitting, CallContent, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted, ToolFinished, ToolProgress, ToolStarted
 from .events.codec import CatalogueEvent, decode_as, decode_envelope, decode_event, encode_envelope, encode_event
 from .events.envelope import Envelope, Event, UnknownEvent
 from .events.operation import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent, BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, ConfigReloaded, NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, PricingProgress, PricingRepriced, PricingTableLoaded, ProviderAvailabilityChanged, SessionClaimed, SessionLost, StoreShippingChanged, StoreStateChanged
-from .events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended, SessionModelChanged, SessionRenamed, SessionTurnCompleted, SessionTurnStarted, TurnStatus
+from .events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended, SessionModelChanged, SessionRenamed, SessionTurnCompleted, SessionTurnStarted, StepSoFar, TurnSoFar, TurnStatus
 from .log import Log
 from .observable import BusStatistics, ObservableBus, topic_matches
 from .replay import ReplayBus
@@ -19,14 +19,10 @@ from .streams.channel import StreamChannel, StreamChannelStatistics, StreamInfo
 from .streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StepFinish, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart, TurnComplete, TurnEvent, UserMessage
 from .streams.log import ReaderStatistics, StreamLog, StreamReader, StreamReset
 from .subscription import DropOldest, Gap, Latest, Lossless, Policy, Subscription, SubscriptionStatistics
+from .values.base import Json, JsonObject
 from .values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ResultPart, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from .values.cost_sum import CostSum
-from .values.json import Json, JsonObject
-from .values.messages import CallWarning, Candidate, Message, MessageMetadata, Role, RoutingDecision, SessionSetup, ToolAnnotations, ToolChoice, ToolDefinition, as_blocks
-from .values.raw_reply import RawReply
-from .values.turn_so_far import StepSoFar, TurnSoFar
-from .values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from .values.warning_codes import WarningCode
+from .values.messages import CallWarning, Candidate, Message, MessageMetadata, RawReply, Role, RoutingDecision, SessionSetup, ToolAnnotations, ToolChoice, ToolDefinition, as_blocks
+from .values.usage import Cost, CostSource, CostSum, StopReason, TokenUsage, UsageSource
 
 __all__ = [
     "AccessDeniedError",

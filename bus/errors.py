@@ -41,11 +41,13 @@ Beside them there is `adapters.embeddings.PartialEmbeddingError`, an AdapterErro
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
+    from .events.sessions import TurnSoFar
     from .values.content import ContentBlock
-    from .values.turn_so_far import TurnSoFar
     from .values.usage import Cost, TokenUsage
 
 
@@ -317,3 +319,163 @@ class CancelledError(AdapterError):
     """
 
     error_class = ErrorClass.CANCELLED
+
+
+# What each exception means, in one table
+
+Retried: TypeAlias = Literal["yes", "no", "if it says so"]
+Hint: TypeAlias = Literal["provider's", "none"]
+Counts: TypeAlias = Literal["key", "provider", "provider and model", "model", "nobody"]
+
+
+class ErrorRow(msgspec.Struct, frozen=True):
+    """One exception that a call may raise."""
+
+    kind: type[AdapterError]
+    """The exception."""
+    error_class: ErrorClass
+    """Its error class."""
+    retried: Retried
+    """Whether an adapter retries it by itself."""
+    hint: Hint
+    """The source of the wait before a retry, in place of the schedule."""
+    counts: Counts
+    """The part of the provider against which the failure counts."""
+    seen: str
+    """The signs by which it is recognised."""
+
+
+_E: Final = ErrorClass
+
+ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
+    ErrorRow(AuthError, _E.AUTH, "no", "none", "key",
+             "401; 400 and 403 that speak of the key; UNAUTHENTICATED, API_KEY_INVALID"),
+    ErrorRow(AccessDeniedError, _E.AUTH, "no", "none", "model", "403; PERMISSION_DENIED"),
+    ErrorRow(RateLimitError, _E.RATE_LIMIT, "yes", "provider's", "model",
+             "429; RESOURCE_EXHAUSTED; with 413, or where more is requested than the limit is, not retried,"
+             " for it never fits"),
+    ErrorRow(OverloadedError, _E.RATE_LIMIT, "yes", "provider's", "provider and model",
+             "529, 498, overloaded_error, UNAVAILABLE"),
+    ErrorRow(QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
+             "402; 429 and 400 that speak of credit or quota; a quota for a day"),
+    ErrorRow(RateLimitWaitError, _E.RATE_LIMIT, "no", "provider's", "nobody",
+             "before anything was sent, where a call would wait too long for a rate limit"),
+    ErrorRow(ServerError, _E.SERVER_ERROR, "yes", "provider's", "provider and model",
+             "424 and 5xx; INTERNAL; a reply that ends with `error`, `abort` or the like"),
+    ErrorRow(NetworkError, _E.NETWORK, "yes", "provider's", "provider", "no connection, or one that broke"),
+    ErrorRow(RequestTimeoutError, _E.NETWORK, "yes", "provider's", "provider",
+             "408; DEADLINE_EXCEEDED; our own limits (that of the whole call is final)"),
+    ErrorRow(StreamError, _E.NETWORK, "yes", "provider's", "provider",
+             "a reply that broke off, or whose stream ends without saying why; what is none of its protocol"),
+    ErrorRow(OutcomeUnknownError, _E.NETWORK, "no", "provider's", "provider",
+             "the request for an image, a video, a batch or a background reply: its answer was lost, or was a 5xx "
+             "other than 503"),
+    ErrorRow(ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "nobody",
+             "the provider's own words and codes for it; never with 429"),
+    ErrorRow(InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "400, 413, 422 and other 4xx (409 is retried); INVALID_ARGUMENT, FAILED_PRECONDITION"),
+    ErrorRow(NotFoundError, _E.INVALID_REQUEST, "no", "none", "model", "404; NOT_FOUND"),
+    ErrorRow(ContentFilterError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "content_filter, content_policy_violation, moderation"),
+    ErrorRow(GuardrailStopped, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "a guardrail of the host's answered with a Stop; the call is cancelled at its provider"),
+    ErrorRow(CapabilityError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
+    ErrorRow(UnsupportedToolChoiceError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "before anything was sent"),
+    ErrorRow(PromptTooLongError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
+    ErrorRow(
+        CancelledError,
+        _E.CANCELLED,
+        "no",
+        "none",
+        "nobody",
+        "`cancel()`, leaving the stream, a signal, or closing the engine",
+    ),
+    ErrorRow(NoModelAvailable, _E.OTHER, "no", "none", "nobody",
+             "every model that might have been taken is unavailable; nothing was sent"),
+    ErrorRow(AdapterError, _E.OTHER, "if it says so", "none", "nobody",
+             "an error that says nothing we know; retried, because it may pass"),
+)  # fmt: skip
+"""Every AdapterError. The other exceptions of `errors` are the host's own business and never of a call."""
+
+
+# The codes of warnings
+
+
+class WarningCode(StrEnum):
+    """What a warning is about, for programs. A host's own warnings may have other codes."""
+
+    meaning: str
+    """What the warning is about, for people, as the documentation says it."""
+
+    def __new__(cls, code: str, meaning: str) -> WarningCode:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    # -- what was asked for, and was sent otherwise or not at all
+
+    PARAMETER_DROPPED = "parameter_dropped", "A setting was not sent, because the model or the protocol lacks it."
+    PARAMETER_CHANGED = "parameter_changed", "A setting was sent with the nearest value that the model takes."
+    TEMPERATURE_LOWERED = "temperature_lowered", "The temperature was sent as the highest that there is."
+    STOP_SEQUENCE_DROPPED = "stop_sequence_dropped", "A stop sequence of white space only was not sent."
+    CONTENT_DROPPED = "content_dropped", "A block of the history was not sent; the message says which, and why."
+    TURN_ADDED = "turn_added", "The history got a turn that the provider demands."
+    TOOL_NOT_STRICT = "tool_not_strict", "A tool's schema doesn't fit strict mode, so the tool is sent without it."
+    TOOLS_LEFT_OUT = "tools_left_out", "More tools were given than the model takes; the message names the others."
+    TOOLS_EMULATED = "tools_emulated", "The model has no tools of its own: its calls are constrained output."
+    SCHEMA_AS_TOOL = "schema_as_tool", "The output schema was sent as the arguments of a tool."
+    SCHEMA_AS_INSTRUCTION = "schema_as_instruction", "The output schema was told in the system text."
+    SCHEMA_FOLDED = (
+        "schema_folded",
+        "A union at a schema's root was sent as one object, folded.",
+    )
+    SCHEMA_HINDERS_TOOLS = "schema_hinders_tools", "The reply is held to a schema that a tool call may not fit."
+    PROMPT_NEAR_WINDOW = "prompt_near_window", "The prompt may be too long for the model's context window."
+    INPUT_TYPE_ASSUMED = "input_type_assumed", "The provider wants to know what texts are embedded for: documents."
+    INPUT_MAY_BE_CUT = "input_may_be_cut", "A text may be longer than the embedding model reads."
+    REQUEST_REPAIRED = "request_repaired", "The provider refused the request, and it was sent again, mended."
+    REASONING_REFUSED = (
+        "reasoning_refused",
+        "The provider refused its reasoning in the history, which was left out.",
+    )
+
+    # -- what came, and was not as it should be
+
+    USAGE_ESTIMATED = (
+        "usage_estimated",
+        "The provider reported no usage, or a part of it: the rest is an estimate.",
+    )
+    USAGE_INCONSISTENT = "usage_inconsistent", "The reported usage contradicts itself, so the call has no price."
+    NO_STOP_REASON = "no_stop_reason", "The provider did not say why the reply ended."
+    EMPTY_REPLY = "empty_reply", "The reply ended well, without a text and without a call; see `retry_empty`."
+    REFUSAL = "refusal", "The model refused to answer; the message gives the provider's reason."
+    FINISH_MESSAGE = "finish_message", "What the provider says about how the reply ended."
+    BODY_MENDED = "body_mended", "A part of the reply could not be read, and was replaced."
+    EXTRA_CANDIDATES = "extra_candidates", "The reply has several candidates, of which only the first is read."
+    PROVIDER_CHANGED_INPUT = (
+        "provider_changed_input",
+        "The provider left parts of the request out, or changed them; `provider_details` says which.",
+    )
+    UNKNOWN_EVENT = "unknown_event", "The stream has an event of a kind that is not known."
+    UNKNOWN_CONTENT = "unknown_content", "The reply has a piece of content that is not known."
+    UNKNOWN_DELTA = "unknown_delta", "The stream has a delta of a kind that is not known."
+    STRAY_DELTA = "stray_delta", "The stream has a delta of a block that was never begun."
+    MISPLACED_DELTA = "misplaced_delta", "The stream has a delta in a block of another kind."
+    REPEATED_START = "repeated_start", "The stream began its message once more."
+    LATE_SIGNATURE = "late_signature", "A signature came after its reasoning had ended, and was dropped."
+    STRAY_TOOL_ARGUMENTS = "stray_tool_arguments", "Arguments for an unknown tool call were dropped."
+    LATE_TOOL_ARGUMENTS = "late_tool_arguments", "Arguments after the end of their tool call were dropped."
+    NAMELESS_TOOL_CALL = "nameless_tool_call", "A tool call without a name was dropped."
+    TOOL_NAME_MENDED = "tool_name_mended", "A tool's name had marks of the chat template, which were removed."
+    REPEATED_CALL = "repeated_call", "A tool call came twice under one id, and counts once."
+    ARGUMENTS_UNWRAPPED = "arguments_unwrapped", "A tool call's arguments were a JSON string that held the object."
+    ARGUMENTS_REPLACED = (
+        "arguments_replaced",
+        "The provider sent other arguments at the end of a tool call than before, and the last ones count.",
+    )
+    MAX_TOOL_ROUNDS = "max_tool_rounds", "The turn ended because it had as many rounds of tools as it may."
+    FEWER_IMAGES = "fewer_images", "The provider made fewer images than were asked for."
+    FOUND_AGAIN = "found_again", "The answer that told a video's job was lost, and the job was found."
+    UNKNOWN_STATUS = "unknown_status", "A video's job has a status that is not known: taken as in progress."

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
+
 
 ROOT = "callboard"
 """The logger above all of ours, and the attribute of a `logging.LogRecord` with a line's event and fields."""
@@ -79,3 +81,14 @@ def _for_logging(logger: logging.Logger, method: str, line: MutableMapping[str, 
     event = line["event"]
     words = " ".join([str(event), *(f"{name}={value!r}" for name, value in line.items() if name != "event")])
     return (words,), {"exc_info": exc_info, "stacklevel": _CALLER, "extra": {ROOT: dict(line)}}
+
+
+def current_trace() -> str | None:
+    """The host's current span; None if there is none, or if the host doesn't use OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")  # never imported by us: without it there is no current span
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse, ProviderAdapter
 from callboard.adapters.providers.local import LocalAdapter
@@ -27,7 +27,7 @@ from callboard.adapters.transport.opening import new_transport
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent, TextDelta
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.bus.values.messages import Message, ToolDefinition
 
 FOLDER = Path(__file__).resolve().parent / "local"

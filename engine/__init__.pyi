@@ -1,8 +1,7 @@
 # Written by scripts/make_stubs.py.
 from .abort import AbortController, AbortSignal
-from .budgets.account import AccountState, Amount
 from .budgets.budget import Budget
-from .budgets.exceeded import BudgetExceededError
+from .budgets.ledger import AccountState, Amount, BudgetExceededError
 from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
 from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
@@ -10,28 +9,22 @@ from .conversation.requests import SchemaMode
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
-from .functions.default import default_engine, set_default_engine
-from .functions.embedding import embed, embed_sync
-from .functions.functions import generate, generate_sync, stream, stream_sync
-from .functions.objects import generate_object, generate_object_sync, stream_object, stream_object_sync
+from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
+from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .functions.sync_host import run_sync
-from .functions.sync_object_stream import SyncObjectStream
 from .functions.sync_stream import SyncStreamResult
 from .generation.progress import UsageSoFar
 from .generation.readers import OnUsage, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
-from .models.config import load_registry
-from .models.configured import ConfiguredModel
-from .models.entries import AdapterEntry, ModelDefaults, ModelEntry
+from .models.configured import ConfiguredModel, load_registry
+from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
 from .models.registry import ModelRegistry
-from .models.tool_settings import ToolSettings
-from .nodes.bridge.bridge import Bridge
+from .nodes.bridge_alone import Bridge
 from .nodes.cluster import Cluster
-from .nodes.remote.remote_bus import RemoteBus
-from .objects.generate import ObjectResult
-from .objects.reply import NoObjectGeneratedError, NoObjectReason
+from .nodes.remote_bus import RemoteBus
+from .objects.generate import NoObjectGeneratedError, NoObjectReason, ObjectResult
 from .objects.stream import ObjectStream
 from .operations.batch_creation import BatchOptions
 from .operations.batch_handle import BatchHandle
@@ -44,23 +37,21 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
-from .tools.approval import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
-from .tools.context import ToolContext
-from .tools.function.define import tool
-from .tools.function.given import ToolLike
-from .tools.function.parameters import ToolDefinitionError
-from .tools.function.tool import FunctionTool, Tool
-from .tools.mcp.tools import mcp_tools
-from .tools.repair import InvalidToolCallError, RepairToolCall
-from .tools.results import ToolError
+from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
+from .tools.define import tool
+from .tools.given import ToolLike
+from .tools.handler import FunctionTool, Tool
+from .tools.mcp import mcp_tools
+from .tools.parameters import ToolDefinitionError
+from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
-from .type_schema.errors import SchemaError
+from .type_schema.fitting import SchemaError
 from .watching.health_report import Check, HealthReport
 from .watching.now import UnderWay, WorkUnderWay
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.statistics import EngineStatistics, ProviderStatistics
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
-from .web_view.sign_in import Scope
+from .web_view.access import Scope
 from .web_view.web import web
 
 __all__ = [

@@ -11,24 +11,21 @@ import anyio
 import anyio.to_thread
 
 from callboard.bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownReport, StreamChannel
-from callboard.bus.values.shown import short
+from callboard.bus.values.base import short
 from callboard.tracestore import Capture, PriceTable, Redact, Store
 
-from .budgets.account import AccountState
 from .budgets.budget import Budget
+from .budgets.ledger import AccountState
 from .generation.engine_methods import GenerationMethods
-from .middleware.chain import Chain
-from .middleware.contract import MiddlewareLike
-from .models.config import load_registry
-from .models.configured import ConfiguredModel, configured_models
+from .middleware.chain import Chain, MiddlewareLike
+from .models.configured import ConfiguredModel, HostAdapter, configured_models, entry_of, load_registry
 from .models.entries import AdapterEntry
-from .models.host_adapters import Provider, entry_of
 from .models.registry import ModelRegistry
 from .objects.engine_methods import ObjectMethods
 from .opening import store_for
 from .operations.methods import OperationMethods
-from .pricing.engine_methods import PricingMethods
-from .pricing.pricing import load_prices
+from .pricing import load_prices
+from .pricing_methods import PricingMethods
 from .routing.availability import AvailabilityTable
 from .runtime.life import EngineHost
 from .runtime.runtime import Limits, Runtime, Timeouts, take_over
@@ -108,7 +105,7 @@ class Engine(
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
-        providers: Mapping[str, Provider] | None = None,
+        providers: Mapping[str, HostAdapter] | None = None,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         self._http_client = http_client
@@ -201,7 +198,7 @@ class Engine(
         """
         return self.registry.default_provider
 
-    def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
+    def register(self, name: str, adapter: HostAdapter, *, prices_as: str | None = None) -> None:
         """Use an adapter of the host's own. Its models are ``name:model``, whatever their names.
 
         Turns that begin from now on know it, and a reload leaves it.

@@ -10,8 +10,8 @@ import msgspec
 
 from callboard.adapters import CallWarning, ContentBlock, Message, StopReason, TokenUsage, ToolUseBlock
 from callboard.bus import Cost, TurnStatus
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.raw_reply import RawReply
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import RawReply
 
 
 def plain(value: object) -> Json:

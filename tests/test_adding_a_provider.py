@@ -14,7 +14,7 @@ import pytest
 
 from callboard import Engine, ModelRegistry, create_adapter
 from callboard.adapters.conformance import CHECKS, SECTIONS
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, Mod
 from callboard.adapters.embeddings import INPUT_TYPES
 from callboard.adapters.providers.local.settings import find_model
 from callboard.adapters.registry import adapter_types
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import require_same_space
 from callboard.engine.routing.candidates import expand
 from examples.near_duplicates import nearest_pairs

@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
 from callboard.bus.values.messages import RoutingDecision
-from callboard.bus.values.usage import Cost, TokenUsage
+from callboard.bus.values.usage import Cost, CostSum, TokenUsage, usage_is_unknown
 
 from .timestamps import to_us
 

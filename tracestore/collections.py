@@ -22,7 +22,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from callboard.bus.errors import StoreError
-from callboard.bus.private_file import refuse_link
+from callboard.bus.files import refuse_link
 
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS collections (

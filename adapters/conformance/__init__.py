@@ -11,13 +11,10 @@ See docs/adding-a-provider.md for a worked example. Nothing else imports this pa
 """
 
 from . import checks as _checks  # fills CHECKS
-from .checking import CHECKS, Check, Outcome, run_check, run_checks
-from .fake_http import HANG, FakeReply, FakeTransport
-from .http_kit import HttpKit, arguments, halves, write_event
-from .invariants import check_stream
+from .asking import check_stream
+from .checking import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, run_checks, table
+from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .report import SECTIONS, checklist, table
-from .served_kit import ServedKit
 from .testing import checks_of
 from .virtual_time import FakeClock, VirtualLoop, run_virtual
 

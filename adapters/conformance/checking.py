@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import textwrap
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -101,3 +102,95 @@ def _only(error: BaseException) -> BaseException:
         return error
     inner = [_only(each) for each in error.exceptions]
     return next((each for each in inner if isinstance(each, AssertionError)), inner[0])
+
+
+# What the checks came to, for people
+
+SECTIONS = {
+    "3.1": "methods",
+    "3.2": "request",
+    "3.4": "capabilities",
+    "4": "reply",
+    "4.1": "translation",
+    "4.4": "history",
+    "5.2": "streaming",
+    "5.3": "invariants",
+    "5.4": "cancelling",
+    "5.5": "fragments",
+    "6.1": "errors",
+    "6.2": "errors",
+    "6.3": "errors",
+    "6.4": "retries",
+    "6.5": "late errors",
+    "7": "usage",
+    "8": "keys",
+    "10": "agreement",
+}
+"""The subject of each section of the contract; docs/adding-a-provider.md explains them."""
+
+CHECKLIST = (
+    "Model mapping defined",
+    "Tool definition format implemented and tested",
+    "Message conversion (both directions) implemented and tested",
+    "System prompt format handled",
+    "Tool choice mapping implemented",
+    "Streaming adapter implemented and tested",
+    "Error normalisation implemented",
+    "Strict schema transformation (if applicable)",
+    "Retry configuration tuned",
+    "Full integration test suite passing",
+)
+"""Points for a new provider that checks can prove."""
+
+BY_HAND = (
+    "Behaviour compensations identified and implemented",
+    "Provider-specific prompt addendum written",
+    "Tool count threshold determined",
+)
+"""Points that only talking to the real provider can decide."""
+
+WIDTH = 110
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """One line for each check, what failed and why below it, and the sums."""
+    lines: list[str] = []
+    for outcome in outcomes:
+        check = outcome.check
+        about = SECTIONS.get(check.section, "")
+        head = f"{outcome.result:<8}{check.section:<5}{about:<14}"
+        wrapped = textwrap.wrap(check.sentence, WIDTH - len(head))
+        lines.append(head + wrapped[0])
+        lines += [" " * len(head) + line for line in wrapped[1:]]
+        if outcome.reason:
+            said = f"{check.name}: {_short(outcome.reason)}" if outcome.result == "failed" else outcome.reason
+            lines += [" " * len(head) + f"  {line}" for line in textwrap.wrap(said, WIDTH - len(head) - 2)]
+    counts = {result: sum(outcome.result == result for outcome in outcomes) for result in _RESULTS}
+    lines.append(", ".join(f"{count} {result}" for result, count in counts.items()))
+    return "\n".join(lines)
+
+
+_RESULTS = ("passed", "failed", "skipped")
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= 600 else reason[:600] + "..."
+
+
+def checklist(outcomes: Iterable[Outcome]) -> str:
+    """The points for a new provider: proved, not proved (with the checks), or to be decided by hand."""
+    outcomes = list(outcomes)
+    lines = []
+    for point in CHECKLIST:
+        whole = point == CHECKLIST[-1]
+        own = [outcome for outcome in outcomes if whole or outcome.check.proves == point]
+        failed = [outcome.check.name for outcome in own if outcome.result == "failed"]
+        skipped = sorted({outcome.reason for outcome in own if outcome.result == "skipped"})
+        if failed:
+            lines.append(f"[ ] {point}: not proved, {', '.join(failed[:4])}{' ...' if len(failed) > 4 else ''}")
+        elif all(outcome.result == "skipped" for outcome in own):
+            lines.append(f"[-] {point}: {'; '.join(skipped) or 'not checked'}")
+        else:
+            lines.append(f"[x] {point}")
+    lines += [f"[?] {point}: by hand" for point in BY_HAND]
+    return "\n".join(lines)

@@ -2,23 +2,128 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
+import anyio
+import anyio.lowlevel
 import msgspec
 
-from callboard.adapters.transport.transport import Transport
 from callboard.bus.clock import Clock
 from callboard.bus.errors import NetworkError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..config import AdapterConfig
 from ..contract import ProviderAdapter
-from .fake_http import HANG, FakeReply, FakeTransport, Step
+from ..transport.transport import HttpReply, HttpRequest, Transport
 from .kit import CALLS, KEY, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 from .virtual_time import FakeClock
+
+# A network that is a script
+
+HANG = float("inf")
+"""A wait that never ends, as a step of a `FakeReply`."""
+
+Step: TypeAlias = "bytes | float | Exception"
+"""A step of a body: a piece of it, a wait in seconds (HANG: for ever), or an error to raise."""
+
+
+class FakeReply:
+    """A reply that follows its steps, and remembers whether it was closed.
+
+    `read` is the number of steps that were taken.
+
+    Args:
+        steps: The steps of the body.
+        status: The HTTP status.
+        wait: The time before the head, in seconds.
+    """
+
+    def __init__(
+        self, *steps: Step, status: int = 200, headers: Mapping[str, str] | None = None, wait: float = 0.0
+    ) -> None:
+        self.status = status
+        self.headers: Mapping[str, str] = {"content-type": "text/event-stream", **(headers or {})}
+        self.wait = wait  # before the reply's head
+        self.steps = list(steps)
+        self.read = 0
+        self.handed_over = False
+        self.closed = False
+
+    async def chunk(self) -> bytes | None:
+        """The next piece; None at the end. A step that is an error is raised."""
+        await anyio.lowlevel.checkpoint()
+        while self.read < len(self.steps):
+            step = self.steps[self.read]
+            self.read += 1
+            match step:
+                case bytes():
+                    return step
+                case float():
+                    await anyio.sleep(step)
+                case _:
+                    raise step
+        return None
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class FakeTransport:
+    """A transport that answers the n-th request with the n-th of its replies. A further request raises
+    AssertionError.
+
+    `requests` are the requests in order. `closed` says whether `aclose` was called.
+    """
+
+    def __init__(self, *replies: FakeReply | Exception) -> None:
+        self.replies = list(replies)
+        self.requests: list[HttpRequest] = []
+        self.closed = False
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        """The next reply. Raises what stands in its place, or AssertionError where there is none."""
+        await anyio.lowlevel.checkpoint()
+        self.requests.append(request)
+        if len(self.requests) > len(self.replies):
+            raise AssertionError(f"request number {len(self.requests)} is one more than there should be")
+        reply = self.replies[len(self.requests) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        await anyio.sleep(reply.wait)
+        reply.handed_over = True
+        return reply
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether every reply that the adapter got was closed by it."""
+        return all(reply.closed for reply in self.replies if isinstance(reply, FakeReply) and reply.handed_over)
+
+
+def failing(status: int, body: bytes = b"", **headers: str) -> FakeReply:
+    """An error reply.
+
+    Args:
+        status: The HTTP status.
+        body: The body.
+        headers: The headers, with underscores in place of hyphens.
+    """
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return FakeReply(body, status=status, headers={"content-type": "application/json", **named})
+
+
+def pieces(body: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """A body cut at the given places."""
+    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
+    return [body[start:end] for start, end in itertools.pairwise(edges)]
 
 
 class HttpKit(Kit):
@@ -231,3 +336,121 @@ def _with_text(body: Json, text: str) -> Json:
     if isinstance(body, list):
         return [_with_text(value, text) for value in body]
     return f"{body} {text}" if isinstance(body, str) else body
+
+
+# A kit for an adapter that brings its own HTTP client
+
+PATIENCE_SECONDS = 2.0
+
+
+class ServedKit(HttpKit):
+    """The kit of an adapter that is given an address instead of a transport."""
+
+    real_time = True
+    moment = 0.2
+
+    def make_at(self, base_url: str, clock: Clock, **config: object) -> ProviderAdapter:
+        """The adapter, for a provider at that address."""
+        fields = {"api_key": KEY, "base_url": base_url, "options": self.options, **config}
+        return type(self).adapter(AdapterConfig(**fields), clock=clock)  # type: ignore[arg-type]  # a check names them
+
+    @asynccontextmanager
+    async def stage_of(self, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Stage]:
+        clock = FakeClock(randomness=0.0)
+        server = _Server(replies)
+        address = await server.start()
+        adapter = self.make_at(address, clock, **config)
+        try:
+            yield Stage(
+                adapter=adapter,
+                clock=clock,
+                model=f"{self.name}:{self.model}",
+                asked=lambda: len(server.requests),
+                released=lambda: server.playing == 0,
+                requests=server.requests,
+                patience=PATIENCE_SECONDS,
+            )
+        finally:
+            await adapter.close()
+            await server.stop()
+
+
+class _Server:
+    """A server that answers the n-th request with the n-th reply, or hangs up where it is an exception."""
+
+    def __init__(self, replies: Sequence[FakeReply | Exception]) -> None:
+        self.requests: list[HttpRequest] = []
+        self.playing = 0
+        self._replies = replies
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                while await self._answer(reader, writer):
+                    pass
+        except asyncio.CancelledError:
+            pass  # the stage is over
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request. False if the connection has no more use then."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = head[0].split(" ", 2)
+        headers = {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
+        }
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        self.requests.append(HttpRequest(method, f"http://{headers.get('host', '')}{path}", headers, body))
+        number = len(self.requests) - 1
+        reply = self._replies[number] if number < len(self._replies) else ConnectionError("one request too many")
+        if isinstance(reply, Exception):
+            return False
+        self.playing += 1
+        play = asyncio.ensure_future(_play(reply, writer))
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait((play, gone), return_when=asyncio.FIRST_COMPLETED)
+            return play.done() and await play and not gone.done()
+        finally:
+            self.playing -= 1
+            for task in (play, gone):
+                task.cancel()
+            await asyncio.gather(play, gone, return_exceptions=True)
+
+
+async def _play(reply: FakeReply, writer: asyncio.StreamWriter) -> bool:
+    """Send a reply as its steps say. False if it broke off."""
+    await asyncio.sleep(reply.wait)
+    lines = [f"HTTP/1.1 {reply.status} Said", *[f"{name}: {value}" for name, value in reply.headers.items()]]
+    writer.write("\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode())
+    for step in reply.steps:
+        match step:
+            case bytes():
+                if step:
+                    writer.write(f"{len(step):x}\r\n".encode() + step + b"\r\n")
+                    await writer.drain()
+            case float():
+                await asyncio.sleep(step)
+            case _:
+                return False
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
+    return True

@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias
 import anyio
 import msgspec
 
-from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
-from callboard.adapters.transport.transport import HttpRequest
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -30,10 +28,12 @@ from callboard.bus.errors import (
     RateLimitError,
     ServerError,
 )
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import StopReason, TokenUsage
 
+from ..contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
+from ..transport.transport import HttpRequest
 from .virtual_time import FakeClock
 
 KEY = "sk-conformance-0123456789"

@@ -28,17 +28,16 @@ from ..contract import (
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ..health import AdapterHealth, AdapterStatistics
 from ..images import ImageCapabilities, ImageRequest, ImageResponse
-from ..keys.keyring import Keyring
+from ..keys import Keyring
 from ..operations.answers import HttpEmbeddings, HttpImages
 from ..operations.batches import HttpBatches
 from ..operations.videos import HttpVideos
 from ..replies.whole import WholeStream
+from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.settings import read_options
-from ..transport.addresses import checked_base_url, normalise_base_url
-from ..transport.header_values import with_clean_headers
-from ..transport.key_masking import secrets
-from ..transport.key_owner import check_key_goes_home
+from ..transport.addresses import check_key_goes_home, checked_base_url, normalise_base_url
+from ..transport.headers import secrets, with_clean_headers
 from ..transport.opening import new_transport
 from ..transport.transport import Transport
 from ..usage.estimate import estimate_tokens
@@ -51,7 +50,6 @@ from ..videos import (
     VideoTerms,
     VideoVariant,
 )
-from . import emulated_tools
 from .call import HttpCall
 from .client import HttpClient
 from .stream import HttpStream, with_long_timeouts
@@ -138,7 +136,7 @@ class HttpAdapter:
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         """The request as it would be sent. Raises what `ChatWire.write_request` raises."""
-        return emulated_tools.write_request(self.wire, request, stream=stream)
+        return emulation.write_request(self.wire, request, stream=stream)
 
     @ends_when_cancelled
     async def complete(
@@ -150,7 +148,7 @@ class HttpAdapter:
             from ..operations.background import BackgroundCall
 
             return await BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
-        constrained = self.wire.emulates_tools and emulated_tools.is_constrained(self.wire, request)
+        constrained = self.wire.emulates_tools and emulation.is_constrained(self.wire, request)
         call = HttpCall(self.client, request, on_attempt, stream=False)
         response = await call.run(call.complete_once)
         return read_response(response, self.clock) if constrained else response
@@ -173,7 +171,7 @@ class HttpAdapter:
         if not wire.can_stream(request) or (can is not None and not can.supports_streaming):
             return False
         try:
-            return not (wire.emulates_tools and emulated_tools.is_constrained(wire, request))
+            return not (wire.emulates_tools and emulation.is_constrained(wire, request))
         except AdapterError:
             return True  # writing the request raises the error again, where the caller expects it
 

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import anyio
+import msgspec
 
 from callboard.bus.backend import MovingDeadline, new_scope, time_source
 from callboard.bus.errors import (
@@ -26,11 +27,14 @@ from callboard.bus.errors import (
     AuthError,
     CancelledError,
     InvalidRequestError,
+    NetworkError,
+    OutcomeUnknownError,
     RequestTimeoutError,
+    ServerError,
+    StreamError,
 )
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from ..calls import CallRequest, RateLimitInfo
 from ..contract import (
     AttemptFailed,
     AttemptFirstEvent,
@@ -39,12 +43,15 @@ from ..contract import (
     AttemptReport,
     AttemptResent,
     AttemptStarted,
+    CallRequest,
     NextAttempt,
+    RateLimitInfo,
 )
-from ..keys.key import Key, KnownKey
-from ..transport.http1.wait_scope import WaitScope
-from ..transport.key_masking import mask_error
-from ..transport.transport import HttpRequest
+from ..keys import Key, KnownKey
+from ..refusals.classify import error_without_status, find_error
+from ..transport.headers import mask_error, masked_headers
+from ..transport.http1.connection import WaitScope
+from ..transport.transport import HttpRequest, exchange
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
 from .client import HttpClient
 from .retry import retry_delay, tell_retry
@@ -388,3 +395,85 @@ def _refuses_key(error: AdapterError) -> bool:
 def given(own: float | None, default: float) -> float:
     """The request's own value, or else the configuration's."""
     return default if own is None else own
+
+
+# One request over HTTP and its whole reply, in attempts
+
+
+_TOO_BUSY = 503
+"""The one 5xx that says that the request was not taken on."""
+
+
+class SingleReply(NamedTuple):
+    """A whole reply of status 2xx."""
+
+    body: bytes
+    """The body, as it came."""
+    headers: Mapping[str, str]
+    """The headers, with lower-case names and without the key."""
+
+    @property
+    def provider_request_id(self) -> str | None:
+        """The provider's own id of the request."""
+        return self.headers.get("request-id") or self.headers.get("x-request-id")
+
+
+async def fetch(
+    attempts: HttpAttempts, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T]
+) -> tuple[T, SingleReply]:
+    """Send a request within the current attempt, and read its reply. Raises AdapterError."""
+    client = attempts.client
+    request = await attempts.prepare_request(call)
+    attempts.sent = True
+    try:
+        reply, body = await attempts.wait(
+            lambda: exchange(client.transport, request), what="the reply", over=request
+        )
+        if reply.status >= 300:
+            raise client.error_of(body, reply)
+        attempts.key_was_taken()
+        headers = masked_headers(reply.headers, client.secrets)
+        return _read(client, body, headers, read), SingleReply(body, headers)
+    except AdapterError as error:
+        if call.once and not came_to_nothing(error):
+            raise _unknown_outcome(client.name, error) from error
+        raise
+
+
+def _read(
+    client: HttpClient, body: bytes, headers: Mapping[str, str], read: Callable[[bytes, Mapping[str, str]], T]
+) -> T:
+    try:
+        return read(body, headers)
+    except StreamError as error:
+        said = StreamError(f"{client.name}: {error}", retryable=error.retryable)
+        raise error_inside(client, body) or said from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise error_inside(client, body) or client.unreadable(body, headers, error) from error
+
+
+def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
+    """The error that a reply of status 200 holds in place of what was asked for; None if it holds none."""
+    found = find_error(body)
+    return None if found is None else error_without_status(found, client.wire.error_codes, client.name)
+
+
+def came_to_nothing(error: AdapterError) -> bool:
+    """Whether a request that ended so was surely not carried out."""
+    status = error.provider_status
+    if isinstance(error, NetworkError) and error.before_sending:
+        return True
+    if isinstance(error, NetworkError | ServerError) or type(error) is AdapterError:
+        return status is not None and (300 <= status < 500 or status == _TOO_BUSY)
+    return True
+
+
+def _unknown_outcome(provider: str, error: AdapterError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"{provider}: the request was sent, and it may have been carried out and be billed: {error}",
+        provider_status=error.provider_status,
+        provider_code=error.provider_code,
+        provider_message=error.provider_message,
+        retry_after_seconds=error.retry_after_seconds,
+        provider_request_id=error.provider_request_id,
+    )

@@ -11,20 +11,20 @@ import msgspec
 
 from callboard.bus.errors import AdapterError, InvalidRequestError, StreamError
 from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..refusals.classify import error_without_status, find_error
-from ..refusals.edits import edited
-from ..refusals.repair import Repair
+from ..refusals.repair import Repair, edited
 from ..replies.assembler import Assembler
-from ..replies.broken_json import mend_body
+from ..replies.decoders import looks_like_events, without_done_mark
+from ..replies.json_text import mend_body
 from ..replies.normaliser import reads_server_sent_events
-from ..replies.sse import looks_like_events, without_done_mark
-from ..transport.key_masking import masked
+from ..requests import emulation
+from ..transport.headers import masked
 from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
-from ..usage.estimate import estimate_tokens
-from . import emulated_tools
+from ..usage.estimate import at_most, estimate_tokens
 from .attempts import HttpAttempts, given
 from .client import HttpClient
 from .wire import ChatWire
@@ -74,7 +74,7 @@ class HttpCall(HttpAttempts):
         if self.broken is None:
             self.assembler = self.new_assembler()
         else:
-            from ..replies.continued import continued
+            from ..replies.whole import continued
 
             self.assembler = continued(self.broken, echoes=self.wire.echoes_beginning)
             if self._next_reason == "retry":
@@ -120,7 +120,7 @@ class HttpCall(HttpAttempts):
                 lambda: wire.learn_model(model, self.client.look_up), what="what the server says of the model"
             )
         try:
-            written = emulated_tools.write_request(wire, self._informed(), stream=self.streamed)
+            written = emulation.write_request(wire, self._informed(), stream=self.streamed)
             if self.repairs:
                 written = mended(written, self.repairs)
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
@@ -138,14 +138,13 @@ class HttpCall(HttpAttempts):
 
     def go_on(self) -> bool:
         """Have the next attempt go on where the reply broke off. False if there is no going on."""
-        from ..replies.continued import text_alone
-        from . import continuing
+        from ..replies.whole import text_alone
 
         if self.broken is None:
             self._whole_request = self.request
         rest = None
         if not self.out_of_time():
-            rest = continuing.continued(self.wire, self._whole_request, text_alone(self.assembler))
+            rest = continued(self.wire, self._whole_request, text_alone(self.assembler))
         if rest is None:
             return False
         self.request, self.written, self.broken = rest, None, self.assembler
@@ -278,3 +277,26 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
         output_tokens=estimate_tokens(output, wire.token_rates(request.model)),
         source=UsageSource.ESTIMATED,
     )
+
+
+def continued(wire: ChatWire, request: CanonicalRequest, said: str | None) -> CanonicalRequest | None:
+    """The request for the rest of a reply; None if there is no asking for it.
+
+    Args:
+        wire: The provider's protocol.
+        request: The request for the whole reply.
+        said: The text that has come; None if something else has come as well.
+    """
+    if said is None or not request.continue_broken or request.output_schema is not None:
+        return None
+    choice = request.tool_choice
+    if (choice is not None and choice.mode in ("required", "named")) or not wire.takes_beginning(request):
+        return None
+    left = request.max_output_tokens - at_most(estimate_tokens(said, wire.token_rates(request.model)))
+    if left < 1:
+        return None
+    beginning = said.rstrip()
+    if not beginning:
+        return request
+    messages = (*request.messages, Message.assistant(beginning))
+    return msgspec.structs.replace(request, messages=messages, max_output_tokens=left, has_beginning=True)

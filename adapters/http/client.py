@@ -10,17 +10,16 @@ import anyio
 import msgspec
 
 from callboard.bus.errors import AdapterError, AuthError, CallboardError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage
 
-from ..calls import RateLimitInfo
+from ..contract import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
-from ..keys.key import KnownKey
-from ..keys.keyring import Keyring
+from ..keys import Keyring, KnownKey
 from ..refusals.classify import error_without_status, find_error
-from ..refusals.strange_replies import not_of_protocol, origin
-from ..transport.http1.wait_scope import WaitScopes
-from ..transport.key_masking import masked_headers
+from ..refusals.words import not_of_protocol, origin
+from ..transport.headers import masked_headers
+from ..transport.http1.connection import WaitScopes
 from ..transport.opening import HttpTransport
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
 from .wire import ChatWire

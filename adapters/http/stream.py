@@ -30,11 +30,11 @@ from callboard.bus.values.usage import StopReason
 from ..config import AdapterConfig
 from ..contract import CanonicalResponse
 from ..refusals.classify import error_without_status, find_error
-from ..refusals.strange_replies import EXCERPT_BYTES, is_page
+from ..refusals.words import EXCERPT_BYTES, is_page
 from ..replies.assembler import Assembler
+from ..replies.decoders import looks_like_events
 from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events
-from ..replies.sse import looks_like_events
-from ..transport.reply_size import MAX_REPLY_BYTES, too_large
+from ..transport.bodies import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
 from .attempts import Limit
 from .call import HttpCall

@@ -14,15 +14,13 @@ import msgspec
 
 from callboard.bus.clock import Clock
 from callboard.bus.errors import AdapterError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.bus.values.messages import Message, ToolDefinition
 
-from ..calls import RateLimitInfo
 from ..config import AdapterConfig
-from ..contract import AdapterCapabilities, CanonicalRequest
-from ..operations.background_wire import BackgroundWire
-from ..operations.batch_wire import BatchWire
+from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from ..operations.embedding_wire import EmbeddingWire
+from ..operations.jobs_wire import BackgroundWire, BatchWire
 from ..operations.media_wire import ImageWire, VideoWire
 from ..refusals.classify import ErrorType, build_error, read_error
 from ..refusals.repair import Repair, RepairRules, find_repair
@@ -30,8 +28,7 @@ from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.settings import SharedOptions
 from ..transport.transport import HttpReply
-from ..usage.estimate import estimate_request, rates_for
-from ..usage.rates import TokenRates
+from ..usage.estimate import TokenRates, estimate_request, rates_for
 from .wire_call import WireCall, get
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..contract import CallWarning
+from callboard.bus.values.messages import CallWarning
+
 from ..requests.fitted import Loss
 
 

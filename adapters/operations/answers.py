@@ -8,21 +8,20 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from callboard.adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
 from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
-from callboard.adapters.http.attempts import HttpAttempts
 from callboard.adapters.http.client import HttpClient
-from callboard.adapters.http.single_reply import SingleReply, error_inside, fetch
 from callboard.adapters.http.wire import ChatWire, OtherWires
 from callboard.adapters.http.wire_call import WireCall, bearer
 from callboard.adapters.images import ImageCapabilities, ImageRequest, ImageResponse
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.normaliser import StreamNormaliser
-from callboard.adapters.usage.estimate import estimate_tokens
-from callboard.bus.errors import AdapterError, CapabilityError, InvalidRequestError
+from callboard.bus.errors import AdapterError, CapabilityError, InvalidRequestError, WarningCode
+from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage, UsageSource
-from callboard.bus.values.warning_codes import WarningCode
 
+from ..contract import AdapterCapabilities, AttemptObserver, CanonicalRequest
+from ..http.attempts import HttpAttempts, SingleReply, error_inside, fetch
+from ..replies.assembler import Assembler
+from ..replies.normaliser import StreamNormaliser
+from ..usage.estimate import estimate_tokens
 from .embedding_wire import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
 from .media_wire import ImageReply, ImageWire, fit_image, pieces
 

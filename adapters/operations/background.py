@@ -21,15 +21,11 @@ from typing import Self, TypeVar
 import anyio
 import msgspec
 
-from callboard.adapters.contract import AttemptAccepted, AttemptObserver, CanonicalRequest, CanonicalResponse
-from callboard.adapters.http.call import HttpCall
 from callboard.adapters.http.client import HttpClient
 from callboard.adapters.http.retry import backoff_delay
-from callboard.adapters.http.single_reply import came_to_nothing
 from callboard.adapters.http.stream import EventWait
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.jobs import PollPolicy, is_passing
-from callboard.adapters.transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
 from callboard.bus.errors import (
     AdapterError,
     AuthError,
@@ -43,7 +39,11 @@ from callboard.bus.log import Log
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import StopReason
 
-from .background_wire import BackgroundWire, NumberedNormaliser
+from ..contract import AttemptAccepted, AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..http.attempts import came_to_nothing
+from ..http.call import HttpCall
+from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
+from .jobs_wire import BackgroundWire, NumberedNormaliser
 
 T = TypeVar("T")
 

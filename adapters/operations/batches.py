@@ -17,17 +17,9 @@ import anyio
 import msgspec
 
 from callboard.adapters.batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
-from callboard.adapters.calls import CallRequest
-from callboard.adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
-from callboard.adapters.http import emulated_tools
-from callboard.adapters.http.attempts import HttpAttempts
-from callboard.adapters.http.call import HttpCall
 from callboard.adapters.http.client import HttpClient
 from callboard.adapters.http.retry import backoff_delay
-from callboard.adapters.http.single_reply import fetch
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.requests.emulation import read_response
-from callboard.adapters.transport.transport import close_reply, read_error_body
 from callboard.bus.errors import (
     AdapterError,
     InvalidRequestError,
@@ -37,7 +29,14 @@ from callboard.bus.errors import (
     StreamError,
 )
 
-from .batch_wire import (
+from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
+from ..http.attempts import HttpAttempts, fetch
+from ..http.call import HttpCall
+from ..requests import emulation
+from ..requests.emulation import read_response
+from ..transport.transport import close_reply, read_error_body
+from .jobs import CLOCKS_APART, HttpJobs, found_again
+from .jobs_wire import (
     BatchLine,
     BatchWire,
     Written,
@@ -47,7 +46,6 @@ from .batch_wire import (
     split_by_size,
     upload_id,
 )
-from .jobs import CLOCKS_APART, HttpJobs, found_again
 
 _MOST_PAGES = 20
 """So many pages of a provider's list are looked through."""
@@ -78,7 +76,7 @@ class HttpBatches(HttpJobs):
         if request.capabilities is None:
             request = msgspec.structs.replace(request, capabilities=wire.get_capabilities(request.wire_model))
         try:
-            return Written(item.id, emulated_tools.write_request(wire, request, stream=False))
+            return Written(item.id, emulation.write_request(wire, request, stream=False))
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
 
@@ -338,7 +336,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
     call.prepare_attempt()
     call.read_whole(body, _ReplyOfBatch())
     response = call.response(written, None)
-    if client.wire.emulates_tools and emulated_tools.is_constrained(client.wire, request):
+    if client.wire.emulates_tools and emulation.is_constrained(client.wire, request):
         response = read_response(response, client.clock)
     usage = msgspec.structs.replace(response.usage, service_tier=BATCH_TIER)
     return msgspec.structs.replace(response, usage=usage, latency_ms=0)

@@ -10,13 +10,13 @@ from typing import Protocol
 
 import msgspec
 
-from callboard.adapters.contract import CallWarning
 from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.requests.settings import changed, dropped
-from callboard.adapters.usage.stated_cost import StatedCost
-from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError, WarningCode
+from callboard.bus.values.messages import CallWarning
+
+from ..requests.settings import changed, dropped
+from ..usage.counts import StatedCost
 
 
 class EmbeddingReply(msgspec.Struct):

@@ -15,16 +15,15 @@ import anyio
 import msgspec
 
 from callboard.adapters.batches import BatchJob
-from callboard.adapters.calls import CallRequest
-from callboard.adapters.contract import CallWarning
-from callboard.adapters.http.attempts import HttpAttempts
 from callboard.adapters.http.client import HttpClient
 from callboard.adapters.http.retry import backoff_delay
-from callboard.adapters.http.single_reply import fetch
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.videos import VideoJob
-from callboard.bus.errors import AdapterError, OutcomeUnknownError, RequestTimeoutError
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.errors import AdapterError, OutcomeUnknownError, RequestTimeoutError, WarningCode
+from callboard.bus.values.messages import CallWarning
+
+from ..contract import CallRequest
+from ..http.attempts import HttpAttempts, fetch
 
 T = TypeVar("T")
 J = TypeVar("J", VideoJob, BatchJob)

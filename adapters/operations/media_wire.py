@@ -21,12 +21,12 @@ import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
-from callboard.adapters.requests.image_size import image_size
-from callboard.adapters.requests.media import media_bytes, media_type_of
 from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
+
+from ..requests.media import image_size, media_bytes, media_type_of
 
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 

@@ -12,15 +12,8 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 import msgspec
 
-from callboard.adapters.contract import AttemptObserver
-from callboard.adapters.http.attempts import HttpAttempts
 from callboard.adapters.http.client import HttpClient
-from callboard.adapters.http.single_reply import fetch
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.keys.key import Key, KnownKey
-from callboard.adapters.requests.media import read_data_url
-from callboard.adapters.transport.key_masking import mask_error
-from callboard.adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
 from callboard.adapters.videos import (
     VideoCapabilities,
     VideoContent,
@@ -40,6 +33,12 @@ from callboard.bus.errors import (
     StreamError,
 )
 
+from ..contract import AttemptObserver
+from ..http.attempts import HttpAttempts, fetch
+from ..keys import Key, KnownKey
+from ..requests.media import read_data_url
+from ..transport.headers import mask_error
+from ..transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
 from .jobs import CLOCKS_APART, HttpJobs
 from .media_wire import VideoWire, check_video
 

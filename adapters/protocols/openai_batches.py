@@ -23,20 +23,13 @@ import msgspec
 
 from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.operations.batch_wire import (
-    BatchLine,
-    ListPage,
-    Written,
-    error_of_item,
-    expired_item,
-    fields_of,
-    json_lines,
-)
-from callboard.adapters.refusals.classify import ErrorType, error_without_status, read_error_value
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.transport.multipart import FormPart, write_form
 from callboard.bus.errors import AdapterError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
+
+from ..operations.jobs_wire import BatchLine, ListPage, Written, error_of_item, expired_item, fields_of, json_lines
+from ..refusals.classify import ErrorType, error_without_status, read_error_value
+from ..requests.text import encode_json
+from ..transport.bodies import FormPart, write_form
 
 MARK = "callboard_batch"
 """The name of our mark among a job's metadata."""

@@ -18,15 +18,14 @@ import msgspec
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
 from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.transport.multipart import FormPart, write_form
-from callboard.adapters.usage.contradictions import has_negative, source_of
-from callboard.adapters.usage.counts import reported_count
-from callboard.adapters.usage.stated_cost import reported_cost
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
+
+from ..requests.text import encode_json
+from ..transport.bodies import FormPart, write_form
+from ..usage.counts import has_negative, reported_cost, reported_count, source_of
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 

@@ -16,11 +16,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from callboard.adapters.contract import CallWarning
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.operations.media_wire import known_terms, video_usage
-from callboard.adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
 from callboard.adapters.videos import (
     VIDEO_VARIANTS,
@@ -31,10 +28,12 @@ from callboard.adapters.videos import (
     VideoTerms,
     VideoVariant,
 )
-from callboard.bus.errors import AdapterError
-from callboard.bus.values.json import JsonObject
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.errors import AdapterError, WarningCode
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.messages import CallWarning
 
+from ..refusals.classify import ErrorBody, ErrorType, error_without_status
+from ..requests.text import encode_json
 from .openai_images import file_part, form_call
 
 _SORA = VideoCapabilities(

@@ -13,8 +13,8 @@ from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from callboard.bus.values.messages import Message
 
 from ..contract import AdapterCapabilities, CanonicalRequest
-from ..requests.effort import EFFORTS
 from ..requests.media import is_empty, media_type_of
+from ..requests.settings import EFFORTS
 from ..requests.text import current_turn
 
 MEDIA = (ImageBlock, AudioBlock, DocumentBlock)

@@ -28,9 +28,11 @@ from callboard.bus.errors import (
     QuotaExceededError,
     RateLimitError,
     ServerError,
+    StreamError,
 )
 
 from ..servers import data
+from ..transport.addresses import host_of, place
 
 Meaning: TypeAlias = Literal[
     "money", "overflow", "key", "model", "media", "rate", "busy", "filter", "access", "server"
@@ -126,3 +128,117 @@ def error_of_words(message: str, status: int | None, *, certain: bool) -> type[A
         if (statuses is None or status in statuses) and pattern.search(message):
             return _ERRORS[meaning]
     return None
+
+
+LITELLM_CODES: Mapping[str, type[AdapterError]] = {
+    # of exceptions; those that agree with their status need no word here
+    "ContextWindowExceededError": ContextOverflowError,
+    "ContentPolicyViolationError": ContentFilterError,
+    "BudgetExceededError": QuotaExceededError,
+    # types of the proxy's own errors, with whatever status
+    "budget_exceeded": QuotaExceededError,
+    "no_db_connection": AuthError,  # any key but the master's, to a proxy without a database
+    "expired_key": AuthError,
+    "token_not_found_in_db": AuthError,
+    "key_model_access_denied": AccessDeniedError,
+    "team_model_access_denied": AccessDeniedError,
+    "user_model_access_denied": AccessDeniedError,
+    "customer_model_access_denied": AccessDeniedError,
+    "org_model_access_denied": AccessDeniedError,
+    "project_model_access_denied": AccessDeniedError,
+}
+
+_NAME = re.compile(r"litellm\.([A-Z][A-Za-z]{1,60}): ")
+_WRAPPERS = re.compile(r"(?:(?:litellm\.)?[A-Z][A-Za-z]{1,60}(?:Error|Exception|Timeout)(?:: | - ))+")
+_REMARK = re.compile(r"\n+(?:LiteLLM: model group |model=)|\.? ?Received Model Group=")
+
+
+def exception_name(message: str) -> str:
+    """The exception at the beginning of the message, if it is known. Otherwise an empty string."""
+    match = _NAME.match(message)
+    return match[1] if match is not None and match[1] in LITELLM_CODES else ""
+
+
+def unwrapped(message: str) -> str:
+    """The provider's own words. A message that isn't LiteLLM's stays as it is."""
+    if _NAME.match(message) is None:
+        return message
+    wrappers = _WRAPPERS.match(message)
+    remark = _REMARK.search(message)
+    inner = message[wrappers.end() if wrappers else 0 : remark.start() if remark else None].strip()
+    return inner[2:-1] if inner.startswith(("b'", 'b"')) else inner
+
+
+# Replies that come from something else than the provider
+
+EXCERPT_BYTES = 2000
+_EXCERPT_CHARACTERS = 160
+
+_ADVICE = "is base_url right?"
+
+
+def not_of_protocol(
+    name: str, body: bytes, headers: Mapping[str, str], url: str, why: object, *, found: str = "the reply"
+) -> StreamError:
+    """The error for a reply that can't be read. A reply that calls itself something other than JSON, or that is a
+    page, comes from a wrong address, so it is not retried.
+
+    Args:
+        name: The adapter's name.
+        body: The body of the reply.
+        headers: The headers of the reply, with lower-case names.
+        url: The URL of the server.
+        why: The reader's complaint.
+        found: The name of the thing that can't be read.
+    """
+    kind = content_type(headers)
+    said = f"{name}: {found} of {host_of(url)} is none of its protocol ({kind or 'no content type'}): {why}"
+    said += f"; it begins {excerpt(body)!r}" if body.strip() else "; it is empty"
+    if is_foreign(body, kind):
+        return StreamError(f"{said}; {_ADVICE}", retryable=False)
+    return StreamError(said)
+
+
+def is_page(headers: Mapping[str, str]) -> bool:
+    """Whether a reply says that it is for people, or no text at all."""
+    return content_type(headers).startswith(
+        ("text/html", "application/xhtml", "text/xml", "application/xml", "image/")
+    )
+
+
+def is_foreign(body: bytes, kind: str) -> bool:
+    """Whether a body that can't be read was never meant to be of a protocol in JSON."""
+    if body.lstrip()[:1] == b"<":
+        return True
+    return bool(kind and body.strip()) and not any(
+        word in kind for word in ("json", "event-stream", "octet-stream")
+    )
+
+
+def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> str:
+    """The words of an error's text about its origin. Empty if the origin is plainly the provider.
+
+    Args:
+        status: The HTTP status.
+        headers: The headers of the reply, with lower-case names.
+        body: The body of the reply.
+        url: The URL that was asked.
+    """
+    if 300 <= status < 400:
+        target = headers.get("location", "")
+        where = f"to {place(target)}" if target else "without saying where to"
+        return f" ({host_of(url)} redirects {where}, which is never followed: correct base_url)"
+    if body.lstrip()[:1] in (b"{", b"[") or body.startswith((b"data:", b"event:")):
+        return ""
+    return f" ({content_type(headers) or 'no content type'}, from {host_of(url)})"
+
+
+def content_type(headers: Mapping[str, str]) -> str:
+    """The media type in lower case, without parameters. Empty if there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def excerpt(body: bytes) -> str:
+    """The first words of a body, without the marks of HTML."""
+    text = re.sub(rb"<[^>]*>|\s+", b" ", body[:EXCERPT_BYTES]).decode("utf-8", "replace")
+    return " ".join(text.split())[:_EXCERPT_CHARACTERS]

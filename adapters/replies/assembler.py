@@ -19,13 +19,15 @@ be delivered, and are reported in `warnings`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from callboard.bus.clock import Clock
+from callboard.bus.errors import AdapterError, OverloadedError, ServerError, WarningCode
 from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderEvent, StreamEvent, TextDelta
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
@@ -34,20 +36,38 @@ from callboard.bus.values.content import (
     RedactedThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.runnable_calls import ended_well, with_whole_calls
+from callboard.bus.values.messages import CallWarning, ended_well, with_whole_calls
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
-from callboard.bus.values.warning_codes import WarningCode
 
-from ..contract import CallWarning, CanonicalRequest
-from ..refusals.failed_stop_reasons import failed_end
+from ..contract import CanonicalRequest
 from ..usage.unfinished import usage_until_now
-from .block import CleanInput, ReplyBlock
-from .growing import GrowingArguments, Meaning
+from .block import CleanInput, GrowingArguments, Meaning, ReplyBlock
 from .json_text import parse_arguments
 
 if TYPE_CHECKING:
-    from .raw import RawKept
+    from ..refusals.classify import ErrorType
+    from .block import RawKept
+
+
+FAILED_ENDS: Mapping[str, ErrorType] = {
+    "error": ServerError,
+    "abort": ServerError,  # vLLM and SGLang, when they give a request up
+    "cancelled": ServerError,  # by the provider: what we cancel gets no answer
+    "network_error": ServerError,  # Z.ai
+    "insufficient_system_resource": OverloadedError,  # DeepSeek
+}
+"""The errors by the stop reasons, in lower case. All protocols share the table, because gateways translate bodies
+from one protocol to another and leave such words as they are."""
+
+
+def failed_end(reason: str | None, provider: str) -> AdapterError | None:
+    """The error that a stop reason means; None if it means a true end, or if there is no reason."""
+    kind = FAILED_ENDS.get((reason or "").lower())
+    if kind is None:
+        return None
+    said = f"the reply ended with {reason!r} before it was complete"
+    return kind(f"{provider}: {said}", provider=provider, provider_code=reason, provider_message=said)
+
 
 Key: TypeAlias = Hashable
 
@@ -89,7 +109,7 @@ class Assembler:
         self.response_id: str | None = None
         self.raw: RawKept | None = None
         if request is not None and request.include_raw:
-            from .raw import RawKept
+            from .block import RawKept
 
             self.raw = RawKept()
         self._usage: TokenUsage | None = None

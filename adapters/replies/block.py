@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -17,11 +17,118 @@ from callboard.bus.streams.events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import RawReply
 
-from .growing import GrowingArguments
-from .json_text import parse_arguments
+from ..transport.headers import masked
+from .decoders import BodyDecoder, SseEvent
+from .json_text import is_whole, may_become_json, parse_arguments
+
+# Arguments of a tool call as they arrive
+
+Meaning: TypeAlias = Literal["either", "pieces", "so_far"]
+"""What a server's fragments are: pieces, all of the arguments so far, or either."""
+
+
+class GrowingArguments:
+    """The arguments of one call. `add` returns the text that is new in a fragment, and `settle` what still waited.
+
+    Args:
+        meaning: What the server's fragments are.
+    """
+
+    __slots__ = ("_doubtful", "_meaning", "_size", "parts")
+
+    def __init__(self, meaning: Meaning = "either") -> None:
+        self.parts: list[str] = []
+        """The text that is certain, in the pieces in which it became so."""
+        self._meaning: Meaning = meaning
+        self._size = 0
+        self._doubtful = ""  # a fragment that may be a piece, or the arguments so far
+
+    def copy(self) -> GrowingArguments:
+        twin = GrowingArguments(self._meaning)
+        twin.parts, twin._size, twin._doubtful = list(self.parts), self._size, self._doubtful
+        return twin
+
+    @property
+    def text(self) -> str:
+        """The arguments, if they ended here."""
+        return "".join(self.parts) + self._best_guess()
+
+    @property
+    def resent(self) -> bool:
+        """Whether the server is known to send all of the arguments so far in each chunk."""
+        return self._meaning == "so_far"
+
+    def add(self, fragment: str) -> str:
+        """Add a fragment.
+
+        Returns:
+            The text that is new and certain. It may be empty.
+        """
+        size = len(fragment)
+        if 0 < size < self._size and not self._doubtful and self._meaning != "so_far":  # the usual piece
+            self.parts.append(fragment)
+            self._size += size
+            return fragment
+        if self._doubtful:
+            return self._decide(fragment)
+        if size < self._size or not self._size or self._meaning == "pieces":
+            if self._meaning == "so_far" and fragment and "".join(self.parts).startswith(fragment):
+                return ""  # an earlier state once more
+            return self._keep(fragment)
+        return self._compare(fragment)
+
+    def settle(self) -> str:
+        """No more is to come: the text that waited for the next fragment."""
+        rest = self._best_guess()
+        self._doubtful = ""
+        return self._keep(rest)
+
+    def _keep(self, text: str) -> str:
+        if text:
+            self.parts.append(text)
+            self._size += len(text)
+        return text
+
+    def _compare(self, fragment: str) -> str:
+        before = "".join(self.parts)
+        if not before.strip() or not fragment.startswith(before):
+            return self._keep(fragment)
+        if self._meaning == "so_far":
+            return self._keep(fragment[self._size :])
+        if is_whole(before):
+            repeated = fragment.strip() == before.strip()  # some gateways send all of them again at the end
+            return "" if repeated else self._keep(fragment)
+        as_piece, as_whole = may_become_json(before + fragment), may_become_json(fragment)
+        if as_piece and as_whole:
+            self._doubtful = fragment
+            return ""
+        if as_piece:
+            self._meaning = "pieces"
+            return self._keep(fragment)
+        self._meaning = "so_far"
+        return self._keep(fragment[self._size :])
+
+    def _decide(self, fragment: str) -> str:
+        if not fragment:
+            return ""
+        doubtful, self._doubtful = self._doubtful, ""
+        self._meaning = "so_far" if fragment.startswith(doubtful) and may_become_json(fragment) else "pieces"
+        first = doubtful[self._size :] if self._meaning == "so_far" else doubtful
+        return self._keep(first) + self.add(fragment)
+
+    def _best_guess(self) -> str:
+        """What a doubtful fragment adds, if it is the last."""
+        if not self._doubtful:
+            return ""
+        pieces = parse_arguments("".join(self.parts) + self._doubtful).value is not None
+        if pieces and parse_arguments(self._doubtful).value is None:
+            return self._doubtful
+        return self._doubtful[self._size :]
+
 
 CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 """Given a tool's name and the arguments that the model sent, what they are to mean."""
@@ -168,3 +275,91 @@ class ReplyBlock:
             incomplete=cut_off or parsed is None,
             provider_raw=raw,
         )
+
+
+# The body or the events of one reply, kept as they came.
+
+MAX_RAW_BYTES = 16 * 1024 * 1024
+"""The most bytes that are kept of one reply."""
+
+
+class RawKept:
+    """What is kept of one reply, over all connections that bring a part of it."""
+
+    def __init__(self) -> None:
+        self._body: bytes | None = None
+        self._events: list[bytes] = []
+        self._size = 0
+        self._left_out = 0
+
+    def body(self, body: bytes) -> None:
+        """Keep the body of a reply that came whole."""
+        if self._has_room(body):
+            self._body = body
+
+    def event(self, data: bytes) -> None:
+        """Keep the data of the next event."""
+        if self._has_room(data):
+            self._events.append(data)
+
+    def again(self, data: bytes) -> None:
+        """Drop an event of those that came last: a server says it once more, over another connection.
+
+        Args:
+            data: The data, as the decoder gave it.
+        """
+        for index in reversed(range(len(self._events))):
+            if self._events[index] is data:
+                del self._events[index]
+                self._size -= len(data)
+                return
+
+    def recording(self, decoder: BodyDecoder) -> BodyDecoder:
+        """A decoder that keeps the data of each event it finds."""
+        return _RecordingDecoder(decoder, self)
+
+    def reply(self, hidden: Sequence[str]) -> RawReply:
+        """What was kept.
+
+        Args:
+            hidden: The secrets that a server may have repeated.
+        """
+        return RawReply(
+            body=None if self._body is None else _decoded(self._body, hidden),
+            events=tuple(_decoded(data, hidden) for data in self._events),
+            left_out=self._left_out,
+        )
+
+    def _has_room(self, data: bytes) -> bool:
+        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:  # what is kept has no gaps
+            self._left_out += 1
+            return False
+        self._size += len(data)
+        return True
+
+
+class _RecordingDecoder:
+    def __init__(self, decoder: BodyDecoder, kept: RawKept) -> None:
+        self._decoder = decoder
+        self._kept = kept
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        return self._noted(self._decoder.feed(chunk))
+
+    def close(self) -> list[SseEvent]:
+        return self._noted(self._decoder.close())
+
+    def _noted(self, events: list[SseEvent]) -> list[SseEvent]:
+        for _, data in events:
+            if data != b"[DONE]":  # a mark of the end, which may or may not have come when the reply is over
+                self._kept.event(data)
+        return events
+
+
+def _decoded(data: bytes, hidden: Sequence[str]) -> Json:
+    text = masked(data.decode("utf-8", "replace"), hidden)
+    try:
+        value: Json = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value

@@ -6,9 +6,9 @@ import json
 import re
 from typing import NamedTuple
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
-from ..requests.surrogates import mend_json
+from ..requests.text import mend_json
 
 
 def parse_object(text: str) -> JsonObject | None:
@@ -100,3 +100,40 @@ def _parse(text: str) -> Json:
 
 def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
+
+
+_NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
+"""A string, which is left alone, or a number that JSON doesn't have."""
+
+
+class Mended(NamedTuple):
+    """A body that may now decode."""
+
+    text: bytes
+    """The body."""
+    replaced: tuple[str, ...]
+    """The replaced parts, in words."""
+
+
+def mend_body(text: bytes) -> Mended | None:
+    """The body with replacements for everything that JSON can't hold; None if the body holds no such thing."""
+    replaced: list[str] = []
+    steps = (
+        ("bytes that are no UTF-8", _as_utf8),
+        ("NaN or Infinity", _without_constants),
+        ("half a surrogate pair", mend_json),
+    )
+    for what, mend in steps:
+        mended = mend(text)
+        if mended != text:
+            replaced.append(what)
+            text = mended
+    return Mended(text, tuple(replaced)) if replaced else None
+
+
+def _as_utf8(text: bytes) -> bytes:
+    return text.decode("utf-8", "replace").encode()
+
+
+def _without_constants(text: bytes) -> bytes:
+    return _NO_NUMBER.sub(lambda found: b"null" if found[1] else found[0], text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from base64 import b64decode
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
@@ -10,12 +11,14 @@ import msgspec
 
 from callboard.bus.errors import AdapterError, StreamError
 from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json
+from callboard.bus.values.content import ImageBlock
 
 from ..refusals.classify import ErrorType, error_without_status, is_foreign_error, read_error
+from ..requests.media import is_remote, read_data_url
 from .assembler import Assembler
-from .broken_json import mend_body
-from .ndjson import NdjsonDecoder
-from .sse import BodyDecoder, SseDecoder, SseEvent
+from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent
+from .json_text import mend_body
 
 
 class StreamNormaliser(Protocol):
@@ -128,3 +131,36 @@ def _failure(error: Exception) -> AdapterError:
     if isinstance(error, AdapterError):
         return error
     return StreamError(f"the provider sent an event that is none of its protocol: {error}")
+
+
+def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
+    """The image behind base64; None if it is none, or of no known type.
+
+    Args:
+        data: The base64.
+        media_type: The type that the provider says. It counts only if the bytes don't show theirs.
+    """
+    if not isinstance(data, str) or not data:
+        return None
+    try:
+        return _image(b64decode(data, validate=True), media_type)
+    except ValueError:  # no base64, or no ASCII
+        return None
+
+
+def image_at(url: Json) -> ImageBlock | None:
+    """The image at an address: of the web, or a data URL. None if it is none."""
+    if not isinstance(url, str):
+        return None
+    if is_remote(url):
+        return ImageBlock(url=url)
+    found = read_data_url(url)
+    return _image(found[1], found[0]) if found is not None and found[1] else None
+
+
+def _image(data: bytes, media_type: Json) -> ImageBlock | None:
+    named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
+    try:
+        return ImageBlock(data=data)  # some servers label every image as the type that was asked for
+    except ValueError:
+        return None if named is None else ImageBlock(data=data, media_type=named)

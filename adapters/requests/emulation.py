@@ -13,20 +13,24 @@ answer stands in the last message and not in the system text, which they have fo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from callboard.bus.clock import Clock
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ToolResultBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
-from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.messages import CallWarning, Message, Role, ToolChoice, ToolDefinition, ended_well
 from callboard.bus.values.usage import StopReason
-from callboard.bus.values.warning_codes import WarningCode
 
-from ..contract import CallWarning, CanonicalRequest, CanonicalResponse
+from ..contract import CanonicalRequest, CanonicalResponse
+from ..http.wire import ChatWire
+from ..http.wire_call import WireCall
+from ..refusals.required_capabilities import check_demands
 from ..replies.json_text import parse_object
+from .fitted import Loss, block_type
 from .settings import check_tool_choice
 from .text import as_text
 
@@ -263,3 +267,33 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
     )
     stop = StopReason.TOOL_USE if well else response.stop_reason
     return msgspec.structs.replace(response, content=(*kept, call), stop_reason=stop)
+
+
+def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
+    """Write a request, with its tools emulated where the wire wants that. It raises what the wire raises."""
+    emulated = emulate(request) if wire.emulates_tools else None
+    if emulated is None:
+        return wire.write_request(request, stream=stream)
+    check_demands(request, request.capabilities, wire.name)  # the emulated request demands no tools any more
+    call = wire.write_request(emulated.request, stream=stream)
+    losses = (*_told(request, wire.name), *call.losses)
+    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=losses)
+
+
+def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
+    """The calls and results of the history, which an emulation tells in words."""
+    reason = "tools are emulated: it is told in words"
+    for message in request.messages:
+        for block in message.content:
+            if isinstance(block, ToolUseBlock | ToolResultBlock):
+                yield Loss(request.session_id, message.id or "", block_type(block), provider, reason, block)
+
+
+def is_constrained(wire: ChatWire, request: CanonicalRequest) -> bool:
+    """Whether the reply will be an emulated call or answer, which `emulation.read_response` reads.
+
+    Raises:
+        UnsupportedToolChoiceError: The tool choice names a tool that isn't there.
+    """
+    emulated = emulate(request) if wire.emulates_tools else None
+    return emulated is not None and emulated.constrained

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition
 
-from ..calls import CallRequest
+from ..contract import CallRequest
 from .settings import own_options
 
 JOINED = frozenset({"tools", "include"})

@@ -1,15 +1,85 @@
-"""Content and values as text, for protocols whose messages are plain strings, and for content that is told in
-words."""
+"""Halves of UTF-16 surrogate pairs, which JSON text can hold and UTF-8 can't.
+
+They come from programs that cut strings by UTF-16 units: a proxy between two deltas, a tool that read a file
+name. Left in, they make a reply undecodable or every later request unwritable. Each becomes U+FFFD.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
 
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, TextBlock
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message, Role
+
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
+    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    rb"|.)",  # any other escape, so that an escaped backslash starts none
+    re.DOTALL,
+)
+
+
+def mend_json(text: bytes) -> bytes:
+    """JSON text without half pairs among its escapes; the same object if there are none."""
+    if b"\\u" not in text:
+        return text
+    mended = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+    return text if mended == text else mended
+
+
+def mend_text(text: str) -> str:
+    """Text that UTF-8 can hold: whole pairs joined, halves replaced; the same object if it could already."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def mend_object(value: JsonObject) -> JsonObject:
+    """A JSON object whose texts UTF-8 can hold; the same object if it could already."""
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return {mend_text(name): mend_json_value(inner) for name, inner in value.items()}
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass  # whoever writes the body decides about what is no JSON
+    return value
+
+
+def mend_json_value(value: Json) -> Json:
+    """A JSON value, all its texts mended."""
+    match value:
+        case str():
+            return mend_text(value)
+        case list():
+            return [mend_json_value(item) for item in value]
+        case dict():
+            return {mend_text(name): mend_json_value(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def encode_json(value: Json) -> bytes:
+    """JSON text, mended if UTF-8 can't encode it.
+
+    Raises:
+        InvalidRequestError: The value is no JSON.
+    """
+    try:
+        try:
+            return msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            return msgspec.json.encode(mend_json_value(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequestError(f"the request is no JSON: {error}") from error
 
 
 def as_text(value: Json) -> str:

@@ -7,11 +7,13 @@ know, and tells them to the model in words. Keywords that the target takes stay 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..requests.text import as_text
 
@@ -190,3 +192,91 @@ def instruction(schema: JsonObject, *, with_tools: bool) -> str:
         f"{when} with one JSON object only, without a code fence or any other text. "
         f"It holds the answer, not the schema, and follows this JSON Schema: {text}"
     )
+
+
+_T = TypeVar("_T")
+
+
+def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
+    """A function of a schema with a memory of its latest 256 results.
+
+    The same schemas come with every call as equal objects, but not as the same object. A schema that is no JSON is
+    worked on each time, and the writer of the body decides about it. A result belongs to all callers, so it must
+    not be changed.
+
+    Args:
+        work: The function.
+    """
+
+    @functools.lru_cache(maxsize=256)
+    def by_text(schema: bytes) -> _T:
+        return work(msgspec.json.decode(schema, type=JsonObject))
+
+    @functools.wraps(work)
+    def remembering(schema: JsonObject) -> _T:
+        try:
+            text = msgspec.json.encode(schema)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return work(schema)
+        return by_text(text)
+
+    return remembering
+
+
+# A JSON Schema as Moonshot takes it.
+
+_ANYTHING = ("string", "number", "boolean", "object", "array", "null")
+"""The types of JSON. An integer is a number."""
+
+_IMPLIED = (
+    ("object", ("properties", "required", "additionalProperties", "patternProperties")),
+    ("array", ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")),
+    ("string", ("minLength", "maxLength", "pattern", "format")),
+    ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
+)
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+@remembered
+def moonshot_schema(schema: JsonObject) -> JsonObject:
+    """The schema to send. It belongs to all callers, so it must not be changed."""
+    return _typed(without_booleans(normalise_schema(schema)))
+
+
+def _typed(schema: JsonObject) -> JsonObject:
+    if "allOf" in schema:
+        schema = merge_all_of(schema)
+    alternatives = [*_parts(schema.get("anyOf")), *_parts(schema.get("oneOf"))]
+    if alternatives:
+        kept = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf", "type")}
+        schema = {**kept, "anyOf": _distributed(alternatives, schema.get("type"))}
+    elif "type" not in schema and "$ref" not in schema:
+        schema = _with_type(schema)
+    if isinstance(items := schema.get("items"), list):  # a schema for each place
+        schema = {**{name: value for name, value in schema.items() if name != "items"}, "prefixItems": items}
+    return map_subschemas(schema, _typed)
+
+
+def _distributed(alternatives: list[JsonObject], kind: Json) -> list[Json]:
+    """The alternatives, each with the parent's type if it has none of its own."""
+    return [
+        part
+        if kind is None or not {"type", "$ref", "anyOf", "oneOf", "enum", "const"}.isdisjoint(part)
+        else {"type": kind, **part}
+        for part in alternatives
+    ]
+
+
+def _with_type(schema: JsonObject) -> JsonObject:
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and values:
+        kinds = list(dict.fromkeys("null" if value is None else _TYPES[type(value)] for value in values))
+        return {"type": kinds[0] if len(kinds) == 1 else list[Json](kinds), **schema}
+    for kind, keywords in _IMPLIED:
+        if any(name in schema for name in keywords):
+            return {"type": kind, **schema}
+    return {**schema, "anyOf": [{"type": kind} for kind in _ANYTHING]}
+
+
+def _parts(value: Json) -> list[JsonObject]:
+    return [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from .sanitizer import move_to_description, normalise_schema
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from callboard.bus.package_data import package_data
+from callboard.bus.files import package_data
 
 Kind = Literal["A", "B", "C", "D", "E"]
 """A: what must go back. B: what is refused. C: what errors say. D: what replies hold. E: what observers see."""

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import sys
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from callboard.bus.errors import ConfigurationError
+import anyio
+
+from callboard.bus.errors import ConfigurationError, StreamError
+
+from ..provider import providers
 
 _HOST = re.compile(r"[^\s/?#\[\]@:<>\"\\^`{|}\x00-\x20\x7f]+")
 
@@ -97,3 +105,163 @@ def _too_much(parts: SplitResult) -> str | None:
 def _without_quotation(error: ValueError) -> str:
     """What urllib says, up to where it quotes the address."""
     return re.split(r"[:'\"]", str(error))[0].strip().lower()
+
+
+# The vendor that a key belongs to, by the name of its environment variable.
+
+OTHER_WORDS = frozenset({
+    "ai21", "amazon", "aws", "azure", "bedrock", "cerebras", "dashscope", "deepinfra", "deepseek", "fireworks",
+    "grok", "groq", "hf", "huggingface", "hyperbolic", "jina", "kimi", "litellm", "minimax", "mistral", "moonshot",
+    "nebius", "novita", "nvidia", "openrouter", "perplexity", "qwen", "replicate", "sambanova", "together", "xai",
+    "zai", "zhipu",
+})  # fmt: skip
+"""Words that mean a vendor whose address no type has as its own."""
+
+
+def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
+    """Refuse a key that may be of another vendor than the one that it would be sent to.
+
+    Args:
+        name: The adapter's name.
+        variable: The environment variable that the key came from, if that is known.
+        address: The address of the type's own vendor, which is used for want of a `base_url`.
+        of_many: Whether many vendors speak the protocol, so that only a variable of this vendor's own tells that
+            the vendor is meant.
+
+    Raises:
+        ConfigurationError: The variable names another vendor, or it names none and the protocol is one of many.
+    """
+    host = host_of(address)
+    words_of = _words()
+    own = words_of.get(host)
+    if own is None:
+        return
+    words = {word for word in re.split(r"[^a-z0-9]+", (variable or "").lower()) if word}
+    others = OTHER_WORDS.union(*(other for known, other in words_of.items() if known != host)).difference(own)
+    if not words & others and (words & set(own) or not of_many):
+        return
+    whose = f"the key of {variable}" if variable else "the key"
+    raise ConfigurationError(
+        f"{name}: without base_url {whose} would be sent to {host}; give base_url, or "
+        f"api_key_env with a name of that vendor's own, such as {own[0].upper()}_API_KEY"
+    )
+
+
+def _words() -> dict[str, tuple[str, ...]]:
+    """By the host of each vendor whose address some type has as its own, the words that mean the vendor."""
+    return {provider.home: provider.key_words for provider in providers() if provider.home}
+
+
+# Connections to the public internet only
+
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+async def public_addresses(host: str, port: int) -> list[str]:
+    """The addresses of a host, in the resolver's order.
+
+    Args:
+        host: A name, or an address.
+        port: The port.
+
+    Raises:
+        StreamError: One of them is not public.
+        OSError: The name has none.
+    """
+    found = await anyio.getaddrinfo(host, port)
+    addresses = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    for address in addresses:
+        check_public(address, host)
+    return addresses
+
+
+def check_public(address: str, host: str) -> None:
+    """Require a public address.
+
+    Args:
+        address: The address.
+        host: The name under which it was asked for.
+
+    Raises:
+        StreamError: The address isn't public.
+    """
+    if not is_public(address):
+        named = host if host == address else f"{host} ({address})"
+        said = f"the address {named} is not public, and what a reply names may lead to public ones only"
+        raise StreamError(f"{said}; options.download_hosts allows it", retryable=False)
+
+
+def check_literal(host: str) -> None:
+    """As `check_public`, for a host that is itself an address. A name is checked when it is resolved.
+
+    Raises:
+        StreamError: The address isn't public.
+    """
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return
+    check_public(host, host)
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet, also where it stands within an IPv6 one."""
+    try:
+        ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local:
+        return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
+def _innermost(ip: IPAddress) -> IPAddress:
+    """The IPv4 address that an IPv6 one stands for: mapped, 6to4, Teredo or NAT64."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    if ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped
+    if ip.sixtofour is not None:
+        return ip.sixtofour
+    if ip.teredo is not None:
+        return ip.teredo[1]
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip
+
+
+class UrlKind(NamedTuple):
+    """What of a URL decides over which client its requests go."""
+
+    secure: bool
+    """Whether it is asked over TLS."""
+    loopback: bool
+    """Whether it leads to this machine, which no proxy can reach."""
+
+
+@lru_cache(maxsize=256)
+def kind_of(url: str) -> UrlKind:
+    """The kind of a URL, also of one that can't be asked."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return UrlKind(secure=False, loopback=False)
+    return UrlKind(parts.scheme == "https", host in ("localhost", "::1") or host.startswith("127."))
+
+
+def has_proxy(kind: UrlKind) -> bool:
+    """Whether the environment, or the system where it has such settings, names a proxy for URLs of this kind.
+
+    A host may be exempt from it. That httpx knows.
+    """
+    if kind.loopback:
+        return False
+    if sys.platform not in ("darwin", "win32") and not any(name.lower().endswith("_proxy") for name in os.environ):
+        return False  # and the import of what knows better is saved
+    from urllib.request import getproxies
+
+    named = getproxies()
+    return ("https" if kind.secure else "http") in named or "all" in named

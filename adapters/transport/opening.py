@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 from callboard.bus.backend import on_asyncio
 
+from .addresses import UrlKind, has_proxy, kind_of
 from .http1.client import Http1Transport
-from .proxies import UrlKind, has_proxy, kind_of
 from .transport import HttpReply, HttpRequest, Transport, TransportStatistics
 
 if TYPE_CHECKING:
     import httpx
 
-    from .httpx_client.transport import HttpxTransport
+    from .httpx_transport import HttpxTransport
 
 
 def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
     """Connections of our own, or those of a host's client."""
     if client is None:
         return HttpTransport()
-    from .httpx_client.client_transport import ClientTransport
+    from .httpx_transport import ClientTransport
 
     return ClientTransport(client)
 
@@ -67,7 +67,7 @@ class HttpTransport:
         if self._closed or (on_asyncio() and not has_proxy(kind)):
             return self._own  # which says when it is closed
         if self._other is None:
-            from .httpx_client.transport import HttpxTransport
+            from .httpx_transport import HttpxTransport
 
             self._other = HttpxTransport()
         return self._other

@@ -41,10 +41,18 @@ from ..events import operation as events
 from ..events.envelope import Event
 from ..log import Log
 from .actor import ActorRef, Incarnation
-from .child import Child, ChildSpec, ChildStatistics, Life, ShutdownReport, SupervisorLife, SupervisorStatistics
-from .endings import Endings
+from .child import (
+    Child,
+    ChildSpec,
+    ChildStatistics,
+    Endings,
+    Life,
+    ShutdownReport,
+    SupervisorLife,
+    SupervisorStatistics,
+)
 from .restart import OnLimit, RestartPolicy, RestartType, Strategy, affected, verdict
-from .task_handle import describe, unwrapped
+from .tasks import describe, unwrapped
 
 __all__ = [
     "ChildSpec",

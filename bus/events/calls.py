@@ -7,9 +7,8 @@ from typing import Self
 
 import msgspec
 
-from ..values.call_settings import CallSettings
 from ..values.content import ContentBlock
-from ..values.messages import Message, RoutingDecision, ToolDefinition
+from ..values.messages import CallSettings, Message, RoutingDecision, ToolDefinition
 from ..values.usage import Cost, StopReason, TokenUsage
 from .envelope import Event
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from ..values.json import JsonObject
+from ..values.base import JsonObject
 from ..values.messages import MessageMetadata
 from .calls import (
     BatchCompleted,
@@ -180,7 +180,7 @@ EventT = TypeVar("EventT", bound=Event)
 
 
 @functools.cache
-def _decoder() -> msgspec.json.Decoder[CatalogueEvent]:
+def _event_decoder() -> msgspec.json.Decoder[CatalogueEvent]:
     return msgspec.json.Decoder(CatalogueEvent)  # 3 ms, for whoever reads events
 
 
@@ -234,7 +234,7 @@ def decode_event(topic: str, data: bytes | str) -> Event:
         if topic in _ENDS and (end := _decode_end(current)) is not None:
             return end
         try:
-            return _decoder().decode(current)
+            return _event_decoder().decode(current)
         except (msgspec.DecodeError, ValueError):
             return _decode_with_raw_usage(current)
     except (msgspec.DecodeError, ValueError, LookupError, TypeError):  # the latter two out of an upcast
@@ -294,7 +294,7 @@ def _decode_end(data: bytes | str) -> Event | None:
     try:
         raw = _of_usage.decode(encoded).usage.raw
         before, found, after = encoded.partition(b'"raw":%b,' % bytes(raw))
-        event = _decoder().decode(b'%b"raw":null,%b' % (before, after)) if found else None
+        event = _event_decoder().decode(b'%b"raw":null,%b' % (before, after)) if found else None
     except msgspec.DecodeError:
         return None
     if isinstance(event, LlmCallCompleted):

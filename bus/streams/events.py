@@ -20,9 +20,9 @@ import msgspec
 
 from ..events.calls import ToolFinished, ToolProgress, ToolStarted
 from ..events.sessions import TurnStatus
+from ..values.base import Json, JsonObject
 from ..values.content import ContentBlock
-from ..values.json import Json, JsonObject
-from ..values.messages import CallWarning as CallWarning
+from ..values.messages import CallWarning
 from ..values.usage import Cost, StopReason, TokenUsage
 
 

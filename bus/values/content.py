@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from .json import JsonObject
-from .shown import Shown
+from .base import JsonObject, Shown
 
 
 class ProviderRaw(Shown, frozen=True, gc=False):

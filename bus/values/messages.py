@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from .base import Json, JsonObject, Shown, json_size, kept
 from .content import (
     AudioBlock,
     ContentBlock,
@@ -24,11 +25,18 @@ from .content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from .json import Json, JsonObject, json_size
-from .kept import kept
-from .raw_reply import RawReply
-from .shown import Shown
 from .usage import Cost, StopReason, TokenUsage
+
+
+class RawReply(Shown, frozen=True, kw_only=True, gc=False):
+    """What a provider sent for one reply. What can't be read as JSON stands here as text."""
+
+    body: Json = None
+    """The body of a reply that came whole; None if the reply was streamed."""
+    events: tuple[Json, ...] = ()
+    """The data of the events of a streamed reply, in their order."""
+    left_out: int = 0
+    """The number of events, or of bodies, that were not kept because the reply is too large."""
 
 
 class Role(StrEnum):
@@ -354,3 +362,62 @@ class ToolChoice(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if (self.mode == "named") != (self.tool_name is not None):
             raise ValueError("ToolChoice takes tool_name= with mode 'named', and only then")
+
+
+class CallSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of one call. A setting that is None was left to the provider."""
+
+    server_address: str | None = None
+    """The host name of the provider's server."""
+    server_port: int | None = None
+    """The port of the provider's server."""
+    max_output_tokens: int | None = None
+    """The largest number of tokens that the reply may have."""
+    temperature: float | None = None
+    """The sampling temperature as it was asked for."""
+    top_p: float | None = None
+    """The nucleus sampling as it was asked for."""
+    frequency_penalty: float | None = None
+    """The frequency penalty as it was asked for."""
+    presence_penalty: float | None = None
+    """The presence penalty as it was asked for."""
+    seed: int | None = None
+    """The seed as it was asked for."""
+    stop_sequences: tuple[str, ...] = ()
+    """The texts that end the reply."""
+    reasoning_effort: str | None = None
+    """The effort for reasoning, in the model's own words."""
+    output_type: str | None = None
+    """``json`` where a schema was asked for."""
+
+
+_ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PAUSE_TURN})
+
+
+def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
+    """Whether a reply ended well and has neither a text nor a call. Reasoning alone says nothing.
+
+    A reply that ended with a stop sequence, or that pauses, is not taken for an empty one.
+    """
+    if stop_reason not in (StopReason.END_TURN, StopReason.TOOL_USE):
+        return False
+    for block in content:  # no `any`, as every call asks this
+        if block.text.strip() if isinstance(block, TextBlock) else not isinstance(block, ThinkingBlock):
+            return False
+    return True
+
+
+def ended_well(stop_reason: StopReason) -> bool:
+    """Whether a reply came to the end that the model meant, so that its calls are complete, too."""
+    return stop_reason in _ENDED_WELL
+
+
+def with_whole_calls(content: tuple[ContentBlock, ...], stop_reason: StopReason) -> tuple[ContentBlock, ...]:
+    """The content of a reply after its end is known. After a bad end, every call is incomplete."""
+    if ended_well(stop_reason) or not any(_runs(block) for block in content):
+        return content
+    return tuple(msgspec.structs.replace(block, incomplete=True) if _runs(block) else block for block in content)
+
+
+def _runs(block: ContentBlock) -> bool:
+    return isinstance(block, ToolUseBlock) and not block.incomplete

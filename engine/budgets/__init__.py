@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .account import AccountState, Amount
 from .budget import Budget
-from .exceeded import BudgetExceededError
+from .ledger import AccountState, Amount, BudgetExceededError
 
 __all__ = ["AccountState", "Amount", "Budget", "BudgetExceededError"]

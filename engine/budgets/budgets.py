@@ -15,12 +15,27 @@ import msgspec
 from callboard.bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, Bus, Clock
 
 from ..calls.outcome import CallEnd, output_is_unknown
-from .account import Account, AccountState, Amount, Refusal
 from .budget import Budget, Payer
-from .exceeded import BudgetExceededError
 from .from_trace import Load
-from .ledger import Ledger
-from .reservation_names import is_job
+from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, Refusal
+
+_JOB = "/job"
+
+
+def reservation(request_id: str, attempt: int) -> str:
+    """The name of the reservation of one attempt."""
+    return f"{request_id}/{attempt}"
+
+
+def job_of(request_id: str) -> str:
+    """The name of the reservation of the job that a request has created."""
+    return request_id + _JOB
+
+
+def is_job(name: str) -> bool:
+    """Whether a reservation is that of a job."""
+    return name.endswith(_JOB)
+
 
 _LONGEST_NAP_SECONDS = 3600.0
 """How long a call waits at most before it looks at the clock again, which may have been set."""

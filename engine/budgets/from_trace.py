@@ -10,9 +10,8 @@ import msgspec
 from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.store import Store
 
-from .account import Amount
 from .budget import Budget
-from .ledger import Ledger
+from .ledger import Amount, Ledger
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
 """Asks the trace what counts in some budgets at a moment."""

@@ -15,10 +15,306 @@ A reservation needs room in all accounts that look at the call. It takes room in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Literal
 
-from .account import Account, AccountState, Amount, Refusal, SlotSum
-from .budget import Budget, Payer
+import msgspec
+
+from callboard.bus import CallboardError
+from callboard.bus.values.usage import usd_of
+
+from ..old_names import warn_of_old_name
+from .budget import ENDLESS_US, Budget, Payer, Slot
+
+# One account of a budget
+
+
+class Amount(msgspec.Struct, frozen=True, gc=False):
+    """Money and tokens, together."""
+
+    nano_usd: int | None = 0
+    """The money in nano-USD; None if no price is known."""
+    tokens: int = 0
+    """The input and output tokens."""
+
+    @property
+    def money(self) -> int:
+        """The money as far as it is known, in nano-USD."""
+        return self.nano_usd or 0
+
+    @property
+    def usd(self) -> Decimal | None:
+        """The money in USD, exactly, or None if no price is known."""
+        return _usd(self.nano_usd)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a reservation was not admitted: the account that has the least prospect of room."""
+
+    budget: Budget
+    value: str
+    """The session, provider, model or value of a tag whose account it is; empty for the engine's."""
+    why: Literal["money", "tokens", "unpriced"]
+    left: Amount
+    """The room in the account."""
+    asked: Amount
+    """The room that the call needs."""
+    fits_at_us: int | None
+    """The moment at which the window alone makes room enough, in microseconds since the Unix epoch; None for
+    never."""
+    held: Amount
+    """The room that calls under way give back at most when they end."""
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether waiting can help: the call fits into the account at some time."""
+        return self.fits_at_us is not None or self._fits_after_ends
+
+    @property
+    def _fits_after_ends(self) -> bool:
+        short = self.asked.money - self.left.money if self.why == "money" else self.asked.tokens - self.left.tokens
+        back = self.held.money if self.why == "money" else self.held.tokens
+        return self.why != "unpriced" and short <= back
+
+
+class AccountState(msgspec.Struct, frozen=True):
+    """One account at one moment."""
+
+    budget: Budget
+    scope: str
+    """The session, provider, model or tag value that the account belongs to. Empty for the engine's account."""
+    spent: Amount
+    """The cost and the tokens of calls that have ended, as far as they are known."""
+    held: Amount
+    """What calls under way can still cost."""
+    unknown: Amount
+    """What calls of unknown usage can have cost."""
+    calls: int
+    """The calls that count, those under way included."""
+    unknown_calls: int
+    """The calls of unknown usage among them."""
+    window_ends_us: int | None
+    """The end of the current slot, in microseconds since the Unix epoch; None without a window."""
+
+    @property
+    def value(self) -> str:
+        """Deprecated name of `scope`."""
+        warn_of_old_name("AccountState.value is called AccountState.scope now")
+        return self.scope
+
+    @property
+    def left_usd(self) -> Decimal | None:
+        """The money that is neither spent nor held, exactly, in USD. None without a limit on money."""
+        return _usd(self.left_nano_usd)
+
+    @property
+    def left_nano_usd(self) -> int | None:
+        """The money that is neither spent nor held, in nano-USD; None without a limit on money."""
+        limit = self.budget.max_nano_usd
+        return None if limit is None else limit - self.spent.money - self.held.money - self.unknown.money
+
+    @property
+    def left_tokens(self) -> int | None:
+        """The tokens that are neither used nor held; None without a limit on tokens."""
+        limit = self.budget.max_tokens
+        return None if limit is None else limit - self.spent.tokens - self.held.tokens - self.unknown.tokens
+
+
+def _usd(nano_usd: int | None) -> Decimal | None:
+    return None if nano_usd is None else Decimal(nano_usd).scaleb(-9)
+
+
+class Tally:
+    """A count of calls with their money and tokens."""
+
+    __slots__ = ("calls", "money", "tokens")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.money = 0
+        self.tokens = 0
+
+    def add(self, amount: Amount, sign: int = 1, calls: int = 1) -> None:
+        self.calls += sign * calls
+        self.money += sign * (amount.nano_usd or 0)
+        self.tokens += sign * amount.tokens
+
+
+class SlotSum:
+    """What counts of one slot, by the state that it is in."""
+
+    __slots__ = ("forgotten_us", "held", "slot", "spent", "unknown")
+
+    def __init__(self, slot: Slot, forgotten_us: int) -> None:
+        self.slot = slot
+        self.forgotten_us = forgotten_us
+        self.held, self.spent, self.unknown = Tally(), Tally(), Tally()
+
+    @property
+    def money(self) -> int:
+        return self.held.money + self.spent.money + self.unknown.money
+
+    @property
+    def tokens(self) -> int:
+        return self.held.tokens + self.spent.tokens + self.unknown.tokens
+
+
+class Account:
+    """The account of one session, provider, model or value of a tag, or the engine's, under one budget.
+
+    Totals over all slots that count are kept, so that a call costs the same however many slots there are. They are
+    added up anew when a slot leaves the window, or begins.
+    """
+
+    def __init__(self, budget: Budget, value: str) -> None:
+        self.budget = budget
+        self.value = value
+        self._max_money = budget.max_nano_usd
+        self._max_tokens = budget.max_tokens
+        self._window = budget.counted_over
+        self._slots: dict[int, SlotSum] = {}
+        self._current = self._slot_of(0)
+        self._told_low_until_us = -ENDLESS_US
+        self._money = self._tokens = 0
+        self._valid_from_us = self._valid_to_us = 0  # when the totals are right
+
+    def slot_at(self, moment_us: int) -> SlotSum:
+        """The sums of the slot that a moment belongs to."""
+        slot = self._current.slot
+        if not slot.start_us <= moment_us < slot.end_us:
+            self._current = self._slot_of(moment_us)
+        return self._current
+
+    def _slot_of(self, moment_us: int) -> SlotSum:
+        slot = self._window.slot(moment_us)
+        found = self._slots.get(slot.start_us)
+        if found is None:
+            found = self._slots[slot.start_us] = SlotSum(slot, self._window.forgets_us(slot))
+            self._valid_to_us = 0
+        return found
+
+    def add(self, found: SlotSum, tally: Tally, amount: Amount, sign: int = 1, calls: int = 1) -> None:
+        """Add an amount to a part of a slot, or take it off."""
+        tally.add(amount, sign, calls)
+        if found.slot.start_us < self._valid_to_us and found.forgotten_us > self._valid_from_us:
+            self._money += sign * (amount.nano_usd or 0)
+            self._tokens += sign * amount.tokens
+
+    def counted(self, now_us: int) -> list[SlotSum]:
+        """The slots that count at a moment; those that never will again are forgotten.
+
+        A rolling window counts a slot of the future, too, which there is after the clock was set back.
+        """
+        for start, found in list(self._slots.items()):
+            if found.forgotten_us <= now_us:
+                del self._slots[start]
+        rolling = self._window.rolling is not None
+        return [found for found in self._slots.values() if rolling or found.slot.start_us <= now_us]
+
+    def _add_up(self, now_us: int) -> None:
+        """Bring the totals up to a moment."""
+        current = self.slot_at(now_us)
+        slots = self.counted(now_us)
+        self._money, self._tokens = sum(found.money for found in slots), sum(found.tokens for found in slots)
+        self._valid_from_us = now_us
+        self._valid_to_us = min([current.slot.end_us, *(found.forgotten_us for found in slots)])
+        self._slots.setdefault(current.slot.start_us, current)
+
+    def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
+        """Why an amount has no room here; None if it has."""
+        if not self._valid_from_us <= now_us < self._valid_to_us:
+            self._add_up(now_us)
+        if self._max_money is not None:
+            if asked.nano_usd is None and self.budget.unpriced == "refuse":
+                return self._refusal("unpriced", asked, now_us)
+            if self._money + (asked.nano_usd or 0) > self._max_money:
+                return self._refusal("money", asked, now_us)
+        if self._max_tokens is not None and self._tokens + asked.tokens > self._max_tokens:
+            return self._refusal("tokens", asked, now_us)
+        return None
+
+    def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
+        """Why an amount would have no room, for whoever only looks; None if it would."""
+        return self.refuses(asked, now_us)
+
+    def _refusal(self, why: Literal["money", "tokens", "unpriced"], asked: Amount, now_us: int) -> Refusal:
+        state = self.state(now_us)
+        left = Amount(state.left_nano_usd or 0, state.left_tokens or 0)
+        fits_at = None if why == "unpriced" else self._fits_at_us(why, asked, now_us)
+        return Refusal(self.budget, self.value, why, left, asked, fits_at, state.held)
+
+    def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
+        """When so many slots have left the window that the amount fits, if nothing else is spent."""
+        limit = self._max_money if why == "money" else self._max_tokens
+        need = asked.money if why == "money" else asked.tokens
+        assert limit is not None
+        if need > limit:
+            return None
+        counted = sum(found.money if why == "money" else found.tokens for found in self.counted(now_us))
+        for found in sorted(self.counted(now_us), key=lambda found: found.forgotten_us):
+            counted -= found.money if why == "money" else found.tokens
+            if counted + need <= limit:
+                return found.forgotten_us if found.forgotten_us < ENDLESS_US else None
+        return None
+
+    def is_newly_low(self, now_us: int) -> bool:
+        """Whether what is spent has passed the mark for the first time in this slot of the window."""
+        if now_us < self._told_low_until_us or not self._is_low(self._money, self._tokens):
+            return False
+        slots = self.counted(now_us)
+        money = sum(found.spent.money + found.unknown.money for found in slots)
+        tokens = sum(found.spent.tokens + found.unknown.tokens for found in slots)
+        low = self._is_low(money, tokens)
+        if low:
+            self._told_low_until_us = self._window.slot(now_us).end_us
+        return low
+
+    def _is_low(self, money: int, tokens: int) -> bool:
+        mark = self.budget.low_at
+        return (self._max_money is not None and money >= mark * self._max_money) or (
+            self._max_tokens is not None and tokens >= mark * self._max_tokens
+        )
+
+    def book(self, amount: Amount, at_us: int, *, calls: int = 1, unknown: bool = False) -> None:
+        """Count calls that ended outside this ledger, such as those of an earlier process.
+
+        Args:
+            amount: What they cost, or can have cost, together.
+            at_us: The time of their start, in microseconds since the Unix epoch.
+            calls: How many they are.
+            unknown: Whether their usage is unknown, so that the amount is the most that it can be.
+        """
+        found = self._slot_of(at_us)
+        self.add(found, found.unknown if unknown else found.spent, amount, calls=calls)
+
+    def clear_ended(self) -> None:
+        """Forget what has ended; what is held stays."""
+        for found in self._slots.values():
+            found.spent, found.unknown = Tally(), Tally()
+        self._valid_to_us = 0
+
+    def state(self, now_us: int) -> AccountState:
+        """The account as a value."""
+        slots = self.counted(now_us)
+        held, spent, unknown = ([getattr(found, part) for found in slots] for part in ("held", "spent", "unknown"))
+        end = self._window.slot(now_us).end_us
+        return AccountState(
+            self.budget,
+            self.value,
+            sum_of(spent),
+            sum_of(held),
+            sum_of(unknown),
+            sum(tally.calls for tally in (*held, *spent, *unknown)),
+            sum(tally.calls for tally in unknown),
+            end if end < ENDLESS_US else None,
+        )
+
+
+def sum_of(tallies: Iterable[Tally]) -> Amount:
+    tallies = tuple(tallies)
+    return Amount(sum(tally.money for tally in tallies), sum(tally.tokens for tally in tallies))
 
 
 class _Hold:
@@ -166,3 +462,43 @@ class Ledger:
     def lost(self) -> tuple[str, ...]:
         """The names of the reservations of calls whose usage is unknown."""
         return tuple(name for name, hold in self._holds.items() if hold.lost)
+
+
+class BudgetExceededError(CallboardError):
+    """A call did not fit into a budget. It was not made, and costs nothing."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.budget: Budget = refusal.budget
+        """The budget that has no room."""
+        self.scope: str = f"{refusal.budget.per} {refusal.value}".strip()
+        """The scope whose account is full, such as ``tag:tenant acme``."""
+        self.left_usd: Decimal | None = None if self.budget.max_nano_usd is None else usd_of(refusal.left.money)
+        """The money that is left in the account, in US dollars; None without a limit on money."""
+        self.left_tokens: int | None = None if self.budget.max_tokens is None else refusal.left.tokens
+        """The tokens that are left in the account; None without a limit on tokens."""
+        self.asked_usd: Decimal | None = None if refusal.asked.nano_usd is None else usd_of(refusal.asked.nano_usd)
+        """The most that the call can cost, in US dollars; None if nobody knows."""
+        self.asked_tokens: int = refusal.asked.tokens
+        """The most tokens that the call can use."""
+        self.fits_at: datetime | None = _moment(refusal.fits_at_us)
+        """The time, UTC, at which the window alone makes room; None if it never does."""
+        super().__init__(_text(self, refusal))
+
+
+def _moment(at_us: int | None) -> datetime | None:
+    return None if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC)
+
+
+def _text(error: BudgetExceededError, refusal: Refusal) -> str:
+    budget = f"the budget of {refusal.budget.describe(refusal.value)}"
+    if refusal.why == "unpriced":
+        return (
+            f"{budget} can't see this call: nobody knows the most that it can cost; add a price for its model, "
+            'give max_output_tokens, or allow such calls with unpriced="allow"'
+        )
+    if refusal.why == "money":
+        left, asked = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.asked.money / 1e9:.6g} USD"
+    else:
+        left, asked = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.asked.tokens} tokens"
+    when = f"; there is room at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
+    return f"{budget} has {left} left, and the call may need {asked}{when}; lower max_output_tokens, or raise it"

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from callboard.adapters.usage.estimate import upper_end
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.prices.table import Segment
 
-from .account import Amount
+from .ledger import Amount
 
 MOST_TOKENS_OF_AN_IMAGE = 8192
 """More than any published model counts for one image at its best quality: gpt-image-1 counts 6,240."""

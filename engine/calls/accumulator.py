@@ -18,6 +18,7 @@ from callboard.bus.streams.events import (
     ToolUseStart,
     TurnEvent,
 )
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     OpaqueBlock,
@@ -26,8 +27,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import JsonObject
-from callboard.bus.values.runnable_calls import with_whole_calls
+from callboard.bus.values.messages import with_whole_calls
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..generation.view_events import Finish, ViewEvent

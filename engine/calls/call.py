@@ -43,16 +43,14 @@ from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus import CallContent, LlmCallCompleted, StreamLog
-from callboard.bus.errors import CancelledError
+from callboard.bus.errors import CancelledError, WarningCode
 from callboard.bus.streams.events import TurnEvent
-from callboard.bus.values.call_settings import CallSettings
-from callboard.bus.values.runnable_calls import is_empty, with_whole_calls
+from callboard.bus.values.messages import CallSettings, is_empty, with_whole_calls
 from callboard.bus.values.usage import UsageSource
-from callboard.bus.values.warning_codes import WarningCode
 
-from ..budgets.account import Amount
+from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
-from ..middleware.contract import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
+from ..middleware.chain import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
 from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
 from .events import CallContext, CallEvents, settings_of

@@ -43,16 +43,16 @@ from callboard.bus import (
     RoutingDecision,
 )
 from callboard.bus.errors import CancelledError
-from callboard.bus.trace_context import current_trace
-from callboard.bus.values.call_settings import CallSettings
+from callboard.bus.log import current_trace
+from callboard.bus.values.messages import CallSettings
 from callboard.bus.values.usage import UsageSource
 from callboard.tracestore import PriceTable
 
-from ..budgets.account import Amount
 from ..budgets.budget import Payer
-from ..budgets.reservation_names import job_of, reservation
+from ..budgets.budgets import job_of, reservation
+from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced
-from ..middleware.contract import Judged
+from ..middleware.chain import Judged
 from ..rate_limits.permit import Permit
 from ..runtime.adapters import CallSlots, RunningAdapter
 from ..runtime.runtime import Runtime

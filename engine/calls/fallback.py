@@ -9,11 +9,10 @@ from callboard.adapters import AdapterError, CapabilityError
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import CallboardError, ConfigurationError, NoModelAvailable, RoutingDecision
 
-from ..budgets.exceeded import BudgetExceededError
+from ..budgets.ledger import BudgetExceededError
 from ..models.registry import ModelRegistry
-from ..routing.availability import LIMITED, READY, Changes, Standing
+from ..routing.availability import LIMITED, READY, Changes, Standing, standing_of_key
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
-from ..routing.key_standing import standing_of_key
 from ..runtime.adapters import RunningAdapter
 from ..runtime.runtime import Runtime
 

@@ -24,8 +24,7 @@ from callboard.adapters import (
     ToolUseBlock,
 )
 from callboard.bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
-from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
-from callboard.bus.values.usage import UsageSource
+from callboard.bus.values.usage import CostSum, UsageSource, usage_is_unknown
 
 CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
 """The event that ends a call or one of its attempts, with its usage and its cost."""

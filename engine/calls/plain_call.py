@@ -22,12 +22,12 @@ from callboard.adapters import (
 from callboard.adapters.actor import start_work
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import Cost, LlmCallCompleted
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
-from ..budgets.account import Amount
+from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
+from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
-from ..models.nearest_names import nearest
 from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back

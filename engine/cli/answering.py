@@ -27,7 +27,7 @@ from callboard.adapters import (
     ThinkingDelta,
 )
 from callboard.bus import CancelledError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import Engine, ModelRegistry, Reply, Session, Tool, TurnOptions
 from callboard.engine.tools import Approve
 
@@ -41,7 +41,7 @@ from .conversation_setup import approver, first_model, given_tools, remember
 from .reply_output import Outlet, Pace, Which, extracted, first_signal, usage_line
 
 if TYPE_CHECKING:
-    from callboard.engine.objects.schema import ObjectSchema
+    from ..objects.generate import ObjectSchema
 
 
 class Question(NamedTuple):
@@ -106,7 +106,7 @@ class _Answering:
         self._registry = registry
         self._schema: ObjectSchema[Json] | None = None
         if question.schema is not None:
-            from callboard.engine.objects.schema import ObjectSchema
+            from ..objects.generate import ObjectSchema
 
             self._schema = ObjectSchema(question.schema)
         made_of_all = question.schema is not None or question.extract is not None or question.as_json
@@ -289,7 +289,7 @@ def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which 
 
 
 def _read(text: str, schema: ObjectSchema[Json]) -> Json:
-    from callboard.engine.objects.reply import read_json
+    from ..objects.generate import read_json
 
     try:
         return schema.read(read_json(text))

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from callboard.bus import ConfigurationError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import load_registry
 
 from .answering import Question, answer, name_of

@@ -14,8 +14,8 @@ import msgspec
 from callboard.adapters import CanonicalRequest, Message
 from callboard.adapters.jobs import PollPolicy
 from callboard.bus import CallboardError, ConfigurationError, Cost
-from callboard.bus.values.cost_sum import CostSum
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import CostSum
 from callboard.engine import BatchResult, BatchState, Engine, load_registry
 from callboard.tracestore import OpenReply, StoredBatch
 

@@ -13,10 +13,9 @@ from callboard.bus import ConfigurationError
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.tracestore import Store
 
-from ..budgets.account import Account, AccountState
 from ..budgets.budget import Budget
 from ..budgets.from_trace import loader
-from ..budgets.ledger import Ledger
+from ..budgets.ledger import Account, AccountState, Ledger
 from ..opening import server_store
 from .common.figures import usd
 from .common.options import add_trace, from_trace
@@ -90,7 +89,7 @@ async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
     shared = server_store(store)
     if shared is None:
         return []
-    from ..nodes.money.scope import name_of
+    from ..nodes.budgets import name_of
 
     name = name_of(budget)
     return [each for each in await shared.slices() if each.budget == name]

@@ -13,7 +13,7 @@ import msgspec
 
 from callboard.adapters.embeddings import PartialEmbeddingError, Vector
 from callboard.bus import CallboardError, ConfigurationError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import EmbeddingResult
 from callboard.tracestore.collections import Collection, CollectionFile, Item, packed
 

@@ -232,7 +232,7 @@ def values_of(source: Source) -> list[str]:
 
 
 def _model_names() -> Iterable[str]:
-    from ..models.config import load_registry
+    from ..models.configured import load_registry
 
     registry = load_registry(None)
     return (*dict.fromkeys((*registry.models, *sorted(registry.names))),)
@@ -256,7 +256,7 @@ def _templates() -> Iterable[str]:
 def _keys() -> Iterable[str]:
     from callboard.adapters.provider import providers
 
-    from ..keys.key_file import keys_file, read_keys
+    from ..keys import keys_file, read_keys
 
     return (*(provider.name for provider in providers() if provider.key_variables), *read_keys(keys_file()).keys)
 

@@ -18,7 +18,7 @@ from typing import TextIO
 import msgspec
 
 from callboard.bus import ConfigurationError
-from callboard.bus.private_file import write_private
+from callboard.bus.files import write_private
 from callboard.engine import (
     ApprovalRequest,
     Approved,
@@ -30,11 +30,11 @@ from callboard.engine import (
     list_models,
     mcp_tools,
 )
-from callboard.engine.models.config import FROM_ENVIRONMENT
 from callboard.engine.tools import Approve, ToolLike, as_tools
-from callboard.engine.tools.plugins import plugin_tools
 from callboard.tracestore.home import home_folder
 
+from ..models.configured import FROM_ENVIRONMENT
+from ..tools.given import plugin_tools
 from .common.harmless import note, one_line
 from .common.table import json_text
 

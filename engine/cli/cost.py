@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
 from callboard.tracestore.calls import DIMENSIONS
 from callboard.tracestore.home import home_folder, price_table

@@ -14,21 +14,21 @@ import anyio
 import msgspec
 
 from callboard.adapters import AdapterConfig, AdapterError, Message, ToolDefinition, ToolResultBlock
-from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.health import AdapterHealth
 from callboard.adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
 from callboard.adapters.providers.local.adapter import create_inner, read_options
 from callboard.adapters.providers.local.settings import choose_model
 from callboard.adapters.transport.opening import new_transport
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError, Subscription
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import Engine, Session
-from callboard.engine.models.entries import AdapterEntry, ModelEntry
-from callboard.engine.models.registry import ModelRegistry
-from callboard.engine.routing.model_choice import in_words
 from callboard.engine.tools import Tool
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport
 
+from ..models.entries import AdapterEntry, ModelEntry
+from ..models.registry import ModelRegistry
+from ..routing.model_choice import in_words
 from .chat.backstage import ReplyWriter
 from .common.figures import percent, usd
 from .common.options import command_name, demo_trace, near, short

@@ -14,15 +14,14 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from callboard.adapters.plugins import GROUPS, Plugin, plugins
+from callboard.adapters.registry import GROUPS, Plugin, plugins
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError
 from callboard.engine import Check, Engine, HealthReport
 from callboard.tracestore.health import sqlite_version
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_snapshot
 
 from ..nodes.health import check_broker
-from ..opening import store_to_write
-from ..store_address import TracePlace, is_address
+from ..opening import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
 from ..watching.health_report import report_of
 from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED

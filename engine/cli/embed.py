@@ -15,9 +15,9 @@ import msgspec
 
 from callboard.adapters.embeddings import INPUT_TYPES, InputType, PartialEmbeddingError, Vector
 from callboard.bus import CallboardError, CallWarning, ConfigurationError
-from callboard.bus.values.cost_sum import CostSum
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import CostSum
 from callboard.engine import EmbeddingResult, Engine
 from callboard.tracestore.collections import Collection, CollectionFile, Similar, packed
 from callboard.tracestore.home import home_folder

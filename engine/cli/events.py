@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard import bus
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.usage import CostSum
 
 from .common.figures import cost_text, plural, seconds, sum_text, usd
 

@@ -16,10 +16,10 @@ import msgspec
 
 from callboard.adapters import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
 from callboard.bus import ConfigurationError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import TurnOptions
-from callboard.engine.models.nearest_names import nearest
 
+from ..models.catalogue import nearest
 from .common.options import failing_as
 
 # -- the prompt

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from callboard.adapters.provider import providers
-from callboard.adapters.transport.header_values import fault_of
+from callboard.adapters.transport.headers import fault_of
 from callboard.bus import CallboardError, ConfigurationError
 
-from ..keys.key_file import keys_file, read_keys
-from ..keys.writing import remove_key, set_key
-from ..models.nearest_names import nearest
+from ..keys import keys_file, read_keys, remove_key, set_key
+from ..models.catalogue import nearest
 from .common.harmless import note, say
 from .common.options import add_action
 from .common.table import Column, write_rows

@@ -11,11 +11,8 @@ from typing import Any
 import msgspec
 
 from callboard.bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
-from callboard.bus.private_file import write_private
+from callboard.bus.files import write_private
 from callboard.engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
-from callboard.engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
-from callboard.engine.models.config import load_registry
-from callboard.engine.models.configured import configured_models
 from callboard.engine.models.known_models import (
     FILE_NAME,
     MOST_BYTES,
@@ -26,13 +23,14 @@ from callboard.engine.models.known_models import (
     encode,
     known_models,
 )
-from callboard.engine.models.published_prices import published_name
-from callboard.engine.routing.availability import AvailabilityTable
 from callboard.engine.runtime.adapters import make_spare
 from callboard.tracestore.home import home_folder, price_table
 from callboard.tracestore.prices.source import parse
 
-from ..models.nearest_names import nearest
+from ..models.catalogue import CAPABILITIES, capability_name, default_catalogue, nearest
+from ..models.configured import configured_models, load_registry
+from ..models.registry import published_name
+from ..routing.availability import AvailabilityTable
 from .common.figures import plural
 from .common.harmless import note, say
 from .common.options import add_models_file

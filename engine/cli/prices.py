@@ -10,16 +10,16 @@ from pathlib import Path
 import anyio
 
 from callboard.bus import SYSTEM_CLOCK, AdapterError, CallboardError, ConfigurationError
-from callboard.bus.private_file import write_private
+from callboard.bus.files import write_private
 from callboard.bus.values.usage import TokenUsage
-from callboard.engine.models.config import load_registry
-from callboard.engine.models.published_prices import published_name
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_table
 from callboard.tracestore.prices import snapshot as price_snapshot
 from callboard.tracestore.prices.rows import BUCKETS, US_PER_SECOND
 from callboard.tracestore.prices.source import convert, parse
 
+from ..models.configured import load_registry
+from ..models.registry import published_name
 from .common.figures import plural
 from .common.options import add_action, failing_as
 from .common.screen import make_console

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.adapters.cassettes import load_cassette
 from callboard.bus import CallboardError, ConfigurationError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import Engine, ModelRegistry, Session, load_registry
-from callboard.engine.models.entries import AdapterEntry
 
+from ..models.entries import AdapterEntry
 from .chat.backstage import ReplyWriter
 from .command_line import FAILED
 from .common.figures import plural

@@ -8,13 +8,12 @@ import sys
 
 import anyio
 
-from callboard.adapters.requests.surrogates import mend_json
+from callboard.adapters.requests.text import mend_json
 from callboard.bus import Bus, ConfigurationError, Envelope, Lossless
 from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
 
-from ..opening import store_to_read
-from ..store_address import TracePlace
+from ..opening import TracePlace, store_to_read
 from .common.figures import plural
 from .common.harmless import say, write_json
 from .common.options import add_trace, chosen_trace, moment, repeated

@@ -13,13 +13,12 @@ import anyio
 import msgspec
 
 from callboard.bus import ConfigurationError
-from callboard.bus.private_file import write_private
+from callboard.bus.files import write_private
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from callboard.tracestore.reports import OnProgress
 
-from ..opening import existing_store, store_to_read
-from ..pricing.pricing import load_prices
-from ..store_address import TracePlace
+from ..opening import TracePlace, existing_store, store_to_read
+from ..pricing import load_prices
 from .command_line import INTERRUPTED
 from .common.figures import moment_text, plural, tell_beside, usd
 from .common.harmless import note

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from callboard.bus.package_data import package_data
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.files import package_data
+from callboard.bus.values.usage import CostSum
 from callboard.tracestore import PriceTable, RepriceReport, RepriceSums
 
 from .common.figures import difference, exact, percent, places, plural, rounded, usd

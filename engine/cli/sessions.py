@@ -13,10 +13,10 @@ import anyio
 import msgspec
 
 from callboard import adapters
-from callboard.adapters.requests.surrogates import mend_json
+from callboard.adapters.requests.text import mend_json
 from callboard.bus import CallboardError
-from callboard.bus.private_file import write_private
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.files import write_private
+from callboard.bus.values.usage import CostSum
 from callboard.engine.sessions.stored import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
 from callboard.tracestore.calls import SearchFilter
@@ -25,8 +25,7 @@ from callboard.tracestore.search import Term, excerpt, terms_of
 from callboard.tracestore.timestamps import to_us
 from callboard.tracestore.writing.captured import encode_json, encode_metadata
 
-from ..opening import shipped_to, store_to_read, store_to_write
-from ..store_address import TracePlace
+from ..opening import TracePlace, shipped_to, store_to_read, store_to_write
 from .chat.lines import forget_lines
 from .common.figures import moment_text, plural, sum_text
 from .common.harmless import note, say, write_json

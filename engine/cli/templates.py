@@ -19,12 +19,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from callboard.bus import ConfigurationError
-from callboard.bus.private_file import write_private
-from callboard.bus.values.json import Json, JsonObject
-from callboard.engine.models.nearest_names import nearest
-from callboard.engine.models.yaml_text import read_yaml, write_yaml
+from callboard.bus.files import write_private
+from callboard.bus.values.base import Json, JsonObject
 from callboard.tracestore.home import home_folder
 
+from ..models.catalogue import nearest
+from ..models.models_yaml import read_yaml, write_yaml
 from .command_line import FAILED
 from .common.figures import plural
 from .common.harmless import harmless, note, say, write_json

@@ -17,12 +17,11 @@ import anyio
 import msgspec
 
 from callboard.bus import CallboardError, ConfigurationError, StoreError
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, CallRow, SqlResult
 from callboard.tracestore.calls import SHOWN
 
-from ..opening import store_to_read
-from ..store_address import TracePlace
+from ..opening import TracePlace, store_to_read
 from .common.figures import moment_text, plural, seconds, sum_text
 from .common.harmless import harmless, harmless_json, note
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version

@@ -15,8 +15,7 @@ import anyio
 from callboard.bus import ConfigurationError, StoreError
 from callboard.tracestore import PruneReport
 
-from ..opening import backlog_of, existing_store, forget_target, ship_file, store_to_read
-from ..store_address import StoreAddress, TracePlace
+from ..opening import StoreAddress, TracePlace, backlog_of, existing_store, forget_target, ship_file, store_to_read
 from .common.figures import plural
 from .common.options import (
     STORE_VARIABLE,

@@ -18,10 +18,10 @@ import msgspec
 
 from callboard.adapters import CanonicalRequest, RetryPolicy, ToolChoice
 from callboard.bus import ConfigurationError, Log
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..abort import AbortSignal
-from ..models.nearest_names import nearest
+from ..models.catalogue import nearest
 from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.model_choice import Model, Requirements, model_of, stored_model
 from ..tools import ApprovalRequest, Approve, Pending, RepairToolCall

@@ -30,12 +30,12 @@ from callboard.adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from callboard.adapters.refusals.signed_reasoning import without_reasoning
+from callboard.adapters.refusals.repair_history import without_reasoning
 from callboard.adapters.schemas.sanitizer import instruction
-from callboard.bus.values.json import JsonObject
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import JsonObject
 
-from ..models.tool_settings import ModelInput, joined
+from ..models.entries import ModelInput, joined
 
 
 class RefusedReasoning:

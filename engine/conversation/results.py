@@ -20,10 +20,9 @@ from callboard.adapters import (
 )
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus import Cost, RoutingDecision, TurnStatus
-from callboard.bus.values.cost_sum import CostSum
-from callboard.bus.values.json import JsonObject
-from callboard.bus.values.raw_reply import RawReply
-from callboard.bus.values.shown import Shown, short
+from callboard.bus.values.base import JsonObject, Shown, short
+from callboard.bus.values.messages import RawReply
+from callboard.bus.values.usage import CostSum
 
 from ..calls.outcome import NOT_KNOWN
 from ..presented import in_markdown, in_plain_values, renamed

@@ -47,11 +47,10 @@ from callboard.bus import (
     TaskHandle,
     TurnStatus,
 )
-from callboard.bus.errors import CancelledError, ConfigurationError
+from callboard.bus.errors import CancelledError, ConfigurationError, WarningCode
+from callboard.bus.log import current_trace
 from callboard.bus.streams.channel import OWNER_TAG
 from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
-from callboard.bus.trace_context import current_trace
-from callboard.bus.values.warning_codes import WarningCode
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
@@ -64,8 +63,7 @@ from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from .options import DEFAULTS, AskedWith, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
-from .step import Step
-from .tools import TurnTools
+from .step import Step, TurnTools
 from .turn_context import (
     OWN_IDS,
     FirstIds,

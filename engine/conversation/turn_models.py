@@ -17,17 +17,25 @@ from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.requests.text import current_turn
 from callboard.bus import ContextOverflowError, PromptTooLongError
 
-from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer
+from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
-from ..models.published_prices import published_name
-from ..models.tool_settings import ModelInput, model_input
+from ..models.entries import ModelInput, model_input
+from ..models.registry import published_name
 from ..routing.availability import Standing
-from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choose, default_max_output, expand
-from ..routing.capabilities import Asked, check, check_tool_choice
-from ..routing.deployments import deployment_of_last_reply
-from ..routing.model_choice import Model, overridden
+from ..routing.candidates import (
+    NOMINAL_USAGE,
+    Named,
+    Option,
+    Plan,
+    Route,
+    choose,
+    default_max_output,
+    deployment_of_last_reply,
+    expand,
+)
+from ..routing.model_choice import Asked, Model, check, check_tool_choice, overridden
 from .context import ContextPolicy, Conversation
 from .requests import hold_to_schema
 from .turn_context import TurnContext

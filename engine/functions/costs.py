@@ -16,10 +16,9 @@ from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport,
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.timestamps import read_moment
 
-from ..opening import existing_store, store_to_read
-from ..pricing.pricing import load_prices
+from ..opening import StoreAddress, TracePlace, existing_store, is_address, store_to_read
+from ..pricing import load_prices
 from ..runtime.process import engines
-from ..store_address import StoreAddress, TracePlace, is_address
 from .sync_host import run_sync
 
 Moment: TypeAlias = str | datetime | timedelta

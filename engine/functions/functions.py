@@ -2,21 +2,81 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from callboard.adapters import ContentBlock
+from callboard.bus import CallboardError
 
+from ..calls.plain_call import Models
 from ..conversation.results import GenerateResult
 from ..engine import Engine
 from ..generation.arguments import Arguments
 from ..generation.readers import OnUsage
 from ..generation.streaming import StreamResult
 from ..routing.model_choice import Model
-from .default import default_engine, engine_on
 
 if TYPE_CHECKING:
+    from ..operations.embeddings import EmbeddingOptions, EmbeddingResult
+    from .sync_host import SyncHost
     from .sync_stream import SyncStreamResult
+
+
+# The engine of those who name none
+
+_chosen: Engine | None = None
+_of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
+
+
+def default_engine() -> Engine:
+    """The engine that `generate` and the like use without ``engine=``: the one of `set_default_engine`, else the
+    running loop's own, like `Engine.from_env()`.
+
+    Raises:
+        CallboardError: No event loop runs here.
+        ConfigurationError: The configuration is wrong.
+    """
+    if _chosen is not None:
+        return _chosen
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise CallboardError(
+            "no event loop runs here, so there is no engine to use: call this in a coroutine, or take "
+            "generate_sync(), stream_sync() and the like"
+        ) from None
+    engine = _of_loops.get(loop)
+    if engine is None or engine.closed:
+        for old in [old for old in _of_loops if old.is_closed()]:
+            del _of_loops[old]
+        engine = _of_loops[loop] = Engine.from_env()
+    return engine
+
+
+def set_default_engine(engine: Engine | None) -> None:
+    """Use an engine where none is named, in the whole process. Who sets it closes it.
+
+    Args:
+        engine: The engine; None goes back to one for each loop.
+    """
+    global _chosen
+    _chosen = engine
+
+
+def engine_on(host: SyncHost, engine: Engine | None) -> Engine:
+    """The engine that a sync function uses, which is closed when the program ends. Called on the host's loop.
+
+    Args:
+        host: The thread of the sync functions.
+        engine: The engine that was named; None is `default_engine()`.
+
+    Raises:
+        WrongLoop: The engine belongs to another event loop.
+    """
+    used = engine or default_engine()
+    host.keep(used._runtime.host)
+    return used
 
 
 async def generate(
@@ -125,3 +185,54 @@ def stream_sync(
         return result
 
     return SyncStreamResult(host, host.run(ask, name="stream_sync()"))
+
+
+# `embed` without an engine in hand, and its sync twin
+
+
+async def embed(
+    texts: Sequence[str] | str,
+    *,
+    model: Models = None,
+    engine: Engine | None = None,
+    **options: Unpack[EmbeddingOptions],
+) -> EmbeddingResult:
+    """The vectors of texts, however many: `Engine.embed` on the engine that is meant.
+
+    Args:
+        texts: The texts, or one text.
+        model: Any of a model's names, or several names of one and the same model; None is the configured default.
+        engine: The engine to use; None is `default_engine()`.
+        options: The fields of `EmbeddingOptions`, such as ``on_progress``.
+
+    Raises:
+        PartialEmbeddingError: Some texts could not be embedded; the exception has the vectors of the others.
+        AdapterError: No text could be embedded.
+        ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
+    """
+    return await (engine or default_engine()).embed(texts, model=model, **options)
+
+
+def embed_sync(
+    texts: Sequence[str] | str,
+    *,
+    model: Models = None,
+    engine: Engine | None = None,
+    **options: Unpack[EmbeddingOptions],
+) -> EmbeddingResult:
+    """`embed` for code without an event loop; see `generate_sync`. `on_progress` is called in the sync thread.
+
+    Args:
+        texts: As in `embed`.
+        model: As in `embed`.
+        engine: As in `generate_sync`.
+        options: As in `embed`.
+    """
+    from .sync_host import sync_host
+
+    host = sync_host()
+
+    async def ask() -> EmbeddingResult:
+        return await engine_on(host, engine).embed(texts, model=model, **options)
+
+    return host.run(ask, name="embed_sync()")

@@ -6,21 +6,67 @@ plain JSON comes back; and for hints that are no classes (``list[Person] | None`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from callboard.adapters import ContentBlock
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
 from ..engine import Engine
 from ..objects.generate import ObjectArguments, ObjectResult
 from ..objects.stream import ObjectStream
 from ..routing.model_choice import Model
-from .default import default_engine, engine_on
-from .sync_host import sync_host
-from .sync_object_stream import SyncObjectStream
+from .functions import default_engine, engine_on
+from .sync_host import SyncHost, sync_host
+from .sync_stream import SyncStream
+
+# `stream_object_sync`
 
 T = TypeVar("T")
+P = TypeVar("P")
+
+
+class SyncObjectStream(SyncStream, Generic[T]):
+    """Like `ObjectStream`, for one thread at a time: iterable, and a context manager that cancels on leaving.
+
+    with stream_object_sync("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
+        for partial in stream:
+            print(f"{len(partial)} recipes so far")
+    recipes = stream.object()
+    """
+
+    def __init__(self, host: SyncHost, stream: ObjectStream[T]) -> None:
+        super().__init__(host, stream)
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Json]:
+        return self._through(self._stream.__aiter__())
+
+    @property
+    def text_stream(self) -> Iterator[str]:
+        """See `ObjectStream.text_stream`."""
+        return self._through(self._stream.text_stream)
+
+    def _through(self, pieces: AsyncIterator[P]) -> Iterator[P]:
+        async def following() -> tuple[P] | None:
+            async for piece in pieces:
+                return (piece,)
+            return None
+
+        try:
+            while (found := self._host.run(following)) is not None:
+                yield found[0]
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+    def object(self) -> T:
+        """See `ObjectStream.object`."""
+        return self._host.run(self._stream.object)
+
+    def result(self) -> ObjectResult[T]:
+        """See `ObjectStream.result`."""
+        return self._host.run(self._stream.result)
 
 
 @overload

@@ -5,16 +5,12 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        ".caching": "Cache MemoryReplies ReplyStore",
-        ".contract": (
+        ".chain": (
             "AnyEventFilter Around AsyncEventFilter EventFilter GuardReport Judged Middleware MiddlewareLike "
             "Next Steps"
         ),
-        ".guardrails.guardrail": "Guard Guardrail",
-        ".guardrails.held_reply": "GuardedKind Held Stop",
-        ".guardrails.windows": "Window",
-        ".logging": "LogCalls",
-        ".other_models": "TryModels",
+        ".guardrails": "Guard GuardedKind Guardrail Held Stop Window",
+        ".ready_made": "Cache LogCalls MemoryReplies ReplyStore TryModels",
         "callboard.engine.calls.outcome": "CallEnd CallInfo CallOutcome",
     },
 )

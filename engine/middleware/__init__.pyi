@@ -1,11 +1,7 @@
 # Written by scripts/make_stubs.py.
-from .caching import Cache, MemoryReplies, ReplyStore
-from .contract import AnyEventFilter, Around, AsyncEventFilter, EventFilter, GuardReport, Judged, Middleware, MiddlewareLike, Next, Steps
-from .guardrails.guardrail import Guard, Guardrail
-from .guardrails.held_reply import GuardedKind, Held, Stop
-from .guardrails.windows import Window
-from .logging import LogCalls
-from .other_models import TryModels
+from .chain import AnyEventFilter, Around, AsyncEventFilter, EventFilter, GuardReport, Judged, Middleware, MiddlewareLike, Next, Steps
+from .guardrails import Guard, GuardedKind, Guardrail, Held, Stop, Window
+from .ready_made import Cache, LogCalls, MemoryReplies, ReplyStore, TryModels
 from callboard.engine.calls.outcome import CallEnd, CallInfo, CallOutcome
 
 __all__ = [

@@ -31,11 +31,18 @@ from callboard.tracestore import PriceTable
 from callboard.tracestore.home import home_folder
 
 from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
-from .nearest_names import nearest
 
 if TYPE_CHECKING:
     from callboard.adapters.model_table import ModelRow
     from callboard.tracestore.prices.snapshot import Snapshot, SnapshotModel
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
+    """The known names that are like a name, the nearest first; none if it is like none."""
+    from difflib import get_close_matches  # only ever needed on the way to an error
+
+    return get_close_matches(name, known, n=most)
+
 
 M = TypeVar("M", "SnapshotModel", "KnownModel")
 

@@ -15,7 +15,7 @@ import msgspec
 
 from callboard.adapters.provider import vendors
 from callboard.bus import ConfigurationError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 FILE_NAME = "known-models.json"
 FORMAT = 1

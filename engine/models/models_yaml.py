@@ -5,24 +5,27 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
 
 from callboard.adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
-from callboard.adapters.keys.addresses import address_variable
+from callboard.adapters.keys import address_variable
 from callboard.adapters.registry import adapter_types, is_adapter_type
 from callboard.bus import ConfigurationError
 from callboard.bus.log import Log
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
-from ..keys.key_file import source_of
+from ..keys import source_of
 from ..old_names import warn_of_old_name
 from ..routing.model_choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
-from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind
-from .nearest_names import nearest
+from .catalogue import nearest
+from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind, ToolSettings
 from .registry import ModelRegistry
-from .tool_settings import ToolSettings
+
+if TYPE_CHECKING:
+    import yaml
+
 
 _log = Log("engine.config")
 
@@ -366,3 +369,51 @@ class Reader:
     def _fail(self, where: str, expected: str, found: object) -> NoReturn:
         shown = "nothing" if found is None else f"{type(found).__name__} {found!r}"[:80]
         raise ConfigurationError(f"{self.path}: {where}: expected {expected}, found {shown}")
+
+
+# YAML to values and back.
+
+
+def read_yaml(text: str, source: str) -> object:
+    """The value that a YAML text has; None for an empty text.
+
+    Args:
+        text: The text.
+        source: Where it comes from, for the error.
+
+    Raises:
+        ConfigurationError: It is no YAML. The error has the place of the fault and no word of the text, in which
+            there may be a key.
+    """
+    import yaml
+
+    try:
+        found: object = yaml.safe_load(text)
+        return found
+    except yaml.YAMLError as error:
+        fault = _describe_fault(error)
+    # out here and without its cause, which quotes the line
+    raise ConfigurationError(f"{source}: is no YAML: {fault}")
+
+
+def _describe_fault(error: Exception) -> str:
+    """The fault in the YAML, and its place, without a word of its text."""
+    mark = getattr(error, "problem_mark", None)
+    said = getattr(error, "problem", None) or type(error).__name__
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)
+
+
+def write_yaml(value: Mapping[str, object]) -> str:
+    """The YAML of a mapping, in its order. A text of several lines stands there as one sees it."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_representer(str, _text)
+    written: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return written
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)

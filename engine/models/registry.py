@@ -15,19 +15,21 @@ a model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from callboard.adapters.registry import adapter_types
+from callboard.adapters.provider import provider_named
+from callboard.adapters.registry import adapter_types, is_named_like, model_table, tabled_vendors
 from callboard.bus import ConfigurationError
 
+from .catalogue import default_catalogue, nearest
 from .entries import AdapterEntry, ModelEntry
-from .nearest_names import nearest
 
 if TYPE_CHECKING:
     import httpx
+
 
 _MOST_FOUND = 1024
 """Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
@@ -187,7 +189,6 @@ class ModelRegistry:
 
     def _unlisted_at(self, adapter: str, name: str) -> Resolved:
         """A model of an adapter by a name of the catalogue, or by any name."""
-        from .unlisted_names import name_at
 
         wire_name, known = name_at(self.adapters[adapter], name)
         listed = self._listed_at(adapter, wire_name)
@@ -198,7 +199,6 @@ class ModelRegistry:
 
     def _not_listed(self, name: str) -> Resolved:
         """The model of a bare name that is in the catalogue, or that the default provider may know."""
-        from .unlisted_names import place_in_catalogue, refuse_foreign
 
         placed = place_in_catalogue(self.adapters, name, self.default_provider)
         if placed is not None:
@@ -215,7 +215,6 @@ class ModelRegistry:
         return f"{name!r} is none of the adapters in {self.source}: {hint}"
 
     def _unknown(self, name: str) -> str:
-        from .unlisted_names import names_at
 
         prefix, colon, _ = name.partition(":")
         if colon and prefix in adapter_types():
@@ -270,3 +269,120 @@ def _with_client(entry: AdapterEntry, client: httpx.AsyncClient) -> AdapterEntry
     if entry.config.http_client is not None:
         return entry
     return msgspec.structs.replace(entry, config=msgspec.structs.replace(entry.config, http_client=client))
+
+
+# The name of a call's model in published price tables.
+
+
+def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
+    """The ``provider:name`` of a model in published price tables.
+
+    The provider is the one of `published_provider`. The name is the provider's own name of the model.
+
+    Returns:
+        None if it is the model's id, or not known.
+    """
+    return published_name_at(published_provider(adapter), adapter, model)
+
+
+def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelEntry) -> str | None:
+    """What `published_name` gives, for those who know the adapter's `published_provider`.
+
+    A vendor's own model has the vendor's prices at any address, such as a gateway's. The trace keeps the name as
+    `priced_as`.
+    """
+    provider = provider or _vendor_of(model.wire_name)
+    if provider is None:
+        return None
+    name = f"{provider}:{model.wire_name}"
+    return None if name == f"{adapter.name}:{model.wire_name}" else name
+
+
+def _vendor_of(name: str) -> str | None:
+    """The vendor with a table of its own that has a model of this name; None for any other model."""
+    from .catalogue import default_catalogue
+
+    place = default_catalogue().locate(name)
+    return place[0] if place is not None and place[0] in tabled_vendors() else None
+
+
+def published_provider(adapter: AdapterEntry) -> str | None:
+    """The provider whose models an adapter serves, by its name in published tables.
+
+    It is the adapter's `prices_as`, or else the server that its address belongs to, or else its type, if that is a
+    provider's own.
+
+    Returns:
+        None if it isn't known.
+    """
+    if adapter.prices_as:
+        return adapter.prices_as
+    provider = provider_named(adapter.type)
+    return None if provider is None else provider.vendor_name(adapter.config.options, adapter.config.base_url)
+
+
+# The meaning of names that no models.yaml lists
+
+
+def place_in_catalogue(
+    adapters: Mapping[str, AdapterEntry], name: str, default_provider: str | None
+) -> tuple[str, str] | None:
+    """The adapter for a model that the catalogue knows, and the model's name or short name there.
+
+    Returns:
+        None if the model is not in the catalogue, or if no adapter serves its provider.
+
+    Raises:
+        ConfigurationError: Several adapters could serve it.
+    """
+    found = default_catalogue().locate(name)
+    if found is None:
+        return None
+    provider, local = found
+    serving = [entry for entry in adapters.values() if published_provider(entry) == provider]
+    with_key = [entry for entry in serving if entry.missing_key is None] or serving
+    able = [entry.name for entry in with_key if not entry.offered] or [entry.name for entry in with_key]
+    if len(able) > 1 and default_provider in able:
+        able = [default_provider]
+    if len(able) > 1:
+        ways = ", ".join(sorted(f"{adapter}:{local}" for adapter in able))
+        raise ConfigurationError(f"model {name!r} is ambiguous: say one of {ways}")
+    return (able[0], local) if able else None
+
+
+def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
+    """The name by which an adapter's provider knows a model, and whether its table lists it. A name outside the
+    table stays as it is.
+    """
+    table = model_table(published_provider(adapter) or "")
+    if table is None:
+        return name, False
+    short = table.by_alias(name)
+    return (short.id, True) if short is not None else (name, table.listed(name) is not None)
+
+
+def names_at(adapters: Iterable[AdapterEntry]) -> list[str]:
+    """All ids and short names in the tables of the models that some adapters serve."""
+    tables = [model_table(provider) for provider in {published_provider(entry) or "" for entry in adapters}]
+    rows = [row for table in tables if table is not None for row in table.rows]
+    return sorted({name for row in rows for name in (row.id, *row.aliases)})
+
+
+def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
+    """Raise ConfigurationError for the name of another vendor's model, if an adapter serves one vendor's own."""
+    own = published_provider(adapter)
+    if own not in tabled_vendors():
+        return  # a server may have anybody's
+    owners = default_catalogue().owners(name)
+    if owners and own not in owners:
+        whose = " or ".join(owners[:3])
+        raise ConfigurationError(
+            f"model {name!r} is one of {whose}'s, which no adapter is known to serve; add one to models.yaml, or "
+            f"say {adapter.name}:{name} if it is meant for {adapter.name}"
+        )
+    for vendor in tabled_vendors():
+        if vendor != own and is_named_like(vendor, name):
+            raise ConfigurationError(
+                f"model {name!r} is not known, and looks like one of {vendor}'s, where the default provider is "
+                f"{adapter.name}; say {vendor}:{name}, or provider={vendor!r}"
+            )

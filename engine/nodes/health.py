@@ -11,7 +11,7 @@ from ..watching.health_report import Check
 if TYPE_CHECKING:
     from .frames.part import Frames
     from .node import Node
-    from .ownership.ownership import Ownership
+    from .ownership import Ownership
 
 ASK_SECONDS = 3.0
 """The time that a broker has for its answer."""
@@ -29,7 +29,7 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
         url: Its address, or several with commas between them.
         cluster: The cluster's name.
     """
-    from .nats.condition import broker_condition
+    from .broker import broker_condition
 
     where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))
     try:

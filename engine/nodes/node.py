@@ -26,22 +26,17 @@ from ..budgets.budget import Budget
 from ..opening import server_store
 from ..rate_limits.permit import LiveGate
 from ..routing.availability import AvailabilityTable
-from .availability.learned_limits import LearnedLimits
-from .availability.part import SharedAvailability
-from .availability.probes import ProbeLeases
-from .bridge.part import EventBridge
-from .cluster import Cluster
+from .availability import LearnedLimits, ProbeLeases, SharedAvailability
+from .bridge import EventBridge
+from .broker import Broker
+from .broker_streams import KeptEvents, KeptFrames
+from .budgets import BudgetSlices
+from .cluster import Cluster, Part, child_of
 from .frames.exchange import Subjects
 from .frames.part import Frames
-from .frames.stored import NothingStored, StoredTurns
-from .money.limits import RateLimitShares
-from .money.part import BudgetSlices
-from .nats.broker import Broker
-from .nats.kept_events import KeptEvents
-from .nats.kept_frames import KeptFrames
-from .ownership.ownership import Ownership
-from .ownership.wishes import Wishes
-from .part import Part, child_of
+from .frames.retained import NothingStored, StoredTurns
+from .ownership import Ownership, Wishes
+from .rate_limits import RateLimitShares
 
 _log = Log("engine.node")
 

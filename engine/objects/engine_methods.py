@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from callboard.adapters import ContentBlock
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Generic, TypeVar, Unpack
+from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar, Unpack, cast
 
-from callboard.adapters import ContentBlock, Message
+import msgspec
+
+from callboard.adapters import CanonicalResponse, ContentBlock, Message, StopReason
+from callboard.adapters.schemas.sanitizer import normalise_schema
+from callboard.adapters.schemas.strict import without_added_nulls
 from callboard.bus import CallboardError, Cost
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage
 
 from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own
@@ -17,10 +23,301 @@ from ..generation.arguments import Arguments, new_turn
 from ..presented import plain
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from .reply import NoObjectGeneratedError, Unfit, read_reply
-from .schema import ObjectSchema
+from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
+from .partial_json import PartialJson
+
+# The schema that a caller wants instead of text, as the model gets it, and the reading of the reply.
 
 T = TypeVar("T")
+
+_WRAPPED = "value"
+
+
+class ObjectSchema(Generic[T]):
+    """A type or a JSON Schema that a reply must follow.
+
+    Providers take an object at the schema's root only. Anything else is wrapped into an object with the member
+    ``value``, and taken out of it again.
+
+    Args:
+        of: A type, a hint, or a JSON Schema as a dict.
+
+    Raises:
+        SchemaError: It is no schema, or a type without one.
+    """
+
+    def __init__(self, of: object) -> None:
+        schema = json_schema(of)
+        check_schema(schema)
+        if not _is_object(schema):
+            schema = inline_root(normalise_schema(schema))
+        self._type = None if isinstance(of, Mapping) else of
+        self._is_wrapped = not _is_object(schema)
+        self.sent = _wrapped(schema) if self._is_wrapped else schema
+
+    def read(self, reply: Json) -> T:
+        """The object of a whole reply.
+
+        A null for an optional member that can't be null is left out, because models write it often.
+
+        Raises:
+            ValueError: The reply doesn't follow the schema. The text has the JSON path of the fault.
+        """
+        value = cast("Json", self.unwrapped(self._checked(reply)))
+        return cast("T", value if self._type is None else convert(value, self._type))
+
+    def _checked(self, reply: Json) -> Json:
+        try:
+            check(reply, self.sent)
+        except ValueError:
+            if self._is_wrapped and self._is_bare(reply):
+                return {_WRAPPED: reply}
+            cleaned = without_added_nulls(reply, self.sent) if isinstance(reply, dict) else reply
+            if cleaned == reply:
+                raise
+            check(cleaned, self.sent)
+            return cleaned
+        return reply
+
+    def bare(self, text: str) -> Json | msgspec.UnsetType:
+        """The value in a text that has no object, where the model left the wrapper out; UNSET if it is none.
+
+        It is a list within other words, or the whole text as a string.
+        """
+        if not self._is_wrapped:
+            return msgspec.UNSET
+        start, end = text.find("["), text.rfind("]")
+        if 0 <= start < end:
+            try:
+                found: Json = msgspec.json.decode(text[start : end + 1])
+            except msgspec.DecodeError:
+                return msgspec.UNSET
+            return found if self._is_bare(found) else msgspec.UNSET
+        plain = text.strip()
+        is_text = plain and plain[0] not in '{["`'
+        return plain if is_text and self._is_bare(plain) else msgspec.UNSET
+
+    def _is_bare(self, reply: Json) -> bool:
+        """Whether a reply is the value itself, because the model left the wrapper out."""
+        try:
+            check({_WRAPPED: reply}, self.sent)
+        except ValueError:
+            return False
+        return True
+
+    def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
+        """The caller's part of a reply, or of the beginning of one; UNSET if nothing of it has come yet.
+
+        A list, a number or a text is the value itself: the model left the wrapper out.
+        """
+        if not self._is_wrapped:
+            return reply
+        return reply.get(_WRAPPED, msgspec.UNSET) if isinstance(reply, dict) else reply
+
+
+def _is_object(schema: JsonObject) -> bool:
+    return schema.get("type") == "object" and not {"anyOf", "oneOf", "allOf", "$ref"} & schema.keys()
+
+
+def _wrapped(schema: JsonObject) -> JsonObject:
+    if refers_to(schema, "#"):
+        raise SchemaError(
+            "this schema refers to itself as '#', which works only for an object at the root: give it a name in "
+            "$defs and refer to that"
+        )
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    wrapped: JsonObject = {
+        "type": "object",
+        "properties": {_WRAPPED: inner},
+        "required": [_WRAPPED],
+        "additionalProperties": False,
+    }
+    return {**wrapped, "$defs": schema["$defs"]} if "$defs" in schema else wrapped
+
+
+# Whether a reply is the object that was wanted, and if not, why.
+
+
+NoObjectReason: TypeAlias = Literal["truncated", "refused", "not_json", "invalid"]
+"""Why there is no object, see `NoObjectGeneratedError`."""
+
+
+class NoObjectGeneratedError(CallboardError):
+    """The model replied, but not with such an object.
+
+    Args:
+        reason: ``truncated``: the reply reached max_output_tokens, or the window's end. ``refused``: by the model
+            or a filter. ``not_json``: the reply is no JSON. ``invalid``: the JSON doesn't follow the schema.
+        detail: The fault, with the JSON path or the character.
+        text: The text of the last reply.
+        steps: The replies.
+        usage: The tokens of all replies together.
+        cost: The cost of all replies together.
+    """
+
+    def __init__(
+        self,
+        reason: NoObjectReason,
+        detail: str,
+        *,
+        text: str,
+        steps: Sequence[StepResult],
+        usage: TokenUsage,
+        cost: Cost,
+    ) -> None:
+        super().__init__(f"{_SAID[reason]}: {detail}")
+        self.reason: NoObjectReason = reason
+        self.detail = detail
+        self.text = text
+        self.steps = tuple(steps)
+        self.usage = usage
+        self.cost = cost
+
+    @property
+    def response(self) -> CanonicalResponse:
+        """The last reply."""
+        return self.steps[-1].response
+
+
+_SAID: dict[NoObjectReason, str] = {
+    "truncated": "the reply was cut off before its object was whole; raise max_output_tokens",
+    "refused": "the model refused",
+    "not_json": "the reply is not JSON",
+    "invalid": "the reply does not follow the schema",
+}
+
+
+class Unfit(Exception):
+    """A reply that is not the object.
+
+    Args:
+        reason: As in `NoObjectGeneratedError`.
+        detail: As in `NoObjectGeneratedError`.
+        may_be_mended: Whether it may make sense to ask again. A reply that was too long would be so again, and a
+            refusal is an answer.
+    """
+
+    def __init__(self, reason: NoObjectReason, detail: str, *, may_be_mended: bool = True) -> None:
+        super().__init__(detail)
+        self.reason: NoObjectReason = reason
+        self.detail = detail
+        self.may_be_mended = may_be_mended and reason in ("not_json", "invalid")
+
+
+def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
+    """The object in a reply, and whether its text had to be repaired.
+
+    Raises:
+        Unfit: The reply is no such object.
+    """
+    if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
+        raise Unfit("refused", response.text or response.raw_stop_reason or "without a word")
+    is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
+    repaired = False
+    try:
+        reply = read_json(response.text)
+    except ValueError as error:
+        if not is_cut_off and (bare := schema.bare(response.text)) is not msgspec.UNSET:
+            return schema.read(bare), False
+        ends_early = is_cut_off and isinstance(error, _Unfinished)
+        reply = _repaired(response.text, is_cut_off) if may_repair else None
+        if reply is None:
+            raise Unfit("truncated" if ends_early else "not_json", str(error)) from error
+        repaired = True
+    try:
+        return schema.read(reply), repaired
+    except ValueError as error:
+        bare = msgspec.UNSET if is_cut_off else schema.bare(response.text)
+        if isinstance(bare, list):  # the object was a part of it
+            return schema.read(bare), False
+        raise Unfit("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
+
+
+class _Unfinished(ValueError):
+    """The only fault of the JSON is that it ends too early, or has not begun."""
+
+
+def read_json(text: str) -> Json:
+    """The object in a text, which may stand in a code fence or amid other words, after any reasoning.
+
+    Raises:
+        ValueError: There is none.
+    """
+    try:
+        return _strictly(text)
+    except ValueError:
+        text = after_reasoning(text)
+        machine = PartialJson(embedded=True, opening="{")
+        machine.feed(text)
+        if machine.error is not None:
+            raise ValueError(machine.error) from None
+        machine.close()
+        if machine.error is not None:
+            raise _Unfinished(machine.error) from None
+        return machine.value
+
+
+def after_reasoning(text: str) -> str:
+    """What a text says after its reasoning, which some servers leave in it, up to a `</think>`.
+
+    An object that the model wrote while it reasoned is no answer. Reasoning that never ended leaves nothing.
+    """
+    before, end, answer = text.rpartition(THINK_END)
+    if text.lstrip().startswith(THINK_START):
+        return answer if end else ""
+    return answer if end and "{" in answer and not _in_an_object(before) else text
+
+
+THINK_START, THINK_END = "<think>", "</think>"
+"""The marks around reasoning in a text."""
+
+
+def _in_an_object(text: str) -> bool:
+    """Whether a text ends within a string of a JSON object, so that a mark after it is the string's."""
+    machine = PartialJson(embedded=True, opening="{")
+    machine.feed(text)
+    return machine.in_string
+
+
+def _repaired(text: str, is_cut_off: bool) -> Json:
+    try:
+        return repair(text, cut_off=is_cut_off)
+    except ValueError:
+        return None
+
+
+def _strictly(text: str) -> Json:
+    try:
+        value: Json = json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def repair(text: str, *, cut_off: bool = False) -> Json:
+    """The object in nearly valid JSON.
+
+    It is read as it was meant: with text and code fences around it, commas too many, line breaks in strings, and
+    brackets that were not closed.
+
+    Args:
+        text: The text.
+        cut_off: Whether the text was truncated, so that a number at its end may lack digits. Such a number is left
+            out.
+
+    Raises:
+        ValueError: That is not enough to read it.
+    """
+    machine = PartialJson(embedded=True, opening="{", lenient=True)
+    machine.feed(after_reasoning(text))
+    machine.close(cut_off=cut_off)
+    if machine.error is not None:
+        raise ValueError(machine.error)
+    return machine.value
 
 
 class ObjectArguments(Arguments, total=False):

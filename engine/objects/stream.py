@@ -22,16 +22,14 @@ from callboard.adapters import (
 )
 from callboard.bus import CallboardError, Cost, RoutingDecision, TurnStatus
 from callboard.bus.errors import CancelledError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
 from ..conversation.requests import ANSWER_TOOL
 from ..conversation.turn import Turn
 from ..generation.streaming import StreamResult
 from ..generation.view_events import ViewEvent
-from .generate import ObjectResult, ObjectTask
+from .generate import THINK_END, THINK_START, ObjectResult, ObjectSchema, ObjectTask
 from .partial_json import PartialJson
-from .reply import THINK_END, THINK_START
-from .schema import ObjectSchema
 
 T = TypeVar("T")
 

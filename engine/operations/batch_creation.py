@@ -21,7 +21,7 @@ from callboard.adapters.jobs import PollPolicy
 from callboard.bus import BatchPlanned, BatchSubmitting
 from callboard.bus.errors import InvalidRequestError
 
-from ..budgets.account import Amount
+from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..calls.outcome import texts_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known

@@ -21,7 +21,6 @@ import msgspec
 
 from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse, TokenUsage
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
-from callboard.adapters.contract import CallWarning
 from callboard.adapters.jobs import PollPolicy, is_passing, wait_for_job
 from callboard.adapters.operations.batches import bare_request
 from callboard.adapters.usage.unfinished import NOTHING_USED
@@ -33,9 +32,10 @@ from callboard.bus.errors import (
     RequestTimeoutError,
     StoreError,
 )
+from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import CountedCall
 
-from ..budgets.reservation_names import job_of
+from ..budgets.budgets import job_of
 from ..old_names import takes_old_names
 from ..runtime.runtime import Runtime, settled_store
 from .batch_plan import (

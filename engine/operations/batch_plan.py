@@ -18,7 +18,7 @@ from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse
 from callboard.adapters.batches import BatchJob, BatchStatus
 from callboard.bus import Cost
 from callboard.bus.errors import CallboardError, InvalidRequestError
-from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
+from callboard.bus.values.usage import CostSum, usage_is_unknown
 
 from .jobs import JobOrigin
 

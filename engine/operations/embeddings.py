@@ -33,7 +33,7 @@ from callboard.adapters.embeddings import (
 )
 from callboard.adapters.usage.estimate import upper_end
 from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource
-from callboard.bus.values.shown import Shown
+from callboard.bus.values.base import Shown
 
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..models.entries import ModelEntry

@@ -10,10 +10,9 @@ from callboard.adapters import AttemptObserver, CallWarning, CapabilityError, Im
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
 from callboard.adapters.operations.media_wire import fit_image
-from callboard.adapters.usage.estimate import estimate_request
-from callboard.adapters.usage.rates import TokenRates
+from callboard.adapters.usage.estimate import TokenRates, estimate_request
 from callboard.bus import Cost, Message, TextBlock
-from callboard.bus.values.shown import Shown
+from callboard.bus.values.base import Shown
 
 from ..budgets.worst_case import most_of_images
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known

@@ -19,12 +19,13 @@ import msgspec
 from callboard.adapters import AdapterError, StopReason, TokenUsage
 from callboard.adapters.actor import start_work
 from callboard.adapters.batches import BatchJob
-from callboard.adapters.contract import AttemptStarted, CallWarning
+from callboard.adapters.contract import AttemptStarted
 from callboard.adapters.videos import VideoJob
 from callboard.bus import Cost, RoutingDecision
+from callboard.bus.values.messages import CallWarning
 
 from ..calls.events import CallContext, CallEvents, Served
-from ..models.published_prices import published_name
+from ..models.registry import published_name
 from ..routing.candidates import Named
 from ..runtime.runtime import Runtime
 

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from callboard.adapters import CanonicalRequest, ImageBlock
+from callboard.bus import CallboardError
+from callboard.tracestore import OpenReply
 
-from ..conversation.options import TurnOptions
-from ..runtime.runtime import Runtime
+from ..conversation.options import TurnOptions, merged
+from ..conversation.turn import Turn
+from ..conversation.turn_context import FirstIds
+from ..runtime.runtime import Runtime, settled_store
+from ..sessions.state import SessionState
 
 if TYPE_CHECKING:
     from callboard.adapters.jobs import PollPolicy
-    from callboard.tracestore import OpenReply, StoredBatch
+    from callboard.tracestore import StoredBatch
 
     from ..calls.plain_call import Models
     from ..conversation.results import GenerateResult
@@ -282,7 +287,6 @@ class OperationMethods:
         Raises:
             StoreError: The trace can't be read, or what an earlier process left beside it.
         """
-        from .background import open_replies
 
         return await open_replies(self._runtime, session_id)
 
@@ -301,7 +305,6 @@ class OperationMethods:
         """
         from ..conversation.turn import own
         from ..generation.arguments import result_of
-        from .background import turn_of_reply
 
         turn = turn_of_reply(self._runtime, reply, options, streamed=False)
         await own(turn, await self._runtime.host.start_turn(turn))
@@ -310,6 +313,39 @@ class OperationMethods:
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> StreamResult:
         """`take_up`, streamed: from the reply's first word on, and then as it comes."""
         from ..generation.streaming import StreamResult
-        from .background import turn_of_reply
 
         return StreamResult(self._runtime, turn_of_reply(self._runtime, reply, options, streamed=True))
+
+
+async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenReply]:
+    """See `Engine.open_replies`."""
+    await runtime.host.start()
+    store = await settled_store(runtime)
+    if runtime.store is None:
+        return []
+    node = runtime.node
+    if node is not None and node.ownership is not None:
+        state = None if session_id is None else runtime.sessions.states.get(session_id)
+        shared = await node.shared_trace()
+        return await shared.open_replies(session_id, owned=state is not None and bool(state.epoch))
+    return [] if store is None else await store.open_replies(session_id)
+
+
+def turn_of_reply(
+    runtime: Runtime, reply: OpenReply, options: TurnOptions, *, streamed: bool, state: SessionState | None = None
+) -> Turn:
+    """A turn that takes a reply up. It is not run yet."""
+    if state is None:
+        state = SessionState("", reply.model, None, (), reply.tags or {})
+    elif reply.session_id != state.id:
+        raise CallboardError(f"reply {reply.response_id} belongs to session {reply.session_id!r}, not to this one")
+    return Turn(
+        runtime=runtime,
+        state=state,
+        new=(),
+        model=reply.model,
+        options=merged(options, {"fallback": ()}),
+        streamed=streamed,
+        first_ids=FirstIds(reply.request_id, reply.message_id),
+        takes_up=reply,
+    )

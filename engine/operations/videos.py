@@ -21,7 +21,7 @@ import anyio
 import msgspec
 
 from callboard.adapters import AdapterError, AttemptObserver, CapabilityError, RetryPolicy, TokenUsage
-from callboard.adapters.contract import CallWarning, ProviderAdapter
+from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.operations.media_wire import check_video, video_usage
 from callboard.adapters.videos import (
     PollPolicy,
@@ -38,9 +38,10 @@ from callboard.adapters.videos import (
 from callboard.bus import Cost, JobCompleted, JobCreated, JobFailed, JobProgress
 from callboard.bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from callboard.bus.log import Log
+from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import StoredJob
 
-from ..budgets.reservation_names import job_of
+from ..budgets.budgets import job_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..old_names import takes_old_names
 from ..routing.candidates import Named, Route, expand

@@ -20,11 +20,15 @@ the requests that it returns.
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from .account import Account
-from .amounts import Learned, Reading, Ticket
+import msgspec
+
+from callboard.adapters import RateLimitInfo
+
+from .account import MINUTE_US, Account, Learned, Reading, Ticket
 
 _MOST_MODELS = 1024
 
@@ -311,3 +315,49 @@ class Gate:
                 del self.models[old]
         account = self.models[name] = Account()
         return account
+
+
+def read_headers(said: RateLimitInfo) -> Headers:
+    """What a provider says of its limits; `NO_HEADERS` if it doesn't say how much is left."""
+    requests = _reading(said.requests_limit, said.requests_remaining, said.requests_reset, said.fixed_window)
+    tokens = _reading(said.tokens_limit, said.tokens_remaining, said.tokens_reset, said.fixed_window)
+    if requests is None and tokens is None:
+        return NO_HEADERS
+    return Headers(requests, tokens, said.counts_output)
+
+
+def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed: bool) -> Reading | None:
+    if remaining is None or limit == 0:
+        return None
+    from callboard.adapters.refusals.headers import seconds_until
+
+    seconds = None if reset is None else seconds_until(reset, time.time_ns() // 1000)
+    return Reading(limit, remaining, None if seconds is None else round(seconds * 1e6), fixed)
+
+
+class Lesson(msgspec.Struct, frozen=True):
+    """What a reply says of the limits of its model."""
+
+    model: str
+    """The model."""
+    headers: Headers = NO_HEADERS
+    """What its headers say."""
+    pause_us: int = 0
+    """Microseconds for which the provider wants to be left alone, after a refusal; 0 without one."""
+    opens: bool = False
+    """Whether the request was sent behind the last refusal, so that the provider takes requests again."""
+
+
+def aged(lesson: Lesson, age_us: int) -> Lesson | None:
+    """A lesson some microseconds later; None if it says nothing any more."""
+    if age_us >= MINUTE_US:
+        return None
+    requests, tokens, output = lesson.headers
+    headers = Headers(_aged(requests, age_us), _aged(tokens, age_us), output)
+    return msgspec.structs.replace(lesson, headers=headers, pause_us=max(lesson.pause_us - age_us, 0))
+
+
+def _aged(reading: Reading | None, age_us: int) -> Reading | None:
+    if reading is None or reading.reset_us is None:
+        return reading
+    return reading._replace(reset_us=max(reading.reset_us - age_us, 1))

@@ -20,10 +20,8 @@ from callboard.adapters import (
 )
 from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
 
-from .amounts import Ticket
-from .gate import NO_HEADERS, Gate, Headers
-from .headers import read_headers
-from .lessons import Lesson
+from .account import Ticket
+from .gate import NO_HEADERS, Gate, Headers, Lesson, read_headers
 
 _LONGEST_NAP_SECONDS = 60.0
 

@@ -10,8 +10,7 @@ import anyio
 import msgspec
 
 from ..models.entries import AdapterEntry
-from .gate import Gate
-from .lessons import Lesson, aged
+from .gate import Gate, Lesson, aged
 from .permit import LiveGate, Permit
 
 MOST_HEARD = 256

@@ -18,13 +18,25 @@ The table is a plain object: whoever changes it gets the events to publish. It n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed
-from callboard.bus.events.operation import ProviderAvailabilityChanged
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.keys import Keyring
+from callboard.bus import (
+    Actor,
+    ActorContext,
+    Bus,
+    Clock,
+    ConfigurationError,
+    Envelope,
+    LlmCallCompleted,
+    LlmCallFailed,
+    Subscription,
+)
+from callboard.bus.events.operation import ActorStopped, ProviderAvailabilityChanged
 
 State: TypeAlias = Literal["available", "degraded", "unavailable", "probing"]
 Signal: TypeAlias = Literal[
@@ -461,3 +473,83 @@ def _reason(event: LlmCallFailed) -> str:
             return "model not found"
         case _:
             return f"{event.error_class}: {event.error_type}"
+
+
+def standing_of_key(
+    standing: Standing, adapter: ProviderAdapter, key: str | None, wire_model: str, now_us: int
+) -> Standing:
+    """The availability of a model for a call with a key.
+
+    Args:
+        standing: The availability of the model, whatever the key.
+        adapter: The adapter of the model.
+        key: The name of the key; None leaves it to the adapter.
+        wire_model: The model's name at its provider.
+        now_us: The time, in microseconds since the epoch.
+
+    Raises:
+        ConfigurationError: The adapter has no key of that name, or the call must name one.
+    """
+    keys = getattr(adapter, "keys", None)
+    if not isinstance(keys, Keyring):  # an adapter of another kind sends no key
+        if key is not None:
+            raise ConfigurationError(f"{adapter.name} has no key {key!r}: it has no keys with names")
+        return standing
+    if key is None and keys.unnamed is not None:
+        return standing
+    keys.check(key)
+    rest = keys.rest(key, wire_model, now_us)
+    if rest is None or standing.kind == "closed":
+        return standing
+    wait = max(rest.until_us - now_us, 0) / 1e6
+    return Standing("closed" if rest.weight == "refused" else "later", rest.in_words(), wait)
+
+
+# The actor that tells the availability table which adapters can't be kept running.
+
+WATCHED = ("actor.stopped",)
+"""The topics that an AvailabilityActor reads. The calls tell the table themselves how they begin and end."""
+
+
+class AvailabilityActor(Actor):
+    """Tells the availability table of crashed adapters. It gets no messages, and owns the task that reads events.
+
+    Args:
+        table: The table.
+        subscription: A lossless subscription to the topics in `WATCHED`, which the engine owns.
+        bus: The bus to which changes are published.
+        clock: The clock.
+        provider_of: Returns the provider that an actor serves; None for actors that are no adapters.
+    """
+
+    def __init__(
+        self,
+        table: AvailabilityTable,
+        subscription: Subscription,
+        bus: Bus,
+        clock: Clock,
+        provider_of: Callable[[str], str | None] = lambda actor: None,
+    ) -> None:
+        self._table = table
+        self._subscription = subscription
+        self._bus = bus
+        self._clock = clock
+        self._provider_of = provider_of
+
+    async def started(self, context: ActorContext) -> None:
+        context.spawn(self._follow, name="availability")
+
+    async def receive(self, message: object) -> object:
+        raise TypeError(f"the availability actor takes no messages, got {type(message).__name__}")
+
+    async def _follow(self) -> None:
+        async for envelope in self._subscription:
+            self._take(envelope)
+
+    def _take(self, envelope: Envelope) -> None:
+        match envelope.data:
+            case ActorStopped(actor=actor, reason="restart limit"):
+                provider = self._provider_of(actor)
+                if provider is not None:
+                    for change in self._table.crashed(provider, self._clock.now_us()):
+                        self._bus.publish(change)

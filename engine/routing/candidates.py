@@ -26,7 +26,10 @@ from callboard.adapters import (
     CapabilityError,
     ContextOverflowError,
     InvalidRequestError,
+    Message,
     NotFoundError,
+    Role,
+    StopReason,
     TokenUsage,
 )
 from callboard.adapters.usage.estimate import at_most
@@ -39,12 +42,11 @@ from callboard.bus import (
     RoutingDecision,
 )
 from callboard.bus.errors import CancelledError, OutcomeUnknownError
-from callboard.bus.values.kept import kept
+from callboard.bus.values.base import kept
 
-from ..budgets.account import Refusal
-from ..models.entries import ModelEntry
+from ..budgets.ledger import Refusal
+from ..models.entries import ModelEntry, ModelInput
 from ..models.registry import ModelRegistry
-from ..models.tool_settings import ModelInput
 from .availability import READY, Standing
 from .model_choice import Model, ModelChoice, Requirements, in_words
 
@@ -386,3 +388,25 @@ def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]
             if option is not taken and own is not None and own.max_context_tokens <= window:
                 out[option.named.model] = f"its window of {own.max_context_tokens} tokens is no larger"
     return out
+
+
+def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | None:
+    """The model that answered last, if it is the plan's first model at this or another provider.
+
+    Two models are deployments of one if their providers call them alike. A fallback of another name is none: the
+    conversation goes back to its own model as soon as that is available. A `ModelChoice` is chosen anew each time.
+
+    Args:
+        messages: The conversation so far.
+        plan: The models that may serve.
+    """
+    if len(plan.named) == 1 or plan.chosen:
+        return None
+    last = next((message for message in reversed(messages) if message.role is Role.ASSISTANT), None)
+    about = None if last is None else last.metadata
+    if about is None or about.routing is None or about.stop_reason is StopReason.ERROR:
+        return None
+    named = next((each for each in plan.named if each.model == about.routing.model), None)
+    if named is None or named.entry.wire_name != plan.named[0].entry.wire_name:
+        return None
+    return named.model

@@ -26,8 +26,7 @@ from callboard.bus import ActorRef, Clock, ConfigurationError, Cost, Envelope, S
 
 from ..conversation.results import Reply
 from ..models.entries import AdapterEntry, ModelEntry
-from ..models.published_prices import name_at, published_provider
-from ..models.registry import ModelRegistry
+from ..models.registry import ModelRegistry, published_name_at, published_provider
 
 arrival = itertools.count().__next__
 """Returns the next place in the order in which turns were asked for."""
@@ -135,7 +134,7 @@ class RunningAdapter:
         if name not in self._published:
             if len(self._published) >= _MOST_NAMES:
                 self._published.clear()
-            self._published[name] = name_at(self._published_provider, self.entry, model)
+            self._published[name] = published_name_at(self._published_provider, self.entry, model)
         return self._published[name]
 
     def acquire(self) -> None:

@@ -35,13 +35,13 @@ from callboard.bus import (
     TaskHandle,
 )
 from callboard.bus.actors.actor import WorkActor
-from callboard.bus.actors.task_handle import unwrapped
+from callboard.bus.actors.tasks import unwrapped
 from callboard.bus.log import Log
 from callboard.tracestore import Store, WriterStatistics
 
 from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
-from ..routing.availability_actor import WATCHED, AvailabilityActor
+from ..routing.availability import WATCHED, AvailabilityActor
 from ..sessions.open import ApplyCosts, SessionManager
 from .adapters import CallSlots, RunningAdapter, Startable, come_up
 from .in_flight import require_asyncio, require_loop

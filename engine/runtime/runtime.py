@@ -21,7 +21,7 @@ from ..budgets.from_trace import loader
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
 from ..opening import server_store, shipper_for
-from ..pricing.pricing import Pricing
+from ..pricing import Pricing
 from ..rate_limits.rate_limits import RateLimits
 from ..routing.availability import AvailabilityTable
 from ..sessions.open import OpenSessions

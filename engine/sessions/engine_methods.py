@@ -11,8 +11,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, ToolLike, as_tools
-from .opening import New, opened, require_kept
-from .resuming import Wanted, resumed
+from .resuming import New, Wanted, opened, require_kept, resumed
 from .session import Session
 from .state import SessionState
 from .stored import SessionInfo, deleted, imported, listed, state_of
@@ -194,7 +193,7 @@ class SessionMethods:
         node = self._runtime.node
         if node is None or node.ownership is None or self._runtime.capture is None:
             return await resumed(self._runtime, wanted)
-        from .opening import taken_over
+        from .resuming import taken_over
 
         return await taken_over(self._runtime, node, node.ownership, wanted)
 

@@ -21,7 +21,7 @@ from .state import SessionState, setup_of
 
 if TYPE_CHECKING:
     from ..nodes.frames.retained import Retained
-    from ..nodes.ownership.ownership import Ownership
+    from ..nodes.ownership import Ownership
     from .state import SessionState
 
 _log = Log("engine.ownership")

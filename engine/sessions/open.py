@@ -32,7 +32,7 @@ from .handover import Tenure
 from .state import SessionState, configured
 
 if TYPE_CHECKING:
-    from ..nodes.ownership.ownership import Ownership
+    from ..nodes.ownership import Ownership
 
 _COMMIT_SECONDS = 2.0
 """The longest time for which the end of a turn waits for a store."""

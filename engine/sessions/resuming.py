@@ -1,14 +1,32 @@
-"""A session from the store: its parts read, and put together again."""
+"""A session by its id: the one that is open, else the stored one, else a new one; never one that has lost content.
+
+Each turn of such a session ends with a commit, so that a host of several processes may open it in any of them. A
+new session is this engine's before anything is said in it: it is in the trace, and the trace records its owner.
+Of two engines that open a new id at the same time, one makes the session, and the other resumes it.
+
+In a cluster, a session of another node is taken over. If the node released it, everything is in the shared store.
+If the node died, its frames may have more: that is added to the stored history under this node's claim, and the
+turn that ran ends with an unknown outcome. No model is asked again.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from callboard.bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
+from callboard.bus import (
+    CallboardError,
+    ConfigurationError,
+    Log,
+    SessionSetup,
+    SessionTakenOver,
+    StoreError,
+    StoreUnavailable,
+)
 from callboard.tracestore import Redact, SavedSession, Store
 
 from ..conversation.options import TurnOptions, asked_with_of, merged
@@ -16,8 +34,19 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
+from .handover import asked_in, in_its_first_turn, saved_of
 from .open import costs_of, reprice_messages
 from .state import SessionState
+
+if TYPE_CHECKING:
+    from callboard.tracestore.nodes import Owner
+
+    from ..nodes.frames.retained import Retained
+    from ..nodes.node import Node
+    from ..nodes.ownership import Ownership
+
+
+# A session from the store
 
 _log = Log("engine.resuming")
 
@@ -143,3 +172,245 @@ def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> Ses
             "give it as system_prompt="
         )
     return saved.setup
+
+
+_opening_log = Log("engine.ownership")
+
+
+def require_kept(runtime: Runtime) -> None:
+    """Check that what is said in a session is kept, so that it can be opened again. Raises ConfigurationError."""
+    if runtime.capture is None:
+        raise ConfigurationError(
+            "open_session() goes on with what was said before, and this engine doesn't keep it: make it with "
+            "Engine(capture_content=True). A session that needn't last is engine.session()"
+        )
+
+
+class New(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that only a new session takes; all others are in `Wanted`."""
+
+    tags: dict[str, str] | None = None
+    """The tags of its calls."""
+    requires: Requirements | None = None
+    """The abilities that its model must have."""
+    name: str | None = None
+    """Its name, for people."""
+
+    def state(self, wanted: Wanted) -> SessionState:
+        """The state of a new session."""
+        if wanted.model is None:
+            raise ConfigurationError(f"session {wanted.session_id!r} is a new one: say its model=")
+        return SessionState(
+            wanted.session_id,
+            wanted.model,
+            wanted.system_prompt,
+            wanted.tools or (),
+            self.tags or {},
+            options=wanted.options,
+            requires=self.requires,
+            name=self.name,
+        )
+
+
+async def opened(runtime: Runtime, wanted: Wanted, new: New) -> SessionState:
+    """The state of a session that is this engine's, as `Engine.open_session` describes it."""
+    fresh = partial(new.state, wanted)
+    sessions = runtime.sessions
+    await runtime.host.start()
+    async with sessions.one_at_a_time(wanted.session_id):
+        state = sessions.states.get(wanted.session_id)
+        if state is not None and await _is_ours(runtime, state):
+            _change(runtime, state, wanted)
+            state.commits = runtime.node is None
+            return state
+        await runtime.host.settle()
+        node = runtime.node
+        if node is not None and node.ownership is not None:
+            state = await taken_over(runtime, node, node.ownership, wanted, fresh)
+        else:
+            state = await _created(runtime, wanted, fresh) or await resumed(runtime, wanted)
+        if sessions.states.get(state.id) is not state:
+            sessions.open(state)
+        _change(runtime, state, wanted)
+        state.commits = node is None
+        return state
+
+
+async def _created(runtime: Runtime, wanted: Wanted, fresh: Callable[[], SessionState]) -> SessionState | None:
+    """A new session that is this engine's; None if something is stored of it, or another engine was quicker."""
+    store, sessions = runtime.store, runtime.sessions
+    assert store is not None
+    answered = await store.was_answered(wanted.session_id)  # asked first, as others may begin it meanwhile
+    if await store.saved_session(wanted.session_id) is not None:
+        return None
+    require_nothing_lost(wanted.session_id, answered)
+    state = fresh()
+    sessions.open(state)
+    sessions.announce(state, begins=False)
+    try:
+        await runtime.host.flush()
+        owner, _ = await store.session_owner(state.id, runtime.bus.run_id)
+    except BaseException:
+        sessions.forget(state)
+        raise
+    if owner == runtime.bus.run_id:
+        return state
+    sessions.forget(state)
+    return None
+
+
+async def _is_ours(runtime: Runtime, state: SessionState) -> bool:
+    """Whether a session that is open here belongs to nobody else by now."""
+    try:
+        await runtime.sessions.require_own(state)
+    except SessionTakenOver:
+        runtime.sessions.forget(state)
+        return False
+    return True
+
+
+def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
+    """Have the next turns of a session be as the caller says."""
+    sessions = runtime.sessions
+    state.options = merged(state.options, wanted.options)
+    if wanted.model is not None and wanted.model != state.model:
+        sessions.change_model(state, wanted.model)
+    before = state.system_prompt, state.definitions
+    if wanted.tools is not None:
+        state.use_tools(wanted.tools)
+    if wanted.system_prompt is not None:
+        state.system_prompt = wanted.system_prompt
+    if state.announced and before != (state.system_prompt, state.definitions):
+        sessions.publish_setup(state)
+
+
+# -- in a cluster
+
+
+async def taken_over(
+    runtime: Runtime,
+    node: Node,
+    ownership: Ownership,
+    wanted: Wanted,
+    fresh: Callable[[], SessionState] | None = None,
+) -> SessionState:
+    """The state of a session of the shared store, which is this node's from now on.
+
+    It is read when it is this node's: until then its owner may add something. A session that no node ever had must
+    be stored, so that a mistaken id is not claimed, unless it may be a new one.
+
+    Raises CallboardError, SessionBusy, ConfigurationError, AdmissionError or StoreError.
+    """
+    session_id = wanted.session_id
+    with runtime.sessions.opening(session_id):
+        if not await runtime.host.share() and ownership.epoch_of(session_id):
+            raise StoreError(f"what was said in session {session_id!r} here can't be brought to the shared store")
+        store = await node.shared_trace()
+        owner = await ownership.tables.owner(session_id)
+        if fresh is not None:
+            await _require_known(node, store, session_id, owner)
+        elif owner is None:
+            state_of_saved(runtime, wanted, await store.saved_session(session_id))
+        claimed = await ownership.claim(session_id, waits=True)
+        try:
+            saved = await store.saved_session(session_id)
+            died = claimed.previous
+            if died is None or died.released or died.node == node.id:
+                died = None
+            kept = None if died is None else await _kept(node, session_id)
+            if saved is None and kept is not None and kept.opening:
+                saved = saved_of(session_id, kept.opening)
+            if saved is not None and kept is not None:
+                saved = in_its_first_turn(saved, kept)
+            if saved is None and fresh is not None and died is None:
+                return await _begun_here(runtime, store, fresh(), claimed.epoch)
+            state = state_of_saved(runtime, wanted, saved)
+            await show_costs(store, state)
+            state.epoch, state.resumed = claimed.epoch, True
+            if died is not None:
+                runtime.sessions.announce(state)
+                await _go_on(runtime, node, state, kept)
+                ended = set() if kept is None else {turn.stream_id for turn in kept.turns}
+                for turn_id in await _begun(store, session_id, died.node):
+                    if turn_id not in ended:
+                        await _end(node, session_id, turn_id, died.node, died.epoch)
+        except (CallboardError, LookupError, ValueError):
+            await ownership.release(session_id)
+            raise
+        return state
+
+
+async def _require_known(node: Node, store: Store, session_id: str, owner: Owner | None) -> None:
+    """Check that a session of which nothing is stored is a new one. It is asked before the session is claimed, as
+    its claim says who had it.
+
+    Raises CallboardError.
+    """
+    if owner is None or owner.released or owner.lives or owner.node == node.id:
+        return
+    kept = await _kept(node, session_id)
+    if (kept is None or not kept.opening) and await store.saved_session(session_id) is None:
+        raise CallboardError(
+            f"session {session_id!r} was held by node {owner.name or owner.node}, which died before anything of "
+            "it was shared: start that node again, or begin the session anew after "
+            f"engine.delete_session({session_id!r})"
+        )
+
+
+async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch: int) -> SessionState:
+    """A new session, shared before anything is said in it, as far as that is possible now."""
+    require_nothing_lost(state.id, await store.was_answered(state.id))
+    state.epoch = epoch
+    runtime.sessions.announce(state, begins=False)
+    await runtime.host.share()
+    return state
+
+
+async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retained | None) -> None:
+    """Add what a dead owner had said beyond the stored history, and end the turn that it was at."""
+    if kept is None:
+        return
+    beyond = kept.beyond(len(state.messages))
+    if any(message.tool_uses for message in beyond) and (asked := asked_in(kept.opening)) is not None:
+        runtime.sessions.keep_asked(state, asked)
+    of_turns = {place: each.stream_id for each in kept.turns for place in each.appended}
+    for message in beyond:
+        runtime.sessions.append(state, message, of_turns.get(len(state.messages)))
+    turn = kept.unfinished
+    if turn is None:
+        return
+    known = {message.id for message in state.messages}
+    if turn.history is not None and turn.history <= len(state.messages):
+        for message in turn.left:
+            if message.id not in known:
+                runtime.sessions.append(state, message, turn.stream_id)
+    await _end(node, state.id, turn.stream_id, turn.node, turn.epoch)
+
+
+async def _kept(node: Node, session_id: str) -> Retained | None:
+    """What the frames of a session say; None if the broker can't be asked, or there is none."""
+    if node.frames is None:
+        return None
+    try:
+        return await node.frames.retained(session_id)
+    except OSError as error:
+        _opening_log.warning("frames_not_read", session_id=session_id, error=str(error))
+        return None
+
+
+async def _begun(store: Store, session_id: str, run_id: str) -> list[str]:
+    """The turns of a session that a run began and never ended, as far as the store knows."""
+    events = await store.events(run_id=run_id, session_id=session_id, topic="session.turn_*", limit=None)
+    begun = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
+    for each in events:
+        if each.topic == "session.turn_completed":
+            begun.pop(each.turn_id, None)
+    return [turn_id for turn_id in begun if turn_id is not None]
+
+
+async def _end(node: Node, session_id: str, turn_id: str, run_by: str, epoch: int) -> None:
+    """Decide how a turn ended, and tell whoever reads it."""
+    assert node.ownership is not None
+    ending = await node.ownership.ending_of(turn_id, session_id, run_by, epoch)
+    if ending is not None and node.frames is not None:
+        node.frames.sender.announce(turn_id, session_id, ending)

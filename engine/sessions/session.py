@@ -13,7 +13,7 @@ from typing import Unpack
 
 from callboard.adapters import ContentBlock, Message, ToolUseBlock
 from callboard.bus import CallboardError, NoTurnRunning, SessionRenamed
-from callboard.bus.values.shown import short
+from callboard.bus.values.base import short
 from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
@@ -345,7 +345,7 @@ class Session:
         Raises:
             StoreError: The trace can't be read.
         """
-        from ..operations.background import open_replies
+        from ..operations.methods import open_replies
 
         found = await open_replies(self._runtime, self.id)
         return found[-1] if found and self._state.running is None else None
@@ -376,7 +376,7 @@ class Session:
         return TurnStream(self._runtime, self._taking_up(reply, options, streamed=True))
 
     def _taking_up(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
-        from ..operations.background import turn_of_reply
+        from ..operations.methods import turn_of_reply
 
         asked = options_among(options, advice=_ADVICE)
         return turn_of_reply(self._runtime, reply, asked, streamed=streamed, state=self._state)

@@ -10,7 +10,7 @@ import msgspec
 from callboard.adapters import ContentBlock, Message, ToolDefinition
 from callboard.bus import SessionConfigured, SessionSetup
 from callboard.bus.backend import LoopLock
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ..conversation.context import WHOLE
 from ..conversation.options import NOTHING, AskedWith, TurnOptions, merged

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from callboard.tracestore import Store
 
     from ..nodes.node import Node
-    from ..nodes.ownership.ownership import Ownership
+    from ..nodes.ownership import Ownership
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

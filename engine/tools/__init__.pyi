@@ -1,15 +1,11 @@
 # Written by scripts/make_stubs.py.
-from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
-from .context import ToolContext
-from .function.define import tool
-from .function.given import ToolLike, as_tools
-from .function.handler import ToolHandler
-from .function.parameters import ToolDefinitionError
-from .function.tool import FunctionTool, Tool
-from .mcp.tools import mcp_tools
-from .repair import InvalidToolCallError, RepairToolCall
-from .results import ToolError
-from .rounds import ToolRound, ToolRoundContext
+from .context import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
+from .define import tool
+from .given import ToolLike, as_tools
+from .handler import FunctionTool, Tool, ToolHandler
+from .mcp import mcp_tools
+from .parameters import ToolDefinitionError
+from .rounds import InvalidToolCallError, RepairToolCall, ToolRound, ToolRoundContext
 from .running import run_tools
 from .waiting_calls import Answer, answers_to, last_reply, open_calls
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import PurePath
 from typing import TypeAlias
 
-from callboard.adapters import Message
+import msgspec
+
+from callboard.adapters import DocumentBlock, ImageBlock, Message, Role, TextBlock, ToolDefinition, ToolUseBlock
 from callboard.bus import ToolProgress
-from callboard.engine.abort import AbortSignal
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.content import OpaqueBlock, ResultPart
+
+from ..abort import AbortSignal
 
 Report: TypeAlias = Callable[[ToolProgress], None]
 
@@ -59,7 +67,6 @@ class ToolContext:
         The key is a UUID. It is the same each time this call of the model is run, also in another process that has
         resumed the session. No other call has it, and the same call in a fork of the session has another.
         """
-        from .idempotency import idempotency_key  # most tools call nobody who wants a key
 
         return idempotency_key(self.session_id, self.messages, self.tool_call_id)
 
@@ -103,3 +110,157 @@ class ToolContext:
     def close(self) -> None:
         """Drop all further progress, because the call has ended."""
         self._report = None
+
+
+# The result of a tool's function, in the form that the model sees.
+
+_PARTS = (TextBlock, ImageBlock, DocumentBlock, OpaqueBlock)
+
+ResultContent: TypeAlias = str | tuple[ResultPart, ...]
+
+
+class ToolError(Exception):
+    """Raise it in a tool to tell the model what went wrong. Of any other exception the model is told type and
+    text.
+
+    Args:
+        content: The words or blocks for the model.
+    """
+
+    def __init__(self, content: str | Sequence[ResultPart]) -> None:
+        super().__init__(content if isinstance(content, str) else "the tool failed")
+        self.content: ResultContent = content if isinstance(content, str) else tuple(content)
+
+
+def as_content(value: object) -> ResultContent:
+    """The content of a result. Text stays text, and blocks stay blocks. Any other value becomes JSON.
+
+    JSON takes msgspec Structs, dataclasses, pydantic models, dates, sets and the like.
+
+    Raises:
+        TypeError: The value can't be written as JSON. The text says what to return instead.
+    """
+    match value:
+        case str():
+            return value
+        case TextBlock() | ImageBlock() | DocumentBlock() | OpaqueBlock():
+            return (value,)
+        case list() | tuple() if any(isinstance(part, _PARTS) for part in value):
+            return tuple(_part(part) for part in value)
+        case bytes() | bytearray() | memoryview():
+            raise TypeError(
+                "the tool returned bytes: return text, or a block such as ImageBlock(data=...), or "
+                "DocumentBlock(data=..., media_type=...)"
+            )
+        case _:
+            return _as_json(value)
+
+
+def _part(value: object) -> ResultPart:
+    match value:
+        case TextBlock() | ImageBlock() | DocumentBlock() | OpaqueBlock():
+            return value
+        case str():
+            return TextBlock(value)
+        case _:
+            return TextBlock(_as_json(value))
+
+
+def _as_json(value: object) -> str:
+    try:
+        return msgspec.json.encode(value, enc_hook=_plain).decode()
+    except (ValueError, RecursionError) as error:  # half a surrogate pair, an integer beyond 64 bits, a loop
+        raise TypeError(f"the tool's result can't be written as JSON: {error}") from error
+
+
+def _plain(value: object) -> object:
+    """A value that JSON doesn't know, as a value that it knows.
+
+    Raises:
+        TypeError: There is no such value.
+    """
+    dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
+    if callable(dump):
+        return dump(mode="json")
+    if isinstance(value, PurePath):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(
+        f"the tool returned a {type(value).__name__}, which is no JSON: return text, a JSON value, a dataclass, "
+        "a Struct, a model, or content blocks"
+    )
+
+
+_NAMESPACE = uuid.UUID("7d0d3b0e-58a7-5b0c-9a44-0c1f6a2f6c15")
+"""The namespace of all keys. Another one would change each key of a call that waits for its approval now."""
+
+
+def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_call_id: str) -> str:
+    """The key of a call, a UUID of 36 characters.
+
+    Args:
+        session_id: The id of the session; None if the call belongs to no session.
+        messages: The conversation, in which the last reply is the message that made the call.
+        tool_call_id: The id of the call.
+    """
+    made_by = ""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].role is Role.ASSISTANT:
+            made_by = messages[place].id or f"#{place}"
+            break
+    parts = (session_id or "", made_by, tool_call_id)
+    return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+
+
+# The approval of a tool's call
+
+
+class Approved(msgspec.Struct, frozen=True):
+    """The call may run."""
+
+
+class Denied(msgspec.Struct, frozen=True):
+    """The call must not run. The model is told so."""
+
+    reason: str = ""
+    """The reason, for the model."""
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """Nobody has decided yet. The turn ends with the call open, and `Session.submit` brings the answer."""
+
+
+Approval: TypeAlias = Approved | Denied | Pending
+"""An answer to the question whether a call may run."""
+
+
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is about to run. Its arguments follow the tool's schema already."""
+
+    call: ToolUseBlock
+    """The call as the model made it."""
+    definition: ToolDefinition
+    """The tool's definition. Its annotations are hints, and of a foreign server they are only claims."""
+    arguments: JsonObject
+    """The arguments, after a repair if there was one."""
+    messages: tuple[Message, ...] = ()
+    """The conversation up to the call, with the message that made it."""
+    session_id: str | None = None
+    """The id of the session, if there is one."""
+    turn_id: str | None = None
+    """The id of the turn."""
+
+
+Approve: TypeAlias = Callable[[ApprovalRequest], Approval | Awaitable[Approval]]
+"""A function that decides about a call. A plain function runs in a thread, so it may ask a person. One question is
+asked at a time."""
+
+NeedsApproval: TypeAlias = bool | Callable[[ApprovalRequest], bool | Awaitable[bool]]
+"""Whether a tool's calls need approval. True: a call waits for an answer. False: nobody is asked. A function
+decides about each call."""
+
+
+def denial(reason: str) -> str:
+    """The text that the model gets about a call that was not approved."""
+    return f"The call was not approved: {reason}" if reason else "The call was not approved."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import anyio
@@ -10,9 +10,27 @@ import msgspec
 
 from callboard.adapters import Message, ToolResultBlock, ToolUseBlock
 from callboard.bus import Clock, ToolFinished, ToolProgress, ToolStarted
+from callboard.bus.errors import CallboardError
+from callboard.bus.values.base import JsonObject
 
-from .approval import Approve
-from .repair import RepairToolCall
+from .context import Approve
+from .handler import Tool
+
+
+class InvalidToolCallError(CallboardError):
+    """The arguments of a call are no JSON object, or don't follow the tool's schema. The text says where."""
+
+
+RepairToolCall: TypeAlias = Callable[
+    [ToolUseBlock, InvalidToolCallError, Tool], JsonObject | Awaitable[JsonObject | None] | None
+]
+"""A function that gets a call, its error and its tool, and returns other arguments. None leaves the error to the
+model.
+
+It is called once for each such call. If the model's text was no JSON object, it is in the call's `raw_arguments`.
+A plain function runs in a thread.
+"""
+
 
 Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
@@ -55,8 +73,6 @@ class ToolRound(msgspec.Struct, frozen=True):
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
     """The result of a call that its turn did not reach."""
-    from callboard.adapters.requests.history import (
-        NOT_EXECUTED,  # which most programs need with their first call, and not at import
-    )
+    from callboard.adapters.requests.history import NOT_EXECUTED
 
     return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)

@@ -13,11 +13,10 @@ import msgspec
 
 from callboard.adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from callboard.bus.errors import CallboardError
-from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.messages import ended_well
 
-from .approval import Approved, Denied, denial
-from .function.tool import Tool
-from .results import ToolError, as_content
+from .context import Approved, Denied, ToolError, as_content, denial
+from .handler import Tool
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is its result, as a

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from .checking import check, check_schema
 from .converting import convert
-from .definitions import inline_root, refers_to
-from .errors import SchemaError
-from .fitting import fitted
-from .json_schema import json_schema
+from .fitting import SchemaError, fitted
+from .json_schema import inline_root, json_schema, refers_to
 
 __all__ = ["SchemaError", "check", "check_schema", "convert", "fitted", "inline_root", "json_schema", "refers_to"]

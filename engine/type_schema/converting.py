@@ -8,13 +8,10 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
-from .errors import SchemaError
-from .fitting import Whole, described_by, fitted
-from .json_schema import json_schema
-from .paths import json_path
-from .pydantic_types import Refused, is_model, validate
+from .fitting import Refused, SchemaError, Whole, described_by, fitted, is_model, validate
+from .json_schema import json_path, json_schema
 
 T = TypeVar("T")
 

@@ -4,19 +4,229 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
+from msgspec import inspect as hints
 
 from callboard.adapters.schemas.sanitizer import map_subschemas
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
-from .date_times import Moments
-from .definitions import inline_root, lift_definitions
-from .errors import SchemaError
-from .fitting import Whole, described_by, fitted
-from .pydantic_types import is_model, model_schema
+from .fitting import SchemaError, Whole, described_by, fitted, is_model, model_schema
+
+# The definitions of a schema
+
+_PREFIX = "#/$defs/"
+
+
+def lift_definitions(schema: JsonObject) -> JsonObject:
+    """The schema with the ``$defs`` of its subschemas at its root, where their references look for them. Pure.
+
+    A definition whose name is taken by another gets a number.
+    """
+    lifted: JsonObject = {}
+    own = schema.get("$defs")
+    if isinstance(own, dict):
+        lifted.update(own)
+    root = _without_definitions(schema)
+    body = map_subschemas(root, lambda inner: _lift(inner, lifted))
+    for name in list(lifted):
+        lifted[name] = _each(lifted[name], lifted)
+    return {**body, "$defs": lifted} if lifted else body
+
+
+def _each(schema: Json, lifted: JsonObject) -> Json:
+    return _lift(schema, lifted) if isinstance(schema, dict) else schema
+
+
+def _lift(schema: JsonObject, lifted: JsonObject) -> JsonObject:
+    own = schema.get("$defs")
+    if isinstance(own, dict):
+        names = {name: _free_name(name, value, lifted) for name, value in own.items()}
+        for name, value in own.items():
+            lifted[names[name]] = _renamed(value, names)
+        renamed = _renamed(_without_definitions(schema), names)
+        schema = renamed if isinstance(renamed, dict) else schema
+    return map_subschemas(schema, lambda inner: _lift(inner, lifted))
+
+
+def _free_name(name: str, definition: Json, lifted: JsonObject) -> str:
+    free, number = name, 2
+    while free in lifted and lifted[free] != definition:
+        free, number = f"{name}{number}", number + 1
+    return free
+
+
+def _renamed(schema: Json, names: dict[str, str]) -> Json:
+    if not isinstance(schema, dict):
+        return schema
+    target = schema.get("$ref")
+    if isinstance(target, str) and target.startswith(_PREFIX):
+        name = target.removeprefix(_PREFIX)
+        schema = {**schema, "$ref": _PREFIX + names.get(name, name)}
+    return map_subschemas(schema, lambda inner: _as_object(_renamed(inner, names)))
+
+
+def inline_root(schema: JsonObject) -> JsonObject:
+    """The schema with its root written out where that is a reference: providers want an object there. Pure.
+
+    The definition stays where something else refers to it.
+    """
+    definitions = schema.get("$defs")
+    target = schema.get("$ref")
+    if not isinstance(definitions, dict) or not isinstance(target, str) or not target.startswith(_PREFIX):
+        return schema
+    name = target.removeprefix(_PREFIX)
+    definition = definitions.get(name)
+    if not isinstance(definition, dict):
+        return schema
+    beside = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}
+    root: JsonObject = {**definition, **beside}
+    if not any(refers_to(value, target) for value in (root, *definitions.values())):
+        definitions = {other: value for other, value in definitions.items() if other != name}
+    return {**root, "$defs": definitions} if definitions else root
+
+
+def refers_to(schema: Json, target: str) -> bool:
+    """Whether a schema, or a schema inside it, is a reference to a target. Its ``$defs`` count as inside."""
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("$ref") == target:
+        return True
+    found = False
+
+    def look(inner: JsonObject) -> JsonObject:
+        nonlocal found
+        found = found or refers_to(inner, target)
+        return inner
+
+    map_subschemas(schema, look)
+    return found
+
+
+def _without_definitions(schema: JsonObject) -> JsonObject:
+    return {name: value for name, value in schema.items() if name != "$defs"}
+
+
+def _as_object(schema: Json) -> JsonObject:
+    assert isinstance(schema, dict)
+    return schema
+
+
+# Formats for datetimes and times.
+
+
+class Moments:
+    """The classes within a type. Their schemas are made together with the type's, and `add_formats` completes all
+    of them.
+
+    Args:
+        of: The type.
+    """
+
+    def __init__(self, of: object) -> None:
+        self._root = hints.type_info(of)
+        self._classes: dict[object, _Fielded] = {}
+        self._found = False
+        self._look(self._root)
+
+    @property
+    def classes(self) -> tuple[Any, ...]:
+        return tuple(self._classes) if self._found else ()
+
+    def add_formats(self, root: JsonObject, references: Iterable[JsonObject], definitions: JsonObject) -> None:
+        """Write the formats into the schemas, in place.
+
+        Args:
+            root: The schema of the type.
+            references: The schemas of `classes`, in their order.
+            definitions: The definitions that they refer to.
+        """
+        if not self._found:
+            return
+        _mark(self._root, root)
+        for fielded, reference in zip(self._classes.values(), references, strict=True):
+            definition = definitions[str(reference["$ref"]).removeprefix(_PREFIX)]
+            assert isinstance(definition, dict)
+            places = definition.get("properties") or definition.get("prefixItems")
+            for number, field in enumerate(fielded.fields):
+                if isinstance(places, dict):
+                    _mark(field.type, places[field.encode_name])
+                elif isinstance(places, list):
+                    _mark(field.type, places[number - len(fielded.fields)])  # a tag may stand before them
+
+    def _look(self, info: hints.Type) -> None:
+        if isinstance(info, hints.DateTimeType | hints.TimeType):
+            self._found = True
+        if isinstance(info, _Fielded) and info.cls not in self._classes:
+            self._classes[info.cls] = info
+            for field in info.fields:
+                self._look(field.type)
+        for inner in _inner(info):
+            self._look(inner)
+
+
+_Fielded = hints.StructType | hints.DataclassType | hints.TypedDictType | hints.NamedTupleType
+
+
+def _inner(info: hints.Type) -> Iterator[hints.Type]:
+    match info:
+        case hints.Metadata():
+            yield info.type
+        case hints.UnionType():
+            yield from info.types
+        case hints.CollectionType():
+            yield info.item_type
+        case hints.TupleType():
+            yield from info.item_types
+        case hints.DictType():
+            yield info.value_type
+        case _:
+            pass
+
+
+def _mark(info: hints.Type, schema: Json) -> None:
+    """Follow a type and its schema down to where a moment is a string. Classes have their own place."""
+    if not isinstance(schema, dict):
+        return
+    match info:
+        case hints.Metadata():
+            _mark(info.type, schema)
+        case hints.DateTimeType() if info.tz is not False:  # the format has a timezone
+            schema.setdefault("format", "date-time")
+        case hints.TimeType() if info.tz is not False:
+            schema.setdefault("format", "time")
+        case hints.CollectionType():
+            _mark(info.item_type, schema.get("items"))
+        case hints.DictType():
+            _mark(info.value_type, schema.get("additionalProperties"))
+        case hints.TupleType() if isinstance(items := schema.get("prefixItems"), list):
+            for item_type, item in zip(info.item_types, items, strict=True):
+                _mark(item_type, item)
+        case hints.UnionType() if isinstance(options := schema.get("anyOf"), list):
+            for member in info.types:  # msgspec has at most one of each kind in a union
+                for option in options:
+                    if isinstance(option, dict) and option.get("type") == _kind(member):
+                        _mark(member, option)
+        case _:
+            pass
+
+
+def _kind(info: hints.Type) -> str | None:
+    match info:
+        case hints.Metadata():
+            return _kind(info.type)
+        case hints.DateTimeType() | hints.TimeType():
+            return "string"
+        case hints.CollectionType() | hints.TupleType():
+            return "array"
+        case hints.DictType():
+            return "object"
+        case _:
+            return None
+
 
 _ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
 
@@ -146,3 +356,14 @@ def _reason(error: Exception) -> str:
             return f"{error} (names in hints must be there when the schema is made)"
         case _:
             return str(error).partition("\n")[0]
+
+
+def json_path(steps: Iterable[str | int], start: str = "$") -> str:
+    """The path of keys and positions, from the root of a value or from another path."""
+    path = start
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step}" if step.isidentifier() else f"[{step!r}]"
+    return path

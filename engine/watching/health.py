@@ -18,14 +18,14 @@ import msgspec
 from callboard.adapters import ProviderAdapter
 from callboard.adapters.health import AdapterHealth, ChecksHealth
 from callboard.adapters.provider import provider_named
-from callboard.adapters.transport.key_masking import given_keys, masked
+from callboard.adapters.transport.headers import given_keys, masked
 from callboard.bus import CallboardError, Clock, ConfigurationError, StoreError
 from callboard.tracestore import Store, WriterStatistics
 from callboard.tracestore.health import FileFacts, file_facts
 from callboard.tracestore.reports import StoreCondition
 
-from ..keys.key_file import keys_file, read_keys
-from ..models.config import FROM_ENVIRONMENT, read_models_yaml
+from ..keys import keys_file, read_keys
+from ..models.configured import FROM_ENVIRONMENT, read_models_yaml
 from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..opening import server_store, store_to_read

@@ -29,8 +29,8 @@ from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.requests.fitted import Loss, block_type
 from callboard.adapters.requests.history import OPTIONS as HISTORY
 from callboard.bus import CallboardError
-from callboard.bus.values.json import Json
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import Json
 
 from ..conversation.options import DEFAULTS, TurnOptions, merged
 from ..conversation.step import request_for

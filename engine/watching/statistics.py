@@ -19,7 +19,7 @@ from ..runtime.life import Life
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ..nodes.ownership.ownership import OwnershipStatistics
+    from ..nodes.ownership import OwnershipStatistics
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from callboard.bus import (
     LlmCallStarted,
     Subscription,
 )
-from callboard.bus.values.shown import Shown
+from callboard.bus.values.base import Shown
 
 from ..runtime.process import LivingEngine, engines
 

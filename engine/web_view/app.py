@@ -20,9 +20,8 @@ from callboard.bus import CallboardError, ConfigurationError, Log
 from . import calls, costs, events, now, sessions
 from . import now as operation
 from . import sessions as streams
-from .access import Access, EventStream, Guard, Refused, answer
+from .access import Access, EventStream, Guard, Refused, Scope, Visitor, answer
 from .costs import Repricings
-from .sign_in import Scope, Visitor
 from .subject import Subject
 
 # -- The files of the page: read once, and given by their names. No path of a request reaches the disk

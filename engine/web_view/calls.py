@@ -26,9 +26,8 @@ from callboard.bus import (
 from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
 from callboard.tracestore.calls import SHOWN
 
-from .access import Refused, answer
+from .access import Refused, Visitor, answer
 from .events import envelope_seen, moment_of
-from .sign_in import Visitor
 from .subject import Subject
 
 MOST_TURN_CALLS = 300

@@ -27,9 +27,8 @@ from callboard.bus import (
 )
 from callboard.tracestore import CallFilter, SavedSession, SessionRow
 
-from .access import EventStream, Refused, answer, as_json, body_of, frame
+from .access import EventStream, Refused, Visitor, answer, as_json, body_of, frame
 from .calls import attempt_in_brief, block_seen, message_seen, turns_seen
-from .sign_in import Visitor
 from .subject import Subject
 
 # -- *Session*: its messages and swaps of models, its calls, and what another provider would be sent

@@ -25,8 +25,7 @@ from callboard.bus import (
 from callboard.tracestore import Store
 
 from ..engine import Engine
-from ..opening import existing_store, place_to_read, store_to_read
-from ..store_address import StoreAddress, TracePlace
+from ..opening import StoreAddress, TracePlace, existing_store, place_to_read, store_to_read
 
 # -- What a live view shows: an engine, a trace that another process writes, or both
 #

@@ -10,8 +10,8 @@ from callboard.bus import ConfigurationError
 from callboard.tracestore import Store
 
 from ..engine import Engine
-from ..store_address import StoreAddress, TracePlace, is_address
-from .sign_in import SCOPES, Scope
+from ..opening import StoreAddress, TracePlace, is_address
+from .access import SCOPES, Scope
 from .subject import Subject
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from callboard.adapters.refusals.classify import build_error, read_error_value
 from callboard.adapters.refusals.required_capabilities import check_demands
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
-from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from callboard.adapters.requests.fitted import FittedHistory, Target, ToolIdRule
+from callboard.adapters.requests.history import fit_history
 from callboard.adapters.requests.host_options import merge_own_options
 
 ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}

@@ -25,9 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from callboard.adapters.usage.estimate import count
-from callboard.adapters.usage.rates import RateRow, TokenRates, rate_rows
-from callboard.adapters.usage.vocabularies import vocabulary_of
+from callboard.adapters.usage.estimate import RateRow, TokenRates, count, rate_rows
+from callboard.adapters.usage.text_traits import vocabulary_of
 
 from .rate_descent import Bounds, dot, solve
 from .recorded_requests import Sample, read_samples

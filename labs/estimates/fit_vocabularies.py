@@ -1,7 +1,7 @@
 """Fits what each trait of a text comes to in tokens, for each vocabulary, and says how far the estimates are off.
 
     python -m labs.estimates.fit_vocabularies            (judges what is shipped)
-    python -m labs.estimates.fit_vocabularies --write    (writes adapters/usage/vocabulary_rates.py)
+    python -m labs.estimates.fit_vocabularies --write    (writes adapters/usage/text_traits.py)
 
 Texts of many kinds are made from seeds; their tokens were counted with the vendors' tokenizers
 (`texts/counted.py`). The rates are fitted to every other seed, and judged on the seeds between. When they have
@@ -18,10 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from callboard.adapters.usage import vocabulary_rates
-from callboard.adapters.usage.text_traits import TextRates, traits
-from callboard.adapters.usage.vocabularies import text_tokens
-from callboard.adapters.usage.vocabulary_rates import VOCABULARIES
+from callboard.adapters.usage import text_traits
+from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits
 
 from .rate_descent import Bounds, solve
 from .texts.counted import CountedText, counted_texts
@@ -32,7 +30,7 @@ NEGATIVE = {"capitalised", "capital_pair", "mark_pair", "mark_run", "space_pair"
 PULL = 2.0
 """How many texts the usual rates weigh as much as: what hardly any text has should stay usual."""
 
-SHIPPED = Path(vocabulary_rates.__file__)
+SHIPPED = Path(text_traits.__file__)
 
 
 def fitted_texts() -> list[CountedText]:
@@ -88,7 +86,7 @@ def write(rates: dict[str, TextRates]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the vocabularies of the token estimator.")
-    parser.add_argument("--write", action="store_true", help="write adapters/usage/vocabulary_rates.py")
+    parser.add_argument("--write", action="store_true", help="write adapters/usage/text_traits.py")
     if parser.parse_args().write:
         texts = fitted_texts()
         write({name: fit(name, texts) for name in texts[0].tokens})

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from tests.support.wires import anthropic as messages_wire
 from tests.support.wires import chat as chat_wire
 from tests.support.wires import gemini as generate_wire

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from tests.support.wire_history import history_faults
 
 from .plan import FAULTS, fault_of, turn_of

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from callboard.adapters.transport.http1 import pool as http1_pool
+from callboard.adapters.transport.http1 import client as http1_pool
 from callboard.adapters.transport.http1.client import Http1Transport
 from callboard.adapters.transport.transport import HttpRequest
 from callboard.bus.errors import NetworkError

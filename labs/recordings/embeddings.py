@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from callboard.adapters import AdapterConfig, AdapterError, create_adapter
 from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from tests.support.recordings import CountingClock, Recording, fragments
 
 from .agreement import Tally, report

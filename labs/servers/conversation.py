@@ -26,8 +26,8 @@ from callboard.adapters.servers import Note
 from callboard.bus import errors as bus_errors
 from callboard.bus.errors import AdapterError, CallboardError
 from callboard.bus.streams.events import TextDelta, ThinkingDelta
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import ContentBlock, ImageBlock, TextBlock
-from callboard.bus.values.json import Json
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
 from callboard.engine.conversation.context import Truncate
 from callboard.engine.conversation.options import TurnOptions

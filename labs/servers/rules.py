@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 
 class Asked(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from callboard.adapters.servers import Note
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from tests.support.wire_history import history_faults
 
 from .rules import RULES, Asked

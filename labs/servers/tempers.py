@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from callboard.adapters.servers import Note, notes
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from tests.support.wires import AnthropicWire, ChatWire, ResponsesWire, Wire
 from tests.support.wires.gemini import GeminiWire
 from tests.support.wires.ollama import OllamaWire

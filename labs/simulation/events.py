@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from callboard.bus import ActorStarted, Envelope
-from callboard.engine.nodes.bridge.outgoing import Outgoing, Read, Rest, Send
-from callboard.engine.nodes.bridge.page import Page
-from callboard.engine.nodes.remote.incoming import Arrived, Incoming
+from callboard.engine.nodes.bridge import Outgoing, Page, Read, Rest, Send
+from callboard.engine.nodes.remote_source import Arrived, Incoming
 
 from .kernel import ANSWER_SECONDS, BrokenPromise, Host, Kernel, Network
 from .trace import File, SharedTrace, Written

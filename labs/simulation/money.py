@@ -13,11 +13,9 @@ from typing import TypeAlias, cast
 
 from callboard.bus import Clock, StoreUnavailable
 from callboard.engine import Budget
-from callboard.engine.budgets.account import Account, Amount
 from callboard.engine.budgets.budget import Payer
-from callboard.engine.budgets.ledger import Ledger
-from callboard.engine.nodes.money.part import BudgetSlices
-from callboard.engine.nodes.money.scope import Scope
+from callboard.engine.budgets.ledger import Account, Amount, Ledger
+from callboard.engine.nodes.budgets import BudgetSlices, Scope
 from callboard.tracestore.nodes import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
 from tests.support.shared_tables import LedgerModel
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from callboard.engine.nodes.ownership.holding import Asked, Holding
+from callboard.engine.nodes.ownership import Asked, Holding
 from callboard.tracestore.nodes import Claimed, Held, NodeInfo, Renewed
 from tests.support.shared_tables import OwnershipModel
 

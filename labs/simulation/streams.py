@@ -12,7 +12,7 @@ from typing import Protocol
 
 from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
-from callboard.engine.nodes.frames.follower import (
+from callboard.engine.nodes.frames.exchange import (
     AskOwner,
     AskStore,
     Follower,
@@ -22,10 +22,10 @@ from callboard.engine.nodes.frames.follower import (
     StoreAnswer,
     Stored,
 )
-from callboard.engine.nodes.frames.framer import Framer
 from callboard.engine.nodes.frames.mirror import Mirror
-from callboard.engine.nodes.frames.wire.frame import Ending, Frame
-from callboard.engine.nodes.ownership.holding import Holding
+from callboard.engine.nodes.frames.sender import Framer
+from callboard.engine.nodes.frames.wire import Ending, Frame
+from callboard.engine.nodes.ownership import Holding
 from callboard.tracestore.nodes import TurnEnding
 from tests.support.shared_tables import OwnershipModel
 

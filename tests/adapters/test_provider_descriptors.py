@@ -14,8 +14,7 @@ from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.operations.answers import EmbeddingOnlyWire
 from callboard.adapters.provider import Provider, providers, vendors
-from callboard.adapters.transport.addresses import host_of
-from callboard.adapters.transport.key_owner import check_key_goes_home
+from callboard.adapters.transport.addresses import check_key_goes_home, host_of
 from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[2]
@@ -110,11 +109,11 @@ from callboard.adapters.provider import published_vendor
 from callboard.adapters.usage.estimate import rates_for
 from callboard.bus import ConfigurationError
 from callboard.engine import list_models
-from callboard.engine.models.config import read_models_yaml, registry_from_env
+from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.models.known_models import convert
-from callboard.engine.models.published_prices import published_provider
-from callboard.engine.models.host_adapters import entry_of
+from callboard.engine.models.registry import published_provider
+from callboard.engine.models.configured import entry_of
 from callboard.tracestore.export.otel_names import provider_names
 
 
@@ -165,8 +164,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder of providers with one: the example of the docs as a provider of the tree."""
     parley = tmp_path / "parley"
     parley.mkdir()
-    (parley / "__init__.py").touch()
-    (parley / "provider.py").write_text(codes(DOCS / "adding-a-provider.md", "python")[-1])
+    (parley / "__init__.py").write_text(codes(DOCS / "adding-a-provider.md", "python")[-1])
     (parley / "data.py").write_text(DATA)
     (parley / "models.json").write_text(json.dumps(MODELS))
     (parley / "rates.json").write_text(json.dumps(RATES))

@@ -24,14 +24,14 @@ from callboard.adapters import (
     UsageSource,
     create_adapter,
 )
-from callboard.adapters.conformance.invariants import check_stream
+from callboard.adapters.conformance.asking import check_stream
 from callboard.adapters.providers.scripted import ScriptedCall, ScriptedFailure, ScriptedReply
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.streams.events import TextDelta, ToolUseInputDelta
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import ToolDefinition
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 
 from ..support.fake_http import request
 from ..support.virtual_time import FakeClock

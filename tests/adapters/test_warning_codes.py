@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from callboard import adapters, bus, engine, tracestore
+from callboard.bus.errors import WarningCode
 from callboard.bus.values.messages import CallWarning
-from callboard.bus.values.warning_codes import WarningCode
 
 ROOT = Path(__file__).parents[2]
 WARNING = {"CallWarning", "warn", "_warn", "_warn_once"}

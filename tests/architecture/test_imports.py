@@ -26,12 +26,12 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httptools": ("adapters/transport/http1/",),
-    "httpx": ("adapters/transport/httpx_client/",),
-    "httpcore": ("adapters/transport/httpx_client/",),
+    "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
+    "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "sqlite3": ("tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
-    "nats": ("engine/nodes/nats/",),
+    "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
     "starlette": ("engine/web_view/", "engine/cli/web.py"),
     "uvicorn": ("engine/cli/web.py",),
 }
@@ -84,7 +84,6 @@ LATE_PARTS = {
     "engine": (
         *("cli", "type_schema", "watching.health", "watching.preview", "web_view"),
         *(
-            "functions.embedding",
             "functions.objects",
             "objects.stream",
             "objects.generate",
@@ -93,8 +92,8 @@ LATE_PARTS = {
         ),
         *("nodes", "nodes.cluster", "nodes.node"),
         *("operations.batch_creation", "operations.embeddings", "operations.images", "operations.videos"),
-        *("middleware.caching", "middleware.logging"),
-        *("tools.function.define", "tools.function.threads", "tools.running"),
+        "middleware.ready_made",
+        *("tools.define", "tools.threads", "tools.running"),
     ),
 }
 """Parts that only some programs use, so that `import engine` leaves them to those."""

@@ -31,7 +31,7 @@ ROOMS = (
         "callboard.adapters.images",
         "callboard.adapters.videos",
         "callboard.adapters.conformance",
-        "callboard.adapters.cassettes.cassette",
+        "callboard.adapters.cassettes",
     ),
 )
 PACKAGES = ("callboard.bus.", "callboard.adapters.", "callboard.tracestore.", "callboard.engine.")

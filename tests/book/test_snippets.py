@@ -17,7 +17,7 @@ import yaml
 
 from callboard import PriceTable
 from callboard.adapters.providers.local.settings import find_model
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import own_server, program, why_not

@@ -20,7 +20,7 @@ from callboard.bus import (
     TaskCancelled,
     TaskHandle,
 )
-from callboard.bus.actors.task_handle import LeakedCancellation, describe, origin, stack_of
+from callboard.bus.actors.tasks import LeakedCancellation, describe, origin, stack_of
 from tests.bus.supervised import Boom, Obedient, World
 from tests.support.virtual_time import run_virtual
 

@@ -16,6 +16,10 @@ def test_everything_offered_exists_and_is_offered_once() -> None:
     assert [name for name in bus.__all__ if not hasattr(bus, name)] == []
 
 
+INTERNAL = {"CallSettings", "ErrorRow"}
+"""Public classes of these modules that only our own rooms pass to each other."""
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -39,7 +43,8 @@ def test_every_value_is_offered(module: str) -> None:
         if isinstance(value, type) and value.__module__ == source.__name__ and not name.startswith("_")
     }
     offered = [getattr(bus, name, None) for name in bus.__all__]
-    assert [name for name, value in public.items() if not any(value is other for other in offered)] == []
+    missing = {name for name, value in public.items() if not any(value is other for other in offered)}
+    assert missing - INTERNAL == set()
 
 
 def test_the_exception_and_the_event_of_one_name_are_told_apart() -> None:

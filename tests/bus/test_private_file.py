@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.bus.private_file import UnfinishedFile, private_file, write_private
+from callboard.bus.files import UnfinishedFile, private_file, write_private
 
 
 @pytest.fixture(autouse=True)

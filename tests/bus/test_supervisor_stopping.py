@@ -105,7 +105,7 @@ async def test_a_task_that_will_not_stop_is_named_and_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After 5 s and 1 s stop() returns with its name; its stack is logged every 5 s; run() waits for it."""
-    from callboard.bus.actors import endings as module
+    from callboard.bus.actors import child as module
 
     logged: list[tuple[float, object, str]] = []
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from callboard import ConfigurationError, Engine
-from callboard.adapters import plugins
+from callboard.adapters import registry
 from callboard.adapters.providers.local.settings import find_model
 from callboard.engine.cli import command_line
 from callboard.engine.cli.doctor import age_in_days
-from callboard.engine.models.config import read_models_yaml
-from callboard.engine.tools.plugins import plugin_tools
+from callboard.engine.models.configured import read_models_yaml
+from callboard.engine.tools.given import plugin_tools
 from tests.support.virtual_time import FakeClock
 
 from ..support.plugins import install_plugins
@@ -309,8 +309,8 @@ def installed(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def forget() -> None:
-    plugins.plugins.cache_clear()
-    plugins._load.cache_clear()
+    registry.plugins.cache_clear()
+    registry._load.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "lighthouse"]:
         del sys.modules[name]
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from callboard.bus.private_file import write_private
+from callboard.bus.files import write_private
 from callboard.engine.cli.command_line import build_parser
 from callboard.engine.cli.common.harmless import harmless
 from callboard.tracestore import PostgresStore, TraceStore

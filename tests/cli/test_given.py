@@ -20,7 +20,7 @@ from callboard.bus import (
     TextBlock,
     TokenUsage,
 )
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import TurnOptions
 from callboard.engine.cli.answering import name_of
 from callboard.engine.cli.given import (
@@ -36,7 +36,7 @@ from callboard.engine.cli.given import (
 )
 from callboard.engine.cli.reply_output import Pace, code_blocks, extracted, per_second, usage_line
 from callboard.engine.cli.templates import Template, as_yaml, load, names, path_of, read, save
-from callboard.engine.objects.schema import ObjectSchema
+from callboard.engine.objects.generate import ObjectSchema
 
 from .running import call
 

@@ -13,14 +13,13 @@ import anyio
 import pytest
 
 from callboard import Engine
-from callboard.adapters.cassettes.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
+from callboard.adapters.cassettes import FORMAT, Cassette, RecordingTransport, save_cassette
 from callboard.adapters.images import GeneratedImage
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus import ConfigurationError
-from callboard.bus.private_file import write_private
-from callboard.engine.keys.key_file import Variables, read_keys
-from callboard.engine.keys.writing import remove_key, set_key
-from callboard.engine.models.config import load_registry
+from callboard.bus.files import write_private
+from callboard.engine.keys import Variables, read_keys, remove_key, set_key
+from callboard.engine.models.configured import load_registry
 from callboard.tracestore import SavedReplies, TraceStore
 from callboard.tracestore.export import export_calls
 from tests.support.media_server import media_server

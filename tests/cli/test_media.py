@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.adapters.cassettes import load_cassette
 from callboard.engine import Engine
 from tests.support.disks import medium
 from tests.support.provider_server import ProviderServer, provider_server

@@ -23,7 +23,7 @@ from callboard.adapters.conformance import (
 )
 from callboard.adapters.conformance import arguments as arguments_of
 from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
-from callboard.adapters.providers.scripted.playing import steps_of
+from callboard.adapters.providers.scripted.adapter import steps_of
 from callboard.bus.errors import NetworkError, OverloadedError
 from callboard.bus.values.usage import StopReason
 

@@ -8,10 +8,9 @@ import anyio
 import pytest
 
 from callboard.adapters import create_adapter
-from callboard.adapters.calls import RateLimitInfo
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.conformance import Says
-from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.contract import ProviderAdapter, RateLimitInfo
 from callboard.adapters.health import AdapterHealth, ChecksHealth
 
 from ..support.fake_http import FakeReply, FakeTransport, request

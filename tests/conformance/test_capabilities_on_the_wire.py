@@ -25,6 +25,7 @@ from callboard.adapters.providers.openai_compatible.adapter import OpenAICompati
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.replies.whole import WholeStream
 from callboard.bus.errors import CapabilityError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -34,7 +35,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ..support.fake_http import FakeTransport, request

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from callboard.adapters.contract import CallWarning
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.messages import ToolChoice, ToolDefinition
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
 
 from ..support.fake_http import FakeTransport, request
 from ..support.virtual_time import FakeClock

@@ -22,7 +22,7 @@ from callboard.bus import (
     Subscription,
 )
 from callboard.bus.errors import StreamError
-from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.messages import ended_well
 from callboard.engine import Session, StreamResult, Tool
 from callboard.tracestore import PriceRow, PriceTable
 

@@ -23,7 +23,7 @@ from callboard.bus.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..support.fake_http import FakeReply
 from ..support.wires import WIRES, ChatWire, Wire

@@ -13,8 +13,8 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.bus.clock import Clock
 from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool

@@ -24,12 +24,12 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.adapters.cassettes import load_cassette
 from callboard.adapters.contract import CanonicalRequest
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import MessageComplete, StreamEvent
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import ContentBlock
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message, Role
 
 from ..support.fake_http import FakeReply, FakeTransport, pieces

@@ -11,6 +11,7 @@ from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
@@ -21,7 +22,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolResultBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ..support.fake_http import ask

@@ -13,8 +13,8 @@ from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
-from callboard.bus.values.json import JsonObject
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.effort import EFFORTS
 from callboard.adapters.requests.host_options import merge_options
+from callboard.adapters.requests.settings import EFFORTS
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 from .test_capabilities_on_the_wire import LOOK, WIRES, adapter_of, asking

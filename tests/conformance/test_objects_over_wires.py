@@ -16,9 +16,9 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.conformance import CALLS
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from callboard.engine.objects.reply import NoObjectGeneratedError
+from callboard.engine.objects.generate import NoObjectGeneratedError
 from callboard.engine.type_schema import json_schema
 from callboard.tracestore import PriceTable
 

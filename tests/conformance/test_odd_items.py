@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from callboard.bus.errors import AdapterError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
 
 from ..support.conversations import PROVIDERS, item_bodies, read_content

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.history import fitting
+from callboard.adapters.requests import history
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.messages import Message, Role
 
@@ -43,5 +43,5 @@ def test_a_request_is_the_same_however_its_history_is_taken(wire: Wire, data: st
     request = msgspec.structs.replace(request, messages=tuple(said))
     at_once = written(adapter, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "_plain_beginning", lambda messages: ())
+        patch.setattr(history, "_plain_beginning", lambda messages: ())
         assert at_once == written(adapter, request)

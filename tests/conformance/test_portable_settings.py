@@ -10,12 +10,11 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.conformance import Says
-from callboard.adapters.contract import CallWarning
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
-from callboard.adapters.requests.effort import EFFORTS
-from callboard.adapters.requests.settings import PORTABLE
-from callboard.bus.values.json import JsonObject
+from callboard.adapters.requests.settings import EFFORTS, PORTABLE
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.messages import CallWarning
 
 from ..support.fake_http import request
 from ..support.wires import QUIRKY, WIRES, Wire

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from callboard.adapters.contract import CanonicalRequest
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason
 

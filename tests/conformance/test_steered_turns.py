@@ -8,7 +8,7 @@ import pytest
 from callboard.adapters import AdapterConfig, ImageBlock, RetryPolicy, TextBlock
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
 
 from ..support.fake_http import FakeReply, FakeTransport

@@ -14,8 +14,8 @@ from callboard.adapters.conformance import CALLS, TOOLS
 from callboard.adapters.contract import CanonicalRequest
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
-from callboard.bus.values.json import JsonObject
 from callboard.bus.values.messages import Message
 
 from ..support.fake_http import HANG, FakeReply, FakeTransport

@@ -20,6 +20,7 @@ from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED
 from callboard.bus import RequestTimeoutError
 from callboard.bus.clock import Clock
 from callboard.bus.streams.events import MessageComplete, ToolUseInputDelta, ToolUseStart
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -31,7 +32,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from callboard.bus.values.usage import StopReason
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool

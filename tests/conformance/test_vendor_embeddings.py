@@ -13,7 +13,7 @@ from callboard.adapters import AdapterConfig, CapabilityError, create_adapter
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.operations.embedding_wire import fit_texts
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ..support.judges import embed_contents_faults, embeddings_faults, ollama_embed_faults
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters import CapabilityError, ImageBlock
 from callboard.adapters.operations.media_wire import check_video, fit_image
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ..adapters.operations.making import form, image_request, image_wire, video_request, video_wire
 from ..support.judges import (

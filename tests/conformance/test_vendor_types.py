@@ -18,7 +18,7 @@ from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import Message
 
 from ..definition_of_done.rows import row

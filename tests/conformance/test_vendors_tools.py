@@ -8,7 +8,7 @@ from callboard.adapters import AdapterConfig, AnthropicAdapter
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 
 from ..support.fake_http import FakeReply, FakeTransport

@@ -9,8 +9,8 @@ import pytest
 
 from callboard.adapters.schemas.sanitizer import without_booleans
 from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolDefinition
 
 from .test_capabilities_on_the_wire import ALL, WIRES, adapter_of, asking, losses, sent

@@ -25,7 +25,7 @@ from callboard import (
     generate_object,
     stream,
 )
-from callboard.adapters.conformance.fake_http import HANG
+from callboard.adapters.conformance.http_kit import HANG
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire

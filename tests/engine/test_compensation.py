@@ -19,7 +19,7 @@ from callboard.adapters import (
     ToolUseBlock,
 )
 from callboard.engine import Engine, ModelDefaults, Tool, ToolSettings
-from callboard.engine.models.tool_settings import ModelInput, model_input
+from callboard.engine.models.entries import ModelInput, model_input
 from tests.support.engines import entry, requests_of, serving
 from tests.support.engines import model as listed
 from tests.support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole

@@ -14,7 +14,7 @@ from callboard import (
     ToolSettings,
     load_registry,
 )
-from callboard.engine.models.config import read_models_yaml, registry_from_env
+from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.routing.candidates import expand
 
 SEED_EXAMPLE = """

@@ -13,7 +13,7 @@ import pytest
 from callboard.bus import ConfigurationError, StoreError
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.engine import costs, costs_sync, reprice, reprice_sync
-from callboard.engine.functions import default
+from callboard.engine.functions import functions
 from callboard.tracestore import CallFilter, PriceTable, TraceStore
 from callboard.tracestore.prices.rows import PriceRow
 from tests.tracestore.trace_making import Maker
@@ -111,9 +111,9 @@ async def test_a_discount_is_tried_before_it_is_kept(trace: Path) -> None:
 
 def test_code_without_a_loop_asks_the_same(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twins say what the coroutines say, and no engine is started for it."""
-    monkeypatch.setattr(default, "_of_loops", {})
+    monkeypatch.setattr(functions, "_of_loops", {})
     report = reprice_sync(PRICES, discount={"openai:*": "0.5"}, dry_run=True)
     assert report.sum_after_nano_usd == 2 * 750_000 + 112_500
     (row,) = costs_sync(by="model", since="1h", where=CallFilter(provider="openai"))
     assert (row["model"], row.usd) == ("openai:gpt-5", Decimal("0.000001234"))
-    assert default._of_loops == {}
+    assert functions._of_loops == {}

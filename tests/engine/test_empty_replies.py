@@ -10,10 +10,10 @@ import pytest
 from callboard.adapters import CanonicalResponse
 from callboard.bus import WarningCode
 from callboard.bus.values.content import TextBlock, ThinkingBlock
-from callboard.bus.values.runnable_calls import is_empty
+from callboard.bus.values.messages import is_empty
 from callboard.bus.values.usage import StopReason
 from callboard.engine import Engine, ModelRegistry
-from callboard.engine.middleware.caching import Cache
+from callboard.engine.middleware.ready_made import Cache
 from tests.support.engines import keeping, model, registry, requests_of, serving
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on

@@ -10,7 +10,7 @@ import pytest
 from callboard.adapters import RetryPolicy, retry_delay
 from callboard.adapters.refusals.classify import COMMON_CODES, ErrorBody, build_error
 from callboard.bus import AdapterError, CallboardError, LlmCallFailed, RateLimitError, errors
-from callboard.bus.error_table import ERROR_TABLE, Counts, ErrorRow
+from callboard.bus.errors import ERROR_TABLE, Counts, ErrorRow
 from callboard.engine.routing.availability import blame
 
 from ..definition_of_done.rows import row

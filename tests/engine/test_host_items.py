@@ -8,7 +8,7 @@ import pytest
 
 from callboard.adapters import AdapterConfig, OpaqueBlock, OpenAIAdapter, ProviderRaw, StopReason
 from callboard.bus import Clock
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import Engine
 from tests.support.engines import entry, model, serving
 from tests.support.fake_http import FakeReply, FakeTransport

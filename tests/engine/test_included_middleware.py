@@ -16,7 +16,7 @@ from callboard.engine.middleware import (
     MemoryReplies,
     TryModels,
 )
-from callboard.engine.middleware.caching import key_of
+from callboard.engine.middleware.ready_made import key_of
 from callboard.tracestore import SavedReplies, TraceStore
 from tests.support.logs import captured_logs
 from tests.support.present import present

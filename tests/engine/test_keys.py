@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from callboard.adapters import AdapterConfig, AuthError, OpenAIAdapter, OpenAICompatibleAdapter
-from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus import ConfigurationError, LlmCallFailed, LlmCallStarted, Lossless
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.engine import AdapterEntry, Engine, ModelRegistry
 from callboard.tracestore import CallFilter
 

@@ -23,6 +23,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.bus import Clock
+from callboard.bus.errors import WarningCode
 from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
@@ -35,7 +36,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.warning_codes import WarningCode
 from tests.support.engines import entry, model, registry, serving
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import Say, adapter_type

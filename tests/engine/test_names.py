@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from callboard import ConfigurationError, ModelRegistry
-from callboard.engine.models.config import read_models_yaml, registry_from_env
+from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.routing.candidates import expand
 
 ALL_KEYS = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}

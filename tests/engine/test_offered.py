@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from callboard import ConfiguredModel, Engine, PriceRow, PriceTable, RateLimitError
-from callboard.engine.models.config import read_models_yaml, registry_from_env
+from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import Say

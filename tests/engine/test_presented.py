@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from callboard.adapters import ImageBlock, Message, TextBlock
-from callboard.bus.values.shown import ITEMS, TEXT
+from callboard.bus.values.base import ITEMS, TEXT
 from callboard.engine.presented import plain
 from tests.support.engines import running
 from tests.support.scripted import ADD, Say

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard.engine.pricing import watch as price_watch
+from callboard.engine import pricing as price_watch
 from callboard.tracestore import PriceRow, PriceTable, TraceStore
 from tests.support.engines import running
 from tests.support.present import present

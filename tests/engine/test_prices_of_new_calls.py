@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from callboard import CallFilter, Engine, PriceRow, PriceTable, StoreError, TraceStore
-from callboard.engine.pricing import watch as price_watch
+from callboard.engine import pricing as price_watch
 from tests.support.engines import running, topics
 from tests.support.present import present
 from tests.support.scripted import Say

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callboard import AdapterConfig, AdapterEntry, JsonObject, ModelEntry
-from callboard.engine.models.published_prices import published_name
+from callboard.engine.models.registry import published_name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from callboard import AdapterConfig, ConfigurationError, Engine, ModelRegistry, OpenAIAdapter
 from callboard.adapters.providers import scripted
-from callboard.engine.models.host_adapters import entry_of
+from callboard.engine.models.configured import entry_of
 from tests.support.engines import registry, running
 from tests.support.scripted import Say
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from callboard.adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.engine import Engine, Reply, Tool
 from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import keeping, registry

@@ -35,8 +35,7 @@ from callboard.bus import (
     PromptTooLongError,
 )
 from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
-from callboard.engine.routing.capabilities import Asked, check
-from callboard.engine.routing.model_choice import in_words
+from callboard.engine.routing.model_choice import Asked, check, in_words
 from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import CAPABILITIES, Say, scripted_type

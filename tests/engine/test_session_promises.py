@@ -14,7 +14,7 @@ from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers import scripted
 from callboard.bus import AuthError, CallboardError, StoreError, TurnStatus
 from callboard.engine import Engine, ModelChoice, ModelRegistry, Tool
-from callboard.engine.models.host_adapters import entry_of
+from callboard.engine.models.configured import entry_of
 from callboard.engine.routing.model_choice import Model
 from tests.support.engines import entry, keeping, running, serving
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, ToyWire, sse, whole

@@ -11,7 +11,7 @@ import pytest
 from callboard.bus.errors import RequestTimeoutError
 from callboard.engine import Engine, Session, TimeoutConfig, Tool, tool
 from callboard.engine.calls.plain_call import require_known
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import EmbeddingOptions
 from callboard.engine.operations.images import ImageOptions
 from callboard.engine.operations.videos import VideoOptions

@@ -35,7 +35,7 @@ DATA = """
 import callboard
 from callboard import PriceTable
 from callboard.adapters.registry import model_table, tabled_vendors
-from callboard.adapters.usage.rates import rate_rows
+from callboard.adapters.usage.estimate import rate_rows
 
 print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
 print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)

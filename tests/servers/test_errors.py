@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from callboard.adapters.conformance.fake_http import FakeReply
-from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.conformance.http_kit import FakeReply
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus import errors as bus_errors

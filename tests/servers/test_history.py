@@ -20,11 +20,12 @@ import msgspec
 import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
-from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import (
     ContentBlock,
     ProviderRaw,
@@ -33,7 +34,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from labs.servers.rules import RULES, Asked
 

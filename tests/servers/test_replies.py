@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from callboard.adapters.protocols.openai_embeddings import read_reply as read_vectors
+from callboard.adapters.protocols.embeddings import read_reply as read_vectors
 from callboard.adapters.servers import Note, notes
 from callboard.bus.errors import CallboardError
 from callboard.bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from callboard.bus.values.usage import TokenUsage
-from callboard.engine.objects.reply import read_json
+from callboard.engine.objects.generate import read_json
 
 from ..support.fake_http import FakeReply
 from ..support.wires import WIRES as ALL_WIRES

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
-from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from labs.servers.rules import RULES, Asked
 

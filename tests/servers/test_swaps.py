@@ -14,7 +14,7 @@ from callboard.adapters import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from labs.servers.rules import RULES, Asked
 

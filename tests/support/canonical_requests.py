@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -21,7 +22,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -14,8 +14,8 @@ import msgspec
 import typing_extensions as te
 from hypothesis import strategies as st
 
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, ToolResultBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
 from scripts.wire_coverage import DECISIONS, fields, load, members_of, read_coverage
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
+from callboard.adapters.conformance.http_kit import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire
@@ -14,7 +14,7 @@ from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.refusals.classify import build_error, read_error_value
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 

@@ -20,7 +20,7 @@ import msgspec
 import pydantic
 import typing_extensions as te
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 _OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
 _OLDER_CLAUDES = re.compile(r"(?!claude)|claude-[23]|claude-[a-z]+-4(-[0-6])?(-\d{8})?$")

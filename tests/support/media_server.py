@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 
 def png(width: int = 2, height: int = 1) -> bytes:

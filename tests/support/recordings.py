@@ -15,9 +15,9 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.providers.openai_compatible.quirks.servers import choose_quirks
+from callboard.adapters.providers.openai_compatible.quirks import choose_quirks
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
 FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parents[2] / "../shared/recorded")
 """Holds a file of JSON lines for each protocol."""

@@ -19,7 +19,7 @@ from callboard.adapters import (
 from callboard.adapters.providers import scripted
 from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import Tool
 
 USAGE = TokenUsage(10, 5)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Union
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from scripts.wire_coverage import bare, fields, is_list, members_of
 
 _PLAIN: Mapping[Any, Json] = {str: "text", int: 1, float: 0.5, bool: True, type(None): None}

@@ -13,7 +13,7 @@ import pydantic
 import typing_extensions as te
 from hypothesis import strategies as st
 
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from scripts.wire_coverage import bare, fields, is_list
 
 _PLAIN: Mapping[Any, st.SearchStrategy[Json]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, DocumentBlock, ImageBlock, TextBlock, ToolResultBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
 
 

@@ -10,8 +10,7 @@ import pytest
 from callboard.bus.events.codec import CatalogueEvent, decode_event
 from callboard.bus.events.envelope import Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
-from callboard.bus.values.call_settings import CallSettings
-from callboard.bus.values.messages import Candidate, RoutingDecision
+from callboard.bus.values.messages import CallSettings, Candidate, RoutingDecision
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage
 from callboard.tracestore.codec import KEPT, encode_event, figures_of
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from callboard.adapters import AdapterConfig, Message, Role, TextBlock, ToolUseBlock
-from callboard.adapters.requests.surrogates import mend_json
+from callboard.adapters.requests.text import mend_json
 from callboard.bus import Lossless, SessionMessageAppended, ToolFinished, ToolStarted
-from callboard.bus.trace_context import current_trace
+from callboard.bus.log import current_trace
 from callboard.bus.values.content import AudioBlock, ImageBlock
 from callboard.bus.values.messages import MessageMetadata
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage

@@ -29,7 +29,7 @@ from callboard.bus import (
     UnknownEvent,
 )
 from callboard.bus.events.codec import decode_event
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
 from callboard.tracestore.codec import decode_line, encode_event, encode_line
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.bus.values.cost_sum import usage_is_unknown
-from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource, usage_is_unknown
 from callboard.tracestore import PriceRow, PriceTable, TraceStore
 from callboard.tracestore.timestamps import iso_day
 

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from callboard import ConfigurationError, Engine, web
-from callboard.engine.web_view.access import CSRF_HEADER, HEADERS, MOST_BYTES, THIS_MACHINE, host_name
+from callboard.engine.web_view.access import CSRF_HEADER, HEADERS, MOST_BYTES, THIS_MACHINE, SignIn, host_name
 from callboard.engine.web_view.app import FOLDER, SCREENS, WebView
-from callboard.engine.web_view.sign_in import SignIn
 from tests.support.engines import keeping, registry, running
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock

@@ -23,7 +23,7 @@ import anyio.to_thread
 import msgspec
 
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.private_file import private_file
+from callboard.bus.files import private_file
 
 from ..calls import COLUMNS as COLUMNS_OF_CALLS
 from ..calls import CallFilter, CallRow

@@ -17,7 +17,7 @@ import msgspec
 from callboard.adapters.provider import providers, vendors
 from callboard.bus.events.calls import CallContent, LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from callboard.bus.events.envelope import Envelope
-from callboard.bus.values.call_settings import CallSettings
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -28,8 +28,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.messages import CallSettings, Message, Role, ToolDefinition
 from callboard.bus.values.usage import Cost, StopReason, TokenUsage
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from callboard.bus.errors import StoreError
-from callboard.bus.package_data import package_data
+from callboard.bus.files import package_data
 
 from ..sql.connection import Row, Statements, Steps, read_steps
 from ..timestamps import to_us

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.package_data import package_data
+from callboard.bus.files import package_data
 
 from .rows import ANY_TIER, PriceAlias, PriceList, PriceRow
 

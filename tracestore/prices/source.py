@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 from callboard.adapters.provider import published_vendor
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..timestamps import to_us
 from .rows import DAY_SECONDS

@@ -11,8 +11,7 @@ import msgspec
 from callboard.bus.errors import ErrorClass
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from callboard.bus.events.envelope import Event
-from callboard.bus.values.cost_sum import UNANSWERED, UNCLEAR
-from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, TokenUsage, UsageSource
 
 from ..calls import COLUMNS, DIMENSIONS, CallFilter, Column
 from ..codec import storable_text

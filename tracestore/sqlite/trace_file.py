@@ -16,8 +16,8 @@ import anyio
 from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.events.envelope import Envelope
+from callboard.bus.files import package_data
 from callboard.bus.log import Log
-from callboard.bus.package_data import package_data
 
 from ..codec import storable_text
 from ..prices.table import PriceTable

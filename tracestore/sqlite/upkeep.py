@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from callboard.bus.errors import StoreError
-from callboard.bus.private_file import UnfinishedFile
+from callboard.bus.files import UnfinishedFile
 
 from ..reports import StoreCondition
 from ..sql import pruning

@@ -1,5 +1,5 @@
 """The checks themselves. Importing this fills `adapters.conformance.checking.CHECKS`, in this order."""
 
-from . import lifecycle, streams, requests, settings, errors, attempts, cancelling  # noqa: I001  (the order is the table's)
+from . import lifecycle, streams, requests, failures  # noqa: I001  (the order is the table's)
 
-__all__ = ["attempts", "cancelling", "errors", "lifecycle", "requests", "settings", "streams"]
+__all__ = ["failures", "lifecycle", "requests", "streams"]

@@ -8,8 +8,19 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from callboard.adapters.conformance.asking import (
+from callboard.adapters.conformance.kit import CALLS, STOPS, Kit, NotShown, Says
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
+from callboard.bus.values.content import ThinkingBlock
+from callboard.bus.values.usage import StopReason
+
+from ..asking import (
     calling,
+    check_blocks,
+    check_indexes,
+    check_order,
+    check_stream,
+    check_usage,
     content_in_short,
     expected_in_short,
     first_event,
@@ -19,25 +30,12 @@ from callboard.adapters.conformance.asking import (
     longest,
     over_http,
     replies,
+    require,
     streaming,
     with_one_id,
 )
-from callboard.adapters.conformance.checking import check
-from callboard.adapters.conformance.fake_http import pieces
-from callboard.adapters.conformance.http_kit import HttpKit, arguments, halves
-from callboard.adapters.conformance.invariants import (
-    check_blocks,
-    check_indexes,
-    check_order,
-    check_stream,
-    check_usage,
-    require,
-)
-from callboard.adapters.conformance.kit import CALLS, STOPS, Kit, NotShown, Says
-from callboard.bus.errors import AdapterError
-from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
-from callboard.bus.values.content import ThinkingBlock
-from callboard.bus.values.usage import StopReason
+from ..checking import check
+from ..http_kit import HttpKit, arguments, halves, pieces
 
 STREAMING = "Streaming adapter implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

@@ -10,20 +10,18 @@ import msgspec
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, OtherWires
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.normaliser import StreamNormaliser
-from callboard.adapters.requests.settings import SharedOptions
 
-from ...calls import RateLimitInfo
-from ...contract import AdapterCapabilities, CanonicalRequest
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...replies.assembler import Assembler
+from ...replies.normaliser import StreamNormaliser
+from ...requests.settings import SharedOptions
+from . import response
 from .batch import MessageBatches
-from .chat import wire
-from .chat.messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
-from .chat.request import write_request
-from .chat.response import read_reply
-from .chat.stream import MessagesNormaliser
-from .data import REPAIRS, find_model
-from .errors import ERROR_CODES
+from .data import ERROR_CODES, REPAIRS, find_model
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
+from .request import write_request
+from .response import read_reply
+from .stream import MessagesNormaliser
 
 
 class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
@@ -97,7 +95,7 @@ class MessagesWire(ChatWire):
         return not any(isinstance(options, Mapping) and "thinking" in options for options in own)
 
     def health_request(self) -> WireCall:
-        return get("/v1/models", {"anthropic-version": wire.VERSION})
+        return get("/v1/models", {"anthropic-version": response.VERSION})
 
     def other_wires(self) -> OtherWires:
         return OtherWires(batches=MessageBatches())

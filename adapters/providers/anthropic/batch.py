@@ -19,7 +19,9 @@ import msgspec
 
 from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.operations.batch_wire import (
+from callboard.bus.values.base import Json
+
+from ...operations.jobs_wire import (
     BatchLine,
     ListPage,
     Written,
@@ -29,11 +31,9 @@ from callboard.adapters.operations.batch_wire import (
     fields_of,
     moment_of,
 )
-from callboard.adapters.requests.encoding import encode_json
-from callboard.bus.values.json import Json
-
-from .chat import wire
-from .errors import ERROR_CODES
+from ...requests.text import encode_json
+from . import response
+from .data import ERROR_CODES
 
 PATH = "/v1/messages/batches"
 _BETA = "anthropic-beta"
@@ -70,7 +70,7 @@ class _List(msgspec.Struct, gc=False):
 
 class _Result(msgspec.Struct, gc=False):
     type: str
-    message: msgspec.Raw = wire.ABSENT
+    message: msgspec.Raw = response.ABSENT
     error: Json = None
 
 
@@ -140,7 +140,7 @@ class MessageBatches(msgspec.Struct, frozen=True):
         return WireCall(f"{_one(job_id)}/cancel", b"", _VERSION)
 
 
-_VERSION = {"anthropic-version": wire.VERSION}
+_VERSION = {"anthropic-version": response.VERSION}
 
 
 def _one(job_id: str) -> str:

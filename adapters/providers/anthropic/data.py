@@ -11,8 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
-from callboard.adapters.refusals.repair import Refusal, RepairRules
+from callboard.bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
+
+from ...model_table import ModelFile, ModelRow, ModelTable
+from ...refusals.classify import ErrorType
+from ...refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
@@ -135,3 +138,19 @@ REPAIRS = RepairRules(
     whole=frozenset({"thinking", "metadata"}),
     anywhere=frozenset({"cache_control", "strict", "citations", "caller"}),
 )
+
+
+ERROR_CODES: Mapping[str, ErrorType] = {
+    # error.type
+    "request_too_large": InvalidRequestError,  # 413 counts bytes, not tokens: no smaller history helps an image
+    "conflict_error": InvalidRequestError,
+    "timeout_error": ServerError,
+    # error.details.error_code, which goes before the type
+    "enforced_spend_limit_reached": QuotaExceededError,
+    "contract_spend_limit_reached": QuotaExceededError,
+    "ramp_limit_exceeded": RateLimitError,
+    "image_dimensions_too_large": InvalidRequestError,
+    "tool_name_conflict": InvalidRequestError,
+    "available_tools_limit_exceeded": InvalidRequestError,
+    "request_body_too_large_after_decoding": InvalidRequestError,
+}

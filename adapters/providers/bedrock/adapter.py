@@ -3,27 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import quote
 
 import msgspec
 
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.refusals.classify import ErrorType, build_error, read_error
-from callboard.adapters.requests.settings import SharedOptions, read_options
-from callboard.adapters.transport.transport import HttpReply, Transport
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
+    CapabilityError,
     NotFoundError,
     OverloadedError,
     QuotaExceededError,
     RateLimitError,
+    StreamError,
 )
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.messages import CallWarning
 
 from ...config import AdapterConfig
-from .embeddings import BedrockEmbeddings
+from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
+from ...http.adapter import HttpAdapter
+from ...http.wire_call import WireCall
+from ...operations.answers import EmbeddingOnlyWire
+from ...operations.embedding_wire import EmbeddingReply, from_numbers
+from ...protocols.embeddings import ByType, cohere_capabilities, cohere_fields
+from ...refusals.classify import ErrorType, build_error, read_error
+from ...requests.host_options import merge_own_options
+from ...requests.settings import SharedOptions, read_options
+from ...requests.text import encode_json
+from ...transport.transport import HttpReply, Transport
+from ...usage.counts import reported_count
+
+# Amazon Bedrock's InvokeModel for embeddings
+
+TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
+
+_PURPOSES: Mapping[str, str] = {
+    "query": "GENERIC_RETRIEVAL",
+    "document": "GENERIC_INDEX",
+    "classification": "CLASSIFICATION",
+    "clustering": "CLUSTERING",
+}
+_NOVA = EmbeddingCapabilities(
+    max_inputs=1,
+    max_input_tokens=8192,
+    dimensions=3072,
+    dimension_choices=(256, 384, 1024, 3072),
+    input_types=tuple(_PURPOSES),
+    supports_truncation=True,
+)
+_TITAN_V2 = EmbeddingCapabilities(
+    max_inputs=1, max_input_tokens=8192, dimensions=1024, dimension_choices=(256, 512, 1024)
+)
+_TITAN_V1 = EmbeddingCapabilities(max_inputs=1, max_input_tokens=8192, dimensions=1536, supports_dimensions=False)
+_UNKNOWN = EmbeddingCapabilities(max_inputs=1)
+
+
+class _Part(msgspec.Struct, gc=False):
+    embedding: list[float]
+
+
+class _Reply(msgspec.Struct, gc=False):
+    """The reply of any family. Each family has its own of these fields."""
+
+    embedding: list[float] | None = None
+    """The vector of Titan."""
+    embeddings: msgspec.Raw = msgspec.Raw(b"null")
+    """The vectors of the other families. Nova's are parts; Cohere's are lists, or by type."""
+    inputTextTokenCount: float | None = None
+    id: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class BedrockEmbeddings(msgspec.Struct, frozen=True):
+    """InvokeModel, for the families that embed."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        match _family(model):
+            case "cohere":
+                return cohere_capabilities(model)
+            case "nova":
+                return _NOVA
+            case "titan":
+                return _TITAN_V2 if "embed-text-v2" in model else _TITAN_V1
+            case _:
+                return _UNKNOWN
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        model = request.wire_model
+        warnings: tuple[CallWarning, ...] = ()
+        match _family(model):
+            case "cohere":
+                body, warnings = cohere_fields(request)
+            case "nova":
+                body = _nova(request)
+            case "titan":
+                body = {"inputText": request.inputs[0]}
+                if request.dimensions is not None:
+                    body["dimensions"] = request.dimensions
+            case _:
+                raise CapabilityError(
+                    f"{model!r} is of no family of embedding models that is known here: the name of a Bedrock "
+                    "model contains titan-embed, cohere.embed or nova"
+                )
+        merge_own_options(body, request, "bedrock", provider)
+        return WireCall(f"/model/{quote(model, safe='')}/invoke", encode_json(body), warnings=warnings)
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        reply = _decode(body)
+        counted = reported_count(reply.inputTextTokenCount)
+        if counted is None:
+            header = headers.get(TOKENS_HEADER, "")
+            counted = int(header) if header.isdecimal() and len(header) < 19 else None
+        usage = msgspec.json.encode({"inputTextTokenCount": counted}) if counted is not None else None
+        numbers = [reply.embedding] if reply.embedding is not None else _lists(reply.embeddings)
+        return EmbeddingReply([from_numbers(each) for each in numbers], counted, response_id=reply.id, usage=usage)
+
+
+def _lists(found: msgspec.Raw) -> list[list[float]]:
+    match msgspec.json.decode(found, type=list[msgspec.Raw] | ByType | None):
+        case None:
+            raise StreamError("the reply holds no vectors")
+        case ByType(floats=numbers):
+            if numbers is None:
+                raise StreamError("the reply holds no vectors of type float")
+            return numbers
+        case items:
+            decoded = [msgspec.json.decode(item, type=list[float] | _Part) for item in items]
+            return [item.embedding if isinstance(item, _Part) else item for item in decoded]
+
+
+def _family(model: str) -> str | None:
+    if "cohere.embed" in model:
+        return "cohere"
+    if "titan-embed" in model:
+        return "titan"
+    return "nova" if "nova" in model and "embed" in model else None
+
+
+def _nova(request: EmbeddingRequest) -> JsonObject:
+    text: JsonObject = {
+        "truncationMode": "END" if request.truncate else "NONE",
+        "value": request.inputs[0],
+    }
+    parameters: JsonObject = {"embeddingPurpose": _PURPOSES[request.input_type or "document"], "text": text}
+    if request.dimensions is not None:
+        parameters["embeddingDimension"] = request.dimensions
+    return {"taskType": "SINGLE_EMBEDDING", "singleEmbeddingParams": parameters}
+
 
 CODES: Mapping[str, ErrorType] = {
     "AccessDeniedException": AccessDeniedError,

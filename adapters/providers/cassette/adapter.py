@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from callboard.adapters.registry import create_adapter
-from callboard.adapters.requests.settings import read_options
-from callboard.adapters.transport.key_masking import given_keys
 from callboard.adapters.transport.opening import new_transport
-from callboard.adapters.transport.transport import Transport
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
+from ...cassettes import CassetteTransport, RecordingTransport
 from ...config import AdapterConfig
 from ...contract import ProviderAdapter
+from ...registry import create_adapter
+from ...requests.settings import read_options
+from ...transport.headers import given_keys
+from ...transport.transport import Transport
 
 
 class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

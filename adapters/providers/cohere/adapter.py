@@ -11,13 +11,14 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.operations.answers import EmbeddingOnlyWire
 from callboard.adapters.operations.embedding_wire import EmbeddingReply, from_numbers
-from callboard.adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.requests.settings import SharedOptions
-from callboard.adapters.usage.counts import reported_count
 from callboard.bus.errors import StreamError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
+
+from ...protocols.embeddings import ByType, cohere_capabilities, cohere_fields
+from ...requests.settings import SharedOptions
+from ...requests.text import encode_json
+from ...usage.counts import reported_count
 
 PATH = "/v2/embed"
 

@@ -7,30 +7,27 @@ from typing import Literal
 
 import msgspec
 
-from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.refusals.repair import RepairRules
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.normaliser import StreamNormaliser
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.requests.settings import SharedOptions
 
+from ...contract import AdapterCapabilities, CanonicalRequest
+from ...refusals.repair import RepairRules
+from ...replies.assembler import Assembler
+from ...replies.normaliser import StreamNormaliser
+from ...requests.settings import SharedOptions
+from ...requests.text import encode_json
+from . import interactions_response as response
 from .batch import GeminiBatches
-from .chat.request import build_request
-from .chat.response import read_reply
-from .chat.stream import GeminiNormaliser
-from .data import REPAIRS, find_model
+from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
+from .data import CODES, REPAIRS, find_model
 from .embeddings import GeminiEmbeddings
-from .errors import CODES
 from .images import GeminiImages
-from .interactions import response
-from .interactions.request import build_interaction
-from .interactions.stream import InteractionNormaliser
-from .interactions.wire import REVISION
-from .media import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
-from .paths import model_name, path_of
+from .interactions_request import build_interaction
+from .interactions_response import REVISION
+from .interactions_stream import InteractionNormaliser
+from .request import build_request, model_name, path_of
+from .response import GeminiNormaliser, read_reply
 from .videos import GeminiVideos
 
 VERSION = "v1beta"

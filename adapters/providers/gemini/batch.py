@@ -22,7 +22,9 @@ import msgspec
 
 from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.operations.batch_wire import (
+from callboard.bus.values.base import Json
+
+from ...operations.jobs_wire import (
     BatchLine,
     ListPage,
     Written,
@@ -32,12 +34,10 @@ from callboard.adapters.operations.batch_wire import (
     fields_of,
     moment_of,
 )
-from callboard.adapters.refusals.classify import error_without_status, read_error_value
-from callboard.adapters.requests.encoding import encode_json
-from callboard.bus.values.json import Json
-
-from .errors import CODES
-from .paths import model_name, path_of
+from ...refusals.classify import error_without_status, read_error_value
+from ...requests.text import encode_json
+from .data import CODES
+from .request import model_name, path_of
 
 _STATUSES: dict[str, BatchStatus] = {
     "PENDING": "queued",

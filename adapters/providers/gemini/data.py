@@ -6,9 +6,21 @@ The models are in `models.json`; see `adapters.model_table`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
-from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
-from callboard.adapters.refusals.repair import Refusal, RepairRules
+from callboard.bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    InvalidRequestError,
+    QuotaExceededError,
+    ServerError,
+)
+from callboard.bus.values.base import Json
+
+from ...model_table import ModelFile, ModelRow, ModelTable
+from ...refusals.classify import ErrorType, error_without_status, read_error_value
+from ...refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
@@ -104,3 +116,27 @@ REPAIRS = RepairRules(
     ),
 )
 """Calls without the signature that a newer model wants are told in words, too."""
+
+
+CODES: Mapping[str, ErrorType] = {
+    # reasons in an ErrorInfo, which go before the status
+    "ACCESS_TOKEN_EXPIRED": AuthError,
+    "ACCESS_TOKEN_TYPE_UNSUPPORTED": AuthError,
+    "CREDENTIALS_MISSING": AuthError,
+    "API_KEY_SERVICE_BLOCKED": AccessDeniedError,
+    "SERVICE_DISABLED": AccessDeniedError,
+    "CONSUMER_SUSPENDED": AccessDeniedError,
+    "BILLING_DISABLED": QuotaExceededError,
+    # error.status
+    "OUT_OF_RANGE": InvalidRequestError,
+    "UNIMPLEMENTED": InvalidRequestError,
+    "CANCELLED": ServerError,  # by the provider: what we cancel gets no answer
+    "ABORTED": ServerError,
+    "UNKNOWN": ServerError,
+    "DATA_LOSS": ServerError,
+}
+
+
+def error_in_reply(value: Json, provider: str) -> AdapterError:
+    """What an error means that came with status 200, as an event, a reply or a list of them."""
+    return error_without_status(read_error_value(value), CODES, provider)

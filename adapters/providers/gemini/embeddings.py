@@ -13,13 +13,13 @@ import msgspec
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.operations.embedding_wire import EmbeddingReply, from_numbers
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.usage.counts import reported_count
 from callboard.bus.errors import StreamError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
-from .paths import model_name, path_of
+from ...requests.text import encode_json
+from ...usage.counts import reported_count
+from .request import model_name, path_of
 
 _TASKS: Mapping[str, str] = {
     "query": "RETRIEVAL_QUERY",

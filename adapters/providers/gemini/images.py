@@ -18,19 +18,18 @@ import msgspec
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
 from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_options
-from callboard.adapters.requests.settings import own_options
 from callboard.bus.errors import ContentFilterError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
-from .chat.response import STOP_REASONS
-from .errors import error_in_reply
-from .media import IMAGE_TYPES
-from .paths import model_name, path_of
-from .usage import UsageCounts
-from .wire import ABSENT, decode_json
+from ...requests.settings import own_options
+from ...requests.text import encode_json
+from .contents import IMAGE_TYPES
+from .data import error_in_reply
+from .request import model_name, path_of
+from .response import STOP_REASONS
+from .wire import ABSENT, UsageCounts, decode_json
 
 _RATIOS = ("1:1", "2:3", "3:2", "3:4", "4:3", "4:5", "5:4", "9:16", "16:9", "21:9")
 

@@ -19,8 +19,6 @@ import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.operations.media_wire import input_bytes, known_terms, ratio_of, read_size, video_usage
-from callboard.adapters.refusals.classify import error_without_status, read_error_value
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
 from callboard.adapters.videos import (
     VideoCapabilities,
@@ -31,10 +29,12 @@ from callboard.adapters.videos import (
     VideoVariant,
 )
 from callboard.bus.errors import AdapterError, CapabilityError, ContentFilterError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
-from .errors import CODES
-from .paths import model_name, path_of
+from ...refusals.classify import error_without_status, read_error_value
+from ...requests.text import encode_json
+from .data import CODES
+from .request import model_name, path_of
 
 _SIZES = ("1280x720", "720x1280", "1920x1080", "1080x1920")
 _VEO_3 = VideoCapabilities(seconds=(4, 6, 8), default_seconds=8, sizes=_SIZES, audio="always")

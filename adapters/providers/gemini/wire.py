@@ -8,11 +8,15 @@ This is version v1beta of the API. The names are those of the API.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
+
+from ...usage.counts import reported_count, source_of
 
 ABSENT = msgspec.Raw(b"null")
 """Stands for a raw field that was not sent; the same as one that was sent as null."""
@@ -148,3 +152,221 @@ decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_feedback = msgspec.json.Decoder(PromptFeedback | None).decode
 decode_counts = msgspec.json.Decoder(Usage | None).decode
 decode_json = msgspec.json.Decoder(Json).decode
+
+
+# A reply's usage, from the counts that its chunks report.
+
+
+class UsageCounts:
+    """A reply's counts. Each chunk reports all so far, now and then without some: the last of each counts."""
+
+    def __init__(self) -> None:
+        self.fees: dict[str, int] = {}
+        """The counts of what is billed besides tokens, by the names of the rates. The reply tells them outside of
+        the usage."""
+        self._former: Usage | None = None  # what was said before a chunk that has other counts
+        self._latest = ABSENT
+        self._form: bytes | None = None  # of the latest: all but its digits; None before the first
+        self._prompted = False  # whether it has the prompt's count
+        self._counted = ABSENT  # the last that had
+
+    def add(self, raw: msgspec.Raw) -> None:
+        """Take in what a chunk reports.
+
+        A chunk that differs from the one before by digits alone takes its place, and is read when the total is
+        asked for: in a stream each chunk has counts.
+
+        Raises:
+            msgspec.DecodeError: It is no usage.
+        """
+        form = bytes(raw).translate(None, b"0123456789")
+        if form != self._form:
+            if self._form is not None:
+                self._former = self._so_far()
+            usage = decode_counts(raw)
+            self._form, self._prompted = form, usage is not None and usage.promptTokenCount is not None
+        self._latest = raw
+        if self._prompted:
+            self._counted = raw
+
+    def _so_far(self) -> Usage:
+        """The last of each count."""
+        usage, former = decode_counts(self._latest) or Usage(), self._former
+        for name in usage.__struct_fields__ if former is not None else ():
+            if getattr(usage, name) is None:
+                setattr(usage, name, getattr(former, name))
+        return usage
+
+    def total(self, *, final: bool = False) -> TokenUsage | None:
+        """The counts in disjoint buckets; None if there are none.
+
+        The prompt includes what was read from a cache, and not what the provider's own tools put in; candidates
+        don't include thoughts. A count that was left out is 0; without the prompt's, the figures are partial.
+        """
+        last = self._so_far()
+        prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
+        candidates, thoughts = reported_count(last.candidatesTokenCount), reported_count(last.thoughtsTokenCount)
+        tool_use = reported_count(last.toolUsePromptTokenCount)
+        if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
+            return None
+        heard, seen = _sound_and_pictures(last.promptTokensDetails)
+        heard_before, seen_before = _sound_and_pictures(last.cacheTokensDetails)
+        spoken, drawn = _sound_and_pictures(last.candidatesTokensDetails)
+        raw = self._counted
+        source = UsageSource.PARTIAL
+        if final:
+            source = source_of(
+                *((cached, prompt), (heard + seen, prompt)),
+                *((heard_before + seen_before, cached), (spoken + drawn, candidates)),
+                raw=raw,
+                whole=prompt is not None,
+            )
+        fresh = max(0, (prompt or 0) - (cached or 0))
+        audio = min(fresh, max(0, heard - heard_before))
+        spoken = min(candidates or 0, spoken)
+        return TokenUsage(
+            input_tokens=fresh + (tool_use or 0),
+            output_tokens=(candidates or 0) + (thoughts or 0),
+            cached_input_tokens=cached or 0,
+            reasoning_tokens=thoughts,
+            source=source,
+            details=details_of(
+                audio_input=audio,
+                image_input=min(fresh - audio, max(0, seen - seen_before)),
+                audio_cache_read=min(cached or 0, heard_before),
+                image_cache_read=min(max(0, (cached or 0) - heard_before), seen_before),
+                audio_output=spoken,
+                image_output=min((candidates or 0) - spoken, drawn),
+                **self.fees,
+            ),
+            service_tier=unusual_tier(last.serviceTier),
+            raw=None if raw is ABSENT else _with_fees(raw, self.fees),
+        )
+
+
+def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
+    """The usage as it came, with the counts that were found elsewhere beside it."""
+    if not any(fees.values()):
+        return raw.copy()
+    return msgspec.Raw(msgspec.json.encode({**decode_fields(raw), "grounding": fees}))
+
+
+def _sound_and_pictures(details: object) -> tuple[int, int]:
+    """The tokens of sound and of pictures in a list of the tokens of each modality."""
+    if not isinstance(details, list):
+        return 0, 0
+    counts = {"AUDIO": 0, "IMAGE": 0}
+    for part in details:
+        modality = part.get("modality") if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(modality, str) and modality in counts:
+            counts[modality] += reported_count(part.get("tokenCount")) or 0
+    return counts["AUDIO"], counts["IMAGE"]
+
+
+# The arguments of a call, put together from values at JSONPaths.
+
+_STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\]""")
+
+
+class PartialArguments:
+    """Arguments as they grow.
+
+    `broken` says whether a piece of them could not be placed. Then the call must not be executed.
+
+    Args:
+        key: The key of the call's block.
+    """
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.value: JsonObject = {}
+        self.broken = False
+        self._in_pieces: set[str | None] = set()  # places whose strings are known to come in pieces
+
+    def add(self, piece: PartialArg) -> None:
+        """Place a piece. A string at the place of a string continues it; a piece without a value says nothing.
+
+        A string that begins with all that came for its place, and is longer, replaces it: some servers send the
+        text so far again. A place whose string was once continued otherwise is continued from then on.
+        """
+        if piece.stringValue is not None:
+            self._place(piece.jsonPath, piece.stringValue)
+        elif piece.numberValue is not None:
+            self._place(piece.jsonPath, piece.numberValue)
+        elif piece.boolValue is not None:
+            self._place(piece.jsonPath, piece.boolValue)
+        elif piece.nullValue is not msgspec.UNSET:
+            self._place(piece.jsonPath, None)
+
+    def _place(self, path: str | None, value: Json) -> None:
+        steps = _steps(path or "")
+        so_far = _at(self.value, steps)
+        if isinstance(so_far, str) and isinstance(value, str) and so_far and value:
+            if path not in self._in_pieces and len(value) > len(so_far) and value.startswith(so_far):
+                value = value[len(so_far) :]
+            else:
+                self._in_pieces.add(path)
+        if not steps or not _place(self.value, steps, value):
+            self.broken = True
+
+
+def _at(root: JsonObject, steps: list[str | int]) -> Json:
+    """What is at a place already; None if nothing is."""
+    here: Json = root
+    for step in steps:
+        if isinstance(here, dict) and isinstance(step, str):
+            here = here.get(step)
+        elif isinstance(here, list) and isinstance(step, int) and step < len(here):
+            here = here[step]
+        else:
+            return None
+    return here
+
+
+def _place(root: JsonObject, steps: list[str | int], value: Json) -> bool:
+    here: Json = root
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        fresh: Json = value if following is None else {} if isinstance(following, str) else []
+        if isinstance(step, str) and isinstance(here, dict):
+            before = here.get(step)
+            if following is None:
+                here[step] = _continued(before, value)
+            elif before is None:
+                here[step] = fresh
+            here = here[step]
+        elif isinstance(step, int) and isinstance(here, list) and step <= len(here):
+            if step == len(here):
+                here.append(fresh)
+            elif following is None:
+                here[step] = _continued(here[step], value)
+            here = here[step]
+        else:
+            return False
+    return True
+
+
+def _continued(before: Json, value: Json) -> Json:
+    return before + value if isinstance(before, str) and isinstance(value, str) else value
+
+
+def _steps(path: str) -> list[str | int]:
+    """The names and indexes of a path; empty if it is none that we know."""
+    if not path.startswith("$"):
+        return []
+    steps: list[str | int] = []
+    at = 1
+    while at < len(path):
+        found = _STEP.match(path, at)
+        if found is None:
+            return []
+        name, index, single, double = found.groups()
+        if index is not None:
+            if len(index) > 9:
+                return []
+            steps.append(int(index))
+        elif name is not None:
+            steps.append(name)
+        else:
+            steps.append(re.sub(r"\\(.)", r"\1", single if single is not None else double))
+        at = found.end()
+    return steps

@@ -14,26 +14,15 @@ and the server, which the protocols do not tell. All were found by trying, with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import anyio.to_thread
 import msgspec
 
-from callboard.adapters.embeddings import (
-    EmbeddingAdapter,
-    EmbeddingCapabilities,
-    EmbeddingRequest,
-    EmbeddingResponse,
-)
-from callboard.adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
-from callboard.adapters.registry import create_adapter
-from callboard.adapters.requests import settings
-from callboard.adapters.requests.text import current_turn
-from callboard.adapters.transport.transport import Transport
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
-from callboard.bus.errors import CapabilityError, ConfigurationError
+from callboard.bus.errors import CapabilityError, ConfigurationError, NetworkError, NotFoundError
 from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
@@ -48,10 +37,74 @@ from ...contract import (
     MeteredAdapter,
     ProviderAdapter,
 )
+from ...embeddings import EmbeddingAdapter, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from ...health import AdapterHealth, AdapterStatistics, CountingTransport, ReportsStatistics, failed
 from ...http.stream import with_long_timeouts
-from .process import LocalServer
+from ...registry import create_adapter
+from ...requests import settings
+from ...requests.text import current_turn
+from ...transport.opening import new_transport
+from ...transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
+from .process import LocalServer, SharedServer
 from .settings import LocalServerSettings, check_installed, choose_model
-from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport
+
+# The transport to a server that may not be running yet, or may have ended.
+
+PLACEHOLDER_URL = "http://local-model.invalid"
+PLACEHOLDER_KEY = "key-of-the-local-model"
+
+
+class LocalTransport:
+    """Sends requests to the shared server with the settings that `find_settings` gives when first needed."""
+
+    def __init__(self, find_settings: Callable[[], LocalServerSettings], http: Transport | None = None) -> None:
+        self._find_settings = find_settings
+        self._http = http or new_transport()
+        self._claim: SharedServer | None = None
+        self._closed = False
+
+    @property
+    def server(self) -> LocalServer | None:
+        """The server, once it was needed and until the transport is closed."""
+        return self._claim.server if self._claim is not None else None
+
+    def statistics(self) -> TransportStatistics:
+        """Of the connections to the server."""
+        http = self._http
+        return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
+
+    async def acquire(self) -> LocalServer:
+        """The running server. It is started if need be.
+
+        Raises:
+            ConfigurationError, AdapterError: The server can't be started, as in `LocalServer.start`.
+            NetworkError: The transport is closed.
+        """
+        if self._closed:
+            raise NetworkError("this adapter is closed", retryable=False)
+        if self._claim is None:
+            self._claim = LocalServer.shared(self._find_settings())
+        return await self._claim.acquire()
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        """See `adapters.transport.transport.Transport`. A configuration that can't work is NotFoundError here."""
+        try:
+            server = await self.acquire()
+        except ConfigurationError as error:
+            raise NotFoundError(str(error)) from error
+        headers = {name: value.replace(PLACEHOLDER_KEY, server.api_key) for name, value in request.headers.items()}
+        url = request.url.replace(PLACEHOLDER_URL, server.url, 1)
+        return await self._http.send(msgspec.structs.replace(request, url=url, headers=headers))
+
+    async def aclose(self) -> None:
+        """Close the connections and give the server back. Idempotent."""
+        self._closed = True
+        try:
+            await self._http.aclose()
+        finally:
+            if self._claim is not None:
+                await self._claim.release()
+
 
 ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
 

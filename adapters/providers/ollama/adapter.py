@@ -8,26 +8,68 @@ from typing import Literal
 import anyio
 import msgspec
 
-from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire import ChatWire, Endpoint, LookUp, OtherWires
-from callboard.adapters.http.wire_call import WireCall, bearer, get
-from callboard.adapters.refusals.classify import read_error
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.requests.settings import SharedOptions, read_options
-from callboard.adapters.transport.transport import HttpReply
-from callboard.adapters.usage.estimate import at_most
 from callboard.bus.errors import AdapterError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
-from . import wire
-from .embeddings import OllamaEmbeddings
-from .errors import classify
-from .models import UNKNOWN, Catalogue, ModelFacts, read_show, read_tags
+from ...contract import AdapterCapabilities, CanonicalRequest
+from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
+from ...http.adapter import HttpAdapter
+from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
+from ...http.wire_call import WireCall, bearer, get
+from ...operations.embedding_wire import EmbeddingReply, from_numbers
+from ...refusals.classify import read_error
+from ...replies.assembler import Assembler
+from ...requests.host_options import merge_own_options
+from ...requests.settings import SharedOptions, read_options
+from ...requests.text import encode_json
+from ...transport.transport import HttpReply
+from ...usage.counts import reported_count
+from ...usage.estimate import at_most
+from . import response
+from .models import UNKNOWN, Catalogue, ModelFacts, Windows, read_show, read_tags
 from .request import write_request
-from .response import read_whole
-from .stream import ChatNormaliser
-from .window import Windows
+from .response import ChatNormaliser, classify, read_whole
+
+PATH = "/api/embed"
+
+
+class _Reply(msgspec.Struct, gc=False):
+    embeddings: list[list[float]]
+    model: str | None = None
+    prompt_eval_count: float | None = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class OllamaEmbeddings(msgspec.Struct, frozen=True):
+    """Ollama's embeddings."""
+
+    defaults: Mapping[str, Json] = {}
+    """Further fields of the body, such as how long the model stays loaded."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(max_inputs=128, supports_truncation=True)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        body: JsonObject = {
+            **self.defaults,
+            "model": request.wire_model,
+            "input": list(request.inputs),
+            "truncate": request.truncate,
+        }
+        if request.dimensions is not None:
+            body["dimensions"] = request.dimensions
+        merge_own_options(body, request, "ollama", provider)
+        return WireCall(PATH, encode_json(body))
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        reply = _decode(body)
+        counted = reported_count(reply.prompt_eval_count)
+        vectors = [from_numbers(numbers) for numbers in reply.embeddings]
+        usage = msgspec.json.encode({"prompt_eval_count": counted}) if counted is not None else None
+        return EmbeddingReply(vectors, counted, reply.model, usage=usage)
+
 
 LOOK_UP_SECONDS = 5.0
 """How long the server may take to say what it has, in all; a call that needs to know waits no longer than that."""
@@ -92,7 +134,7 @@ class OllamaWire(ChatWire):
         return self.options.discover and self._catalogue.wants(model, self._seconds())
 
     async def learn_model(self, model: str, look_up: LookUp) -> None:
-        question = WireCall(wire.SHOW_PATH, msgspec.json.encode({"model": model}))
+        question = WireCall(response.SHOW_PATH, msgspec.json.encode({"model": model}))
         answer = await look_up(question, LOOK_UP_SECONDS)
         self._catalogue.learn(model, read_show(answer), self._seconds())
 
@@ -115,7 +157,7 @@ class OllamaWire(ChatWire):
         return bearer(key)
 
     def health_request(self) -> WireCall:
-        return get(wire.TAGS_PATH)
+        return get(response.TAGS_PATH)
 
     def other_wires(self) -> OtherWires:
         defaults = self._kept_loaded()
@@ -158,7 +200,7 @@ class OllamaWire(ChatWire):
 
 async def list_models(look_up: LookUp) -> tuple[str, ...]:
     """The names of the models that the server has, the latest first; none if it doesn't answer."""
-    return read_tags(await look_up(get(wire.TAGS_PATH), LOOK_UP_SECONDS))
+    return read_tags(await look_up(get(response.TAGS_PATH), LOOK_UP_SECONDS))
 
 
 class OllamaAdapter(HttpAdapter):

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from callboard.adapters.contract import AdapterCapabilities
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
+
+from ...contract import AdapterCapabilities
 
 T = TypeVar("T")
 
@@ -140,3 +141,25 @@ def put(table: dict[str, T], model: str, value: T) -> None:
     while len(table) >= MAX_MODELS:
         table.pop(next(iter(table)))
     table[model] = value
+
+
+SMALLEST = 4096
+
+
+def window_size(needed: int, limit: int | None) -> int:
+    """The smallest size that holds `needed` tokens: a power of two, or what the model has at most (`limit`)."""
+    size = max(SMALLEST, 1 << max(0, needed - 1).bit_length())
+    return size if limit is None else min(size, limit)
+
+
+class Windows:
+    """The windows in use, by the model's name."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+
+    def choose(self, model: str, needed: int, limit: int | None) -> int:
+        """The window for a call: at least the one that the model was last loaded with."""
+        size = max(window_size(needed, limit), self._sizes.get(model, 0))
+        put(self._sizes, model, size)
+        return size

@@ -8,33 +8,184 @@ prompt that is clearly larger than its window is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from urllib.parse import unquote_to_bytes
 
-from callboard.adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.refusals.required_capabilities import check_demands
-from callboard.adapters.requests.effort import nearest_effort
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.requests.history import Target, fit_history
-from callboard.adapters.requests.host_options import merge_options, merge_own_options
-from callboard.adapters.requests.text import current_turn
-from callboard.adapters.schemas.root import fold_root
-from callboard.adapters.schemas.sanitizer import without_booleans
-from callboard.adapters.usage.estimate import at_most
 from callboard.bus.errors import (
     CapabilityError,
     InvalidRequestError,
     PromptTooLongError,
     UnsupportedToolChoiceError,
+    WarningCode,
 )
-from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.messages import ToolDefinition
-from callboard.bus.values.warning_codes import WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
 
-from .messages import refused_image, write_messages
+from ...contract import AdapterCapabilities, CanonicalRequest
+from ...http.wire_call import WireCall
+from ...refusals.required_capabilities import check_demands
+from ...requests.fitted import FittedHistory, Loss, Target
+from ...requests.history import fit_history
+from ...requests.host_options import merge_options, merge_own_options
+from ...requests.settings import nearest_effort
+from ...requests.text import current_turn, encode_json, join_text
+from ...schemas.sanitizer import without_booleans
+from ...schemas.tools import fold_root
+from ...usage.estimate import at_most
 from .models import ModelFacts
-from .wire import CHAT_PATH, NDJSON
+from .response import CHAT_PATH, NDJSON
+
+# A fitted history as Ollama's messages.
+
+
+def write_messages(
+    history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
+) -> tuple[list[Json], list[Loss]]:
+    """Write a history as messages.
+
+    Args:
+        history: The fitted history.
+        capabilities: The capabilities of the model.
+        provider: The adapter's name.
+        session_id: The session's id.
+
+    Returns:
+        The messages, system text included, and what had to be left out of them.
+    """
+    return _HistoryWriter(history, capabilities, provider, session_id).write()
+
+
+def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str | None:
+    """Why an image can't be sent; None if it can."""
+    accepted = capabilities.accepted_image_media_types
+    if accepted is not None and image.media_type is not None and image.media_type not in accepted:
+        return f"the server takes no images of type {image.media_type}"
+    if image_data(image) is None:
+        return "the server takes images as data only, not by address"
+    return None
+
+
+def image_data(image: ImageBlock) -> str | None:
+    """An image as base64 without any prefix; None if it has only an address."""
+    if image.data is not None:
+        return base64.b64encode(image.data).decode()
+    head, comma, data = (image.url or "").partition(",")
+    if not comma or not head.lower().startswith("data:"):
+        return None
+    try:
+        raw = unquote_to_bytes(data)
+        if head.endswith(";base64"):
+            raw = base64.b64decode(b"".join(raw.split()), validate=True)
+    except binascii.Error:
+        return None
+    return base64.b64encode(raw).decode() or None
+
+
+class _HistoryWriter:
+    def __init__(
+        self, history: FittedHistory, capabilities: AdapterCapabilities, provider: str, session_id: str
+    ) -> None:
+        self.history = history
+        self.capabilities = capabilities
+        self.provider = provider
+        self.session_id = session_id
+        self.losses: list[Loss] = []
+        self.messages: list[Json] = []
+
+    def write(self) -> tuple[list[Json], list[Loss]]:
+        if self.history.system is not None:
+            self.messages.append({"role": "system", "content": self.history.system})
+        for message in self.history.messages:
+            match message.role:
+                case Role.ASSISTANT:
+                    self._reply(message)
+                case Role.TOOL:
+                    self._results(message)
+                case _:
+                    self._say(join_text(message.content), self._images(message, message.content))
+        return self.messages, self.losses
+
+    def _say(self, text: str, images: list[Json]) -> None:
+        """A user's words and images, if there are any left."""
+        if text or images:
+            wire: JsonObject = {"role": "user", "content": text}
+            if images:
+                wire["images"] = images
+            self.messages.append(wire)
+
+    def _images(self, message: Message, content: Iterable[ContentBlock]) -> list[Json]:
+        images: list[Json] = []
+        for block in content:
+            if isinstance(block, ImageBlock):
+                reason = refused_image(block, self.capabilities)
+                if reason is None:
+                    images.append(image_data(block))
+                else:
+                    self._lose(message, block, reason)
+        return images
+
+    def _reply(self, message: Message) -> None:
+        wire: JsonObject = {"role": "assistant", "content": join_text(message.content)}
+        calls: list[Json] = []
+        thinking = ""
+        for block in message.content:
+            match block:
+                case ToolUseBlock():
+                    function: JsonObject = {"name": block.name, "arguments": block.input}
+                    calls.append({"id": self.history.tool_ids[block.id], "function": function})
+                case ThinkingBlock():
+                    thinking += block.text
+                case OpaqueBlock() | RedactedThinkingBlock():
+                    self._lose(message, block, "this protocol can't carry it")
+                case _:
+                    pass
+        if thinking:
+            wire["thinking"] = thinking
+        if calls:
+            wire["tool_calls"] = calls
+        if calls or thinking or wire["content"]:
+            self.messages.append(wire)
+
+    def _results(self, message: Message) -> None:
+        shown: list[Json] = []
+        sources: list[str] = []
+        for block in message.content:
+            if not isinstance(block, ToolResultBlock):
+                continue
+            name = self.history.tool_names[block.tool_use_id]
+            images = [] if isinstance(block.content, str) else self._images(message, block.content)
+            if images:
+                shown += images
+                sources.append(name)
+            text = block.text or ("The result is an image; it follows." if images else "")
+            self.messages.append(
+                {
+                    "role": "tool",
+                    "content": f"Error: {text}" if block.is_error else text,
+                    "tool_name": name,
+                    "tool_call_id": self.history.tool_ids[block.tool_use_id],
+                }
+            )
+        if shown:
+            self._say(f"Result of {', '.join(sources)}:", shown)
+
+    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
+        kind = str(type(block).__struct_config__.tag)
+        self.losses.append(Loss(self.session_id, message.id or "", kind, self.provider, reason, block))
+
 
 _OPTIONS = "ollama"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""

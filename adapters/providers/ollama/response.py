@@ -11,23 +11,172 @@ line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.json_text import is_whole, may_become_json
-from callboard.adapters.replies.ndjson import NdjsonDecoder
-from callboard.adapters.usage.counts import reported_count
-from callboard.adapters.usage.partial import fill_usage
-from callboard.adapters.usage.rates import TokenRates
-from callboard.bus.errors import StreamError
-from callboard.bus.values.json import Json
+from callboard.bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    CapabilityError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+    ServerError,
+    StreamError,
+    WarningCode,
+)
+from callboard.bus.values.base import Json
 from callboard.bus.values.usage import StopReason, TokenUsage
-from callboard.bus.values.warning_codes import WarningCode
 
-from .errors import error_in_reply
-from .wire import METRICS, WireReply, WireToolCall, decode_reply
+from ...refusals.classify import ErrorBody, ErrorType, build_error, read_error_value
+from ...replies.assembler import Assembler
+from ...replies.decoders import NdjsonDecoder
+from ...replies.json_text import is_whole, may_become_json
+from ...replies.normaliser import NdjsonNormaliser
+from ...usage.counts import fill_usage, reported_count
+from ...usage.estimate import TokenRates
+
+# The fields of Ollama's `/api/chat` that are read here
+
+CHAT_PATH = "/api/chat"
+TAGS_PATH = "/api/tags"
+SHOW_PATH = "/api/show"
+
+NDJSON = "application/x-ndjson"
+
+ABSENT = msgspec.Raw(b"null")
+"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+
+
+class WireFunction(msgspec.Struct, gc=False):
+    """The function that a tool call names."""
+
+    name: str | None = None
+    arguments: msgspec.Raw = ABSENT
+    """An object. From some implementations it is a text that holds one."""
+
+
+class WireToolCall(msgspec.Struct, gc=False):
+    """A tool call."""
+
+    id: Json = None
+    """The call's id. Only newer servers send it."""
+    function: WireFunction | None = None
+
+
+class WireMessage(msgspec.Struct, gc=False):
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[WireToolCall | None] | None = None
+
+
+class WireReply(msgspec.Struct, gc=False):
+    """A whole reply, or a line of a streamed one. Durations are in nanoseconds."""
+
+    model: Json = None
+    message: WireMessage | None = None
+    done: bool | None = None
+    done_reason: Json = None
+    error: Json = None
+    """An error, which stands alone."""
+    total_duration: Json = None
+    load_duration: Json = None
+    prompt_eval_count: Json = None
+    prompt_eval_duration: Json = None
+    eval_count: Json = None
+    eval_duration: Json = None
+
+
+METRICS = (
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+)
+"""The fields that say what a reply took."""
+
+decode_reply = msgspec.json.Decoder(WireReply).decode
+
+
+# The errors of Ollama.
+
+ERROR_CODES: Mapping[str, ErrorType] = {
+    "server_busy": OverloadedError,
+    "unsupported": CapabilityError,
+    "model_missing": NotFoundError,
+    "out_of_memory": ServerError,
+    "runner_failed": ServerError,
+    "request_canceled": ServerError,
+    "context_exceeded": ContextOverflowError,
+    "usage_limit": QuotaExceededError,
+    "too_many_requests": RateLimitError,
+    "unauthorized": AuthError,
+    "cloud_disabled": AccessDeniedError,
+    "bad_value": InvalidRequestError,
+}
+"""By the names that `named` gives to sentences."""
+
+_SENTENCES: tuple[tuple[str, str], ...] = (
+    (r"server busy|maximum pending requests exceeded|server overloaded", "server_busy"),
+    (r"does not support (?:chat|tools|thinking|insert|vision|images?|generate|completion)", "unsupported"),
+    (r"think value .+ is not supported", "unsupported"),
+    (r"model .+ not found|try pulling it first", "model_missing"),
+    (r"requires more system memory|out of memory|cudamalloc failed", "out_of_memory"),
+    (r"longer than the context length|exceeds the (?:model's maximum )?context length", "context_exceeded"),
+    (r"runner process (?:has terminated|no longer running)|timed out waiting for llama runner", "runner_failed"),
+    (r"request cancell?ed|context canceled", "request_canceled"),
+    (r"reached your .*usage limit", "usage_limit"),
+    (r"too many (?:concurrent )?requests", "too_many_requests"),
+    (r"^unauthorized", "unauthorized"),
+    (r"cloud .*disabled", "cloud_disabled"),
+    (r"^invalid |cannot unmarshal|is required", "bad_value"),
+)
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), code) for pattern, code in _SENTENCES)
+
+_LASTING = frozenset({"out_of_memory"})
+"""What another attempt on the same machine won't heal."""
+
+
+def named(body: ErrorBody) -> ErrorBody:
+    """The error with a code made of its sentence, if it is a known one and the server gave none."""
+    if body.code or body.type:
+        return body
+    for pattern, code in _PATTERNS:
+        if pattern.search(body.message):
+            return msgspec.structs.replace(body, code=code)
+    return body
+
+
+def classify(
+    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
+) -> AdapterError:
+    """The AdapterError for an error reply, or for an error inside a stream (then `status` is None)."""
+    body = named(body)
+    error = build_error(
+        body,
+        status=status,
+        headers=headers,
+        codes=ERROR_CODES,
+        provider=provider,
+        now_us=now_us,
+    )
+    if body.code in _LASTING:
+        error.retryable = False
+    return error
+
+
+def error_in_reply(error: Json, provider: str) -> AdapterError:
+    """The error that a reply of status 200, or a line of one, carries."""
+    return classify(read_error_value({"error": error}), None, {}, provider=provider, now_us=0)
+
 
 STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
 """By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload``, after which nothing was
@@ -140,3 +289,17 @@ def _arguments(call: WireToolCall | None) -> str:
     if text == b"null":
         return ""
     return str(msgspec.json.decode(text)) if text.startswith(b'"') else text.decode()
+
+
+class ChatNormaliser(NdjsonNormaliser):
+    """A body that ends without a last line was cut off, whatever it had said."""
+
+    def __init__(self, assembler: Assembler, rates: TokenRates) -> None:
+        super().__init__(assembler)
+        self._reader = ReplyReader(assembler, rates)
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        self.finished = self._reader.line(decode_reply(data))
+
+    def on_end(self) -> None:
+        raise StreamError(f"{self.assembler.provider}: the stream ended before the reply was complete")

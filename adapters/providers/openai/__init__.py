@@ -1,1 +1,18 @@
 """OpenAI's Responses API, images and videos."""
+
+from callboard.adapters.provider import Provider, Vendor
+
+PROVIDER = Provider(
+    name="openai",
+    adapter="adapter:OpenAIAdapter",
+    kinds=("chat", "embedding", "image", "video"),
+    key_variables=("OPENAI_API_KEY",),
+    base_url_variable="OPENAI_BASE_URL",
+    expected=True,
+    precedence=1,
+    home="api.openai.com",
+    key_words=("openai",),
+    models="data",
+    rates="rates.json",
+    vendor=Vendor(name="openai"),
+)

@@ -11,30 +11,28 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
 from callboard.adapters.http.wire_call import WireCall, bearer
 from callboard.adapters.protocols.openai_batches import OpenAIBatches
-from callboard.adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from callboard.adapters.protocols.openai_images import OpenAIImages, is_image_model
 from callboard.adapters.protocols.openai_videos import OpenAIVideos
-from callboard.adapters.refusals.rate_limits import read_rate_limit
-from callboard.adapters.refusals.repair import Repair
-from callboard.adapters.registry import create_adapter
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.normaliser import StreamNormaliser
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.requests.settings import SharedOptions
-from callboard.adapters.schemas.strict_mode import input_cleaner
-from callboard.adapters.transport.transport import exchange
 from callboard.bus.errors import AdapterError
 
-from ...calls import RateLimitInfo
-from ...contract import AdapterCapabilities, CanonicalRequest
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...protocols.embeddings import OpenAIEmbeddings
+from ...refusals.headers import read_rate_limit
+from ...refusals.repair import Repair
+from ...registry import create_adapter
+from ...replies.assembler import Assembler
+from ...replies.normaliser import StreamNormaliser
+from ...requests.settings import SharedOptions
+from ...requests.text import encode_json
+from ...schemas.tools import input_cleaner
+from ...transport.transport import exchange
+from . import response
 from .background import ResponsesInBackground
-from .chat import response
-from .chat.request import build_request
-from .chat.stream import ResponsesNormaliser
-from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, find_model
-from .errors import CODES
+from .data import CODES, DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, find_model
 from .images import ResponsesImages
 from .quirks import OPENAI, choose_quirks
+from .request import build_request
+from .stream import ResponsesNormaliser
 
 RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
 """Batches of servers that have OpenAI's Responses API. The endpoint is one of those that OpenAI's own package

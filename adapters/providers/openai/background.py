@@ -11,22 +11,21 @@ from urllib.parse import quote
 
 import msgspec
 
-from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.operations.background_wire import BackgroundStatus
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.sse import SseDecoder
 from callboard.adapters.requests.host_options import joined_options
 from callboard.bus.errors import AdapterError, StreamError
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import TokenUsage
 
-from .chat.request import OPTIONS
-from .chat.response import Reply
-from .chat.stream import ResponsesNormaliser
-from .chat.usage import read_usage
-from .chat.wire import Item, Response, elements, read, read_or_default
+from ...contract import CanonicalRequest
+from ...operations.jobs_wire import BackgroundStatus
+from ...replies.assembler import Assembler
+from ...replies.decoders import SseDecoder
 from .quirks import Quirks
+from .request import OPTIONS
+from .response import Reply
+from .stream import ResponsesNormaliser
+from .wire import Item, Response, elements, read, read_or_default, read_usage
 
 _UNDER_WAY = frozenset({"queued", "in_progress"})
 

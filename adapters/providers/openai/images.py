@@ -20,17 +20,17 @@ from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
 from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
 from callboard.adapters.protocols.openai_images import OpenAIImages, read_usage
-from callboard.adapters.refusals.classify import error_without_status, read_error_value
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_options
-from callboard.adapters.requests.media import write_data_url
-from callboard.adapters.requests.settings import own_options
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
-from .chat.tool_fees import drawn_with
-from .errors import CODES
+from ...refusals.classify import error_without_status, read_error_value
+from ...requests.media import write_data_url
+from ...requests.settings import own_options
+from ...requests.text import encode_json
+from .data import CODES
+from .wire import drawn_with
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):

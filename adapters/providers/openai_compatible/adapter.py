@@ -9,29 +9,26 @@ import msgspec
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
 from callboard.adapters.http.wire_call import WireCall, bearer, get
-from callboard.adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from callboard.adapters.protocols.openai_images import OpenAIImages
 from callboard.adapters.protocols.openai_videos import OpenAIVideos
-from callboard.adapters.refusals.rate_limits import read_rate_limit
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.requests.settings import SharedOptions
-from callboard.adapters.schemas.strict_mode import input_cleaner
-from callboard.adapters.transport.transport import HttpReply
 from callboard.bus.errors import AdapterError, ContextOverflowError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
-from ...calls import RateLimitInfo
-from ...contract import AdapterCapabilities, CanonicalRequest
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...protocols.embeddings import OpenAIEmbeddings
+from ...refusals.headers import read_rate_limit
+from ...replies.assembler import Assembler
+from ...requests.settings import SharedOptions
+from ...requests.text import encode_json
+from ...schemas.tools import input_cleaner
+from ...transport.transport import HttpReply
 from .batch import batches_of
-from .chat.media import AUDIO_FORMATS, document_types, hears
-from .chat.request import build_body
-from .chat.response import read_whole
-from .chat.stream import ChatNormaliser
-from .chat.wire import decode_reply
-from .data import REPAIRS
-from .errors import ERROR_CODES, error_in_body
-from .quirks.servers import choose_quirks, endpoint_path
+from .data import ERROR_CODES, REPAIRS, error_in_body
+from .messages import AUDIO_FORMATS, document_types, hears
+from .quirks import choose_quirks, endpoint_path
+from .request import build_body
+from .response import ChatNormaliser, read_whole
+from .wire import decode_reply
 
 
 class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):

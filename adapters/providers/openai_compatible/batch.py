@@ -23,12 +23,12 @@ import msgspec
 
 from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
-from callboard.adapters.operations.batch_wire import BatchWire, ListPage, Written, fields_of
 from callboard.adapters.protocols.openai_batches import MARK, FileBatches, OpenAIBatches, mark_of, places
-from callboard.adapters.requests.encoding import encode_json
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
-from .errors import ERROR_CODES
+from ...operations.jobs_wire import BatchWire, ListPage, Written, fields_of
+from ...requests.text import encode_json
+from .data import ERROR_CODES
 
 ENDPOINT = "/v1/chat/completions"
 """The endpoint of the lines, wherever the server has it."""

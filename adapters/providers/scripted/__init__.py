@@ -1,6 +1,9 @@
 """A provider whose replies are written down beforehand, for tests and demos of hosts."""
 
+from callboard.adapters.provider import Provider
 from callboard.bus._lazy_names import face
+
+PROVIDER = Provider(name="scripted", adapter="adapter:ScriptedAdapter", kinds=("chat", "embedding"))
 
 __getattr__, __dir__, __all__ = face(
     __name__,

@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from callboard.adapters.requests import settings
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -23,8 +22,10 @@ from callboard.bus.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage
+
+from ...requests import settings
 
 FailureKind: TypeAlias = Literal[
     "access_denied",

@@ -2,3 +2,7 @@
 
 Its Chat Completions are served by `openai_compatible`, with ``quirks: tgi``.
 """
+
+from callboard.adapters.provider import Provider
+
+PROVIDER = Provider(name="tgi", adapter="adapter:TGIAdapter")

@@ -7,26 +7,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, Endpoint, LookUp
 from callboard.adapters.http.wire_call import WireCall, bearer, get
-from callboard.adapters.refusals.classify import read_error
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.requests.settings import SharedOptions, read_options
-from callboard.adapters.transport.transport import HttpReply
-from callboard.adapters.usage.counts import reported_count
-from callboard.adapters.usage.estimate import at_most
 from callboard.bus.errors import AdapterError, ServerError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from . import wire
-from .errors import classify, loading_seconds
-from .prompt import choose_template
-from .request import stop_sequences, write_request
-from .response import ReplyReader, read_whole
-from .stream import TokenNormaliser
+from ...contract import AdapterCapabilities, CanonicalRequest
+from ...refusals.classify import read_error
+from ...replies.assembler import Assembler
+from ...requests.settings import SharedOptions, read_options
+from ...transport.transport import HttpReply
+from ...usage.counts import reported_count
+from ...usage.estimate import at_most
+from . import request as wire
+from .request import choose_template, stop_sequences, write_request
+from .response import ReplyReader, TokenNormaliser, classify, loading_seconds, read_whole
 
 LOOK_UP_SECONDS = 5.0
 """How long the server may take to say what it is."""

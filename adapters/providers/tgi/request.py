@@ -6,20 +6,133 @@ temperature of zero, which means that nothing is sampled. So the request says th
 
 from __future__ import annotations
 
-from callboard.adapters.contract import CallWarning, CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.refusals.required_capabilities import check_demands
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.requests.history import FittedHistory, Target, fit_history
-from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.requests.text import current_turn
-from callboard.bus.errors import CapabilityError, InvalidRequestError
-from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.warning_codes import WarningCode
+from collections.abc import Mapping
 
-from .prompt import PromptTemplate, write_prompt
-from .wire import STREAM_PATH, WHOLE_PATH
+import msgspec
+
+from callboard.bus.errors import CapabilityError, ConfigurationError, InvalidRequestError, WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.messages import CallWarning, Role
+
+from ...contract import CanonicalRequest
+from ...http.wire_call import WireCall
+from ...refusals.required_capabilities import check_demands
+from ...requests.fitted import FittedHistory, Target
+from ...requests.history import fit_history
+from ...requests.host_options import merge_own_options
+from ...requests.text import current_turn, encode_json, join_text
+
+# A fitted history as one prompt.
+
+
+class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The template of a prompt. ``{text}`` stands for the text of a message."""
+
+    start: str = ""
+    """The text before everything."""
+    system: str = "{text}\n\n"
+    user: str = "User: {text}\n"
+    assistant: str = "Assistant: {text}\n"
+    reply: str = "Assistant:"
+    """The text after everything, from which the model goes on."""
+    stop: tuple[str, ...] = ("\nUser:",)
+    """The texts that end the reply. They count among the server's stop sequences."""
+    strip: bool = True
+    """Whether white space before the reply is left out."""
+
+
+TEMPLATES: Mapping[str, PromptTemplate] = {
+    "plain": PromptTemplate(),
+    "chatml": PromptTemplate(
+        system="<|im_start|>system\n{text}<|im_end|>\n",
+        user="<|im_start|>user\n{text}<|im_end|>\n",
+        assistant="<|im_start|>assistant\n{text}<|im_end|>\n",
+        reply="<|im_start|>assistant\n",
+        stop=("<|im_end|>",),
+        strip=False,
+    ),
+    "llama3": PromptTemplate(
+        start="<|begin_of_text|>",
+        system="<|start_header_id|>system<|end_header_id|>\n\n{text}<|eot_id|>",
+        user="<|start_header_id|>user<|end_header_id|>\n\n{text}<|eot_id|>",
+        assistant="<|start_header_id|>assistant<|end_header_id|>\n\n{text}<|eot_id|>",
+        reply="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        stop=("<|eot_id|>",),
+        strip=False,
+    ),
+}
+"""By the name that ``options: {template: NAME}`` gives."""
+
+
+def choose_template(option: Json) -> PromptTemplate:
+    """The template of a configuration: a name, or an object of fields that differ from those of its ``base``.
+
+    Raises:
+        ConfigurationError: There is no such template.
+    """
+    changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
+    name = changes.pop("base", "plain") if isinstance(option, dict) else option
+    if not isinstance(name, str) or name not in TEMPLATES:
+        known = ", ".join(sorted(TEMPLATES))
+        raise ConfigurationError(f"options.template: {name!r} is none of {known}, nor an object with such a base")
+    try:
+        return msgspec.convert({**msgspec.to_builtins(TEMPLATES[name]), **changes}, PromptTemplate)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"options.template: {error}") from error
+
+
+def write_prompt(history: FittedHistory, template: PromptTemplate) -> str:
+    """The whole prompt. The history has text only: tools are emulated before, and images fitted away."""
+    parts = [template.start]
+    if history.system is not None:
+        parts.append(_fill(template.system, history.system))
+    for message in history.messages:
+        text = join_text(message.content)
+        if text:
+            parts.append(_fill(template.assistant if message.role is Role.ASSISTANT else template.user, text))
+    return "".join(parts) + template.reply
+
+
+def _fill(pattern: str, text: str) -> str:
+    return pattern.replace("{text}", text)
+
+
+WHOLE_PATH = "/generate"
+STREAM_PATH = "/generate_stream"
+INFO_PATH = "/info"
+
+
+class WireToken(msgspec.Struct, gc=False):
+    """One token."""
+
+    text: str | None = None
+    special: bool | None = None
+    """Whether the token stands for no text, such as the end of the sequence."""
+
+
+class WireDetails(msgspec.Struct, gc=False):
+    """The details at the end of a reply."""
+
+    finish_reason: Json = None
+    generated_tokens: Json = None
+    input_length: Json = None
+    """The number of the prompt's tokens, which only streams of newer servers have."""
+    prefill: list[Json] | None = None
+    """The prompt's tokens, if they were asked for."""
+
+
+class WireReply(msgspec.Struct, gc=False):
+    token: WireToken | None = None
+    generated_text: str | None = None
+    details: WireDetails | None = None
+    error: Json = None
+    error_type: Json = None
+
+
+decode_piece = msgspec.json.Decoder(WireReply).decode
+decode_list = msgspec.json.Decoder(list[WireReply]).decode
+
 
 _PROTECTED = frozenset({"details", "return_full_text"})
 """Without these the reply has no usage, or begins with the prompt."""

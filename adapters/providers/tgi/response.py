@@ -10,18 +10,94 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.adapters.refusals.classify import read_error_value
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.usage.counts import reported_count
-from callboard.adapters.usage.partial import fill_usage
-from callboard.adapters.usage.rates import TokenRates
-from callboard.bus.errors import StreamError
+from callboard.bus.errors import AdapterError, InvalidRequestError, OverloadedError, ServerError, StreamError
+from callboard.bus.values.base import Json
 from callboard.bus.values.usage import StopReason, TokenUsage
 
-from .errors import classify
-from .prompt import PromptTemplate
-from .stops import StopTrimmer
-from .wire import WireDetails, WireReply, decode_list, decode_piece
+from ...refusals.classify import ErrorBody, ErrorType, build_error, error_type, read_error, read_error_value
+from ...replies.assembler import Assembler
+from ...replies.normaliser import SseNormaliser
+from ...usage.counts import fill_usage, reported_count
+from ...usage.estimate import TokenRates
+from .request import PromptTemplate, WireDetails, WireReply, decode_list, decode_piece
+
+
+class StopTrimmer:
+    """Text in pieces goes through `feed`; whatever may be the beginning of a stop sequence is held back."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The text that is safe to show."""
+        text = self._held + text
+        cut = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - cut :]
+        return text[: len(text) - cut]
+
+    def finish(self, *, stopped: bool) -> tuple[str, str | None]:
+        """End the text.
+
+        Args:
+            stopped: Whether a stop sequence may have ended it.
+
+        Returns:
+            The rest of the text, and the stop sequence that ended it; None if none did.
+        """
+        held, self._held = self._held, ""
+        if stopped:
+            for stop in sorted(self._stops, key=len, reverse=True):
+                if held.endswith(stop):
+                    return held.removesuffix(stop), stop
+        return held, None
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of a text are the beginning, or the whole, of a stop sequence."""
+    return next((size for size in range(min(len(stop), len(text)), 0, -1) if stop.startswith(text[-size:])), 0)
+
+
+ERROR_CODES: Mapping[str, ErrorType] = {
+    "overloaded": OverloadedError,
+    "generation": ServerError,
+    "incomplete_generation": ServerError,
+    "incomplete_generation_stream": ServerError,
+    "unhealthy": ServerError,
+    "template_error": InvalidRequestError,
+    "tool_error": InvalidRequestError,
+    "missing_template_vertices": InvalidRequestError,
+}
+"""By `error_type`. ``validation`` is not among them: a prompt that is too long comes under that name as well."""
+
+_VALIDATION = "validation"
+_VALIDATION_STATUS = 422
+
+
+def classify(
+    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
+) -> AdapterError:
+    """The AdapterError for an error reply, or for an error inside a stream (then `status` is None)."""
+    codes = dict(ERROR_CODES)
+    if body.type == _VALIDATION:
+        codes[_VALIDATION] = error_type(msgspec.structs.replace(body, type=""), _VALIDATION_STATUS, {})
+    return build_error(
+        body,
+        status=status,
+        headers=headers,
+        codes=codes,
+        provider=provider,
+        now_us=now_us,
+    )
+
+
+def loading_seconds(value: Json) -> float | None:
+    """How long a model that is still being loaded may take, as hosted inference says with a 503."""
+    seconds = value.get("estimated_time") if isinstance(value, dict) else None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+        return None
+    return float(seconds)
+
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "eos_token": StopReason.END_TURN,
@@ -111,3 +187,16 @@ def read_whole(body: bytes, reader: ReplyReader) -> None:
         if reader.piece(reply):
             return
     raise StreamError(f"{reader.assembler.provider}: the reply holds no generated text")
+
+
+class TokenNormaliser(SseNormaliser):
+    """A body that ends before its last event was cut off: there is no other mark of an end."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        super().__init__(reader.assembler)
+        self._reader = reader
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        if name == b"error":
+            raise classify(read_error(data), None, {}, provider=self.assembler.provider, now_us=0)
+        self.finished = self._reader.piece(decode_piece(data))

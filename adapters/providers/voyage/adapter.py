@@ -16,11 +16,12 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.operations.answers import EmbeddingOnlyWire
 from callboard.adapters.operations.embedding_wire import EmbeddingReply
-from callboard.adapters.protocols.openai_embeddings import read_reply
-from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.requests.settings import SharedOptions
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
+
+from ...protocols.embeddings import read_reply
+from ...requests.settings import SharedOptions
+from ...requests.text import encode_json
 
 PATH = "/v1/embeddings"
 

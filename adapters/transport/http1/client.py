@@ -3,16 +3,241 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
+from collections.abc import Callable
+from ipaddress import ip_address
+
+import anyio
+from anyio.abc import SocketAttribute
 
 from callboard.bus.errors import AdapterError, NetworkError
 
-from ..errors import not_made, unsendable
-from ..transport import HttpReply, HttpRequest, TransportStatistics
-from .connecting import tls_context
-from .connection import AgedConnectionError
-from .pool import Pool
-from .request_head import Origin, Target, target_of, write_head
+from ..addresses import public_addresses
+from ..transport import HttpReply, HttpRequest, TransportStatistics, not_in_time, not_made, unreachable, unsendable
+from .connection import AgedConnectionError, Connection
+from .protocol import Origin, Target, target_of, write_head
+
+# New connections
+
+
+async def connect(
+    origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
+) -> Connection:
+    """A new connection.
+
+    Args:
+        origin: The server.
+        context: The settings of TLS; None for none.
+        make: Makes the connection's protocol.
+        public_only: Whether to connect to public addresses alone.
+
+    Raises:
+        StreamError: An address of the host's is not public, and it has to be.
+        OSError: There is no connection. The errors of TLS are among them.
+    """
+    if public_only:
+        connected = await _connected_to_public(origin.host, origin.port)
+    else:
+        connected = await _connected(origin.host, origin.port)
+    connection = make()
+    name = None if context is None else origin.host.partition("%")[0]
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: connection, sock=connected, ssl=context, server_hostname=name)
+    except BaseException:
+        # At the end of its handshake, the event loop would yet say good-bye over a socket that is closed here, and
+        # whose number may be another's by then.
+        connection.give_up()
+        connected.close()
+        raise
+    return connection
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """A connected socket.
+
+    anyio races a host's addresses well: asyncio leaks sockets when its own race is cancelled, and uvloop tries one
+    address after the other, however long each may take. Where there is nothing to race, it would be a task and a
+    stream of its own for each connection: 10 KB while it is made.
+    """
+    if (family := _family_of(host)) is not None:
+        return await _connected_at(family, host, port)
+    stream = await anyio.connect_tcp(host, port)
+    connected = stream.extra(SocketAttribute.raw_socket).dup()
+    try:
+        await stream.aclose()
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _family_of(host: str) -> socket.AddressFamily | None:
+    """The family of an address; None of a name."""
+    try:
+        return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return None
+
+
+async def _connected_at(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    connected = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connected.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connected, (address, port))
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+async def _connected_to_public(host: str, port: int) -> socket.socket:
+    failure: OSError = OSError("the name has no address")
+    for address in await public_addresses(host, port):
+        try:
+            return await _connected(address, port)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def tls_context() -> ssl.SSLContext:
+    """The settings of TLS: certificates are checked against those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names,
+    else against certifi's."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file:
+        context = ssl.create_default_context(cafile=file)
+    elif folder:
+        context = ssl.create_default_context(capath=folder)
+    else:
+        import certifi
+
+        context = ssl.create_default_context(cafile=certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+# The connections to one server
+
+
+class Pool:
+    """The connections to one server.
+
+    Args:
+        origin: The server.
+        name: The server, as errors name it.
+        context: Makes the settings of TLS.
+    """
+
+    def __init__(self, origin: Origin, name: str, context: Callable[[], ssl.SSLContext]) -> None:
+        self._origin = origin
+        self._host = name
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}  # the one that was used last is the last
+        self._closing: list[Connection] = []
+        self._opening = 0
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def in_use(self) -> int:
+        """The connections with a request or a reply on them."""
+        return self._opening + len(self._open) - len(self._idle)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no connection, and none about to be."""
+        return not self._open and not self._opening
+
+    def pick(self) -> Connection | None:
+        """The idle connection that was used last; None if there is none."""
+        now = self._loop.time()
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if now < connection.kept_until:
+                return connection
+            connection.close()
+        return None
+
+    async def open(self, timeout: float, *, single_use: bool = False, public_only: bool = False) -> Connection:
+        """A new connection.
+
+        Args:
+            timeout: Seconds that it may take.
+            single_use: Whether it is closed after its first reply.
+            public_only: Whether to connect to public addresses alone.
+
+        Raises:
+            NetworkError: There is none.
+            StreamError: An address is not public and has to be.
+        """
+
+        def make() -> Connection:
+            return Connection(self._host, Connection.close if single_use else self._keep, self._forget)
+
+        context = self._context() if self._origin.secure else None
+        self._opening += 1
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await connect(self._origin, context, make, public_only=public_only)
+        except TimeoutError:
+            late = not_in_time(self._host)
+        except OSError as error:  # ssl.SSLError is one
+            raise unreachable(self._host, str(error) or type(error).__name__) from error
+        else:
+            return self._admit(connection)
+        finally:
+            self._opening -= 1
+        raise late
+
+    def _admit(self, connection: Connection) -> Connection:
+        if connection.is_over:
+            raise unreachable(self._host, "the server ended the connection before the request")
+        if self._closed:
+            connection.close()
+            raise unreachable(self._host, "this adapter was closed meanwhile")
+        self._open.add(connection)
+        return connection
+
+    def close(self) -> None:
+        """Close all connections, also those in use, and those that are being opened."""
+        self._closed = True
+        self._closing = list(self._open)
+        for connection in self._closing:
+            connection.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until none of the connections that were closed has a socket any more."""
+        for connection in self._closing:
+            await connection.wait_closed()
+
+    def _keep(self, connection: Connection) -> None:
+        self._idle[connection] = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(connection.kept_until, self._expire)
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        if not self._idle:
+            self._stop_timer()
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for connection in [each for each in self._idle if each.kept_until <= now]:
+            connection.close()
+        if self._idle:
+            self._timer = self._loop.call_at(min(each.kept_until for each in self._idle), self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Http1Transport:

@@ -18,12 +18,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from callboard.adapters import CancelledError, ContentBlock, Role, StopReason
 from callboard.bus import CallboardError, ConfigurationError, Message, MessageMetadata
 from callboard.bus.errors import AdapterError
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.usage import CostSum
 from callboard.engine import Reply, Session, load_registry
 from callboard.engine.calls.outcome import NOT_KNOWN
-from callboard.engine.routing.model_choice import in_words
 from callboard.engine.watching.preview import RequestPreview
 
+from ...routing.model_choice import in_words
 from ...watching.preview import RequestLoss
 from ..command_line import PAIR
 from ..common.figures import cost_text, plural, seconds, sum_text, usd

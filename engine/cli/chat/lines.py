@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from callboard.bus import CallboardError
-from callboard.bus.private_file import write_private
-from callboard.engine.models.nearest_names import nearest
+from callboard.bus.files import write_private
 from callboard.tracestore.home import home_folder
+
+from ...models.catalogue import nearest
 
 
 class SlashCommand(NamedTuple):

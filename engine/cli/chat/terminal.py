@@ -17,7 +17,7 @@ from prompt_toolkit.completion import Completer, DynamicCompleter, WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from callboard.bus.private_file import refuse_link
+from callboard.bus.files import refuse_link
 
 from .lines import completions, history_path, is_open
 

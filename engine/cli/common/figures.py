@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING
 
 from callboard.bus import Cost
-from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.usage import CostSum
 from callboard.tracestore.timestamps import iso_moment
 
 if TYPE_CHECKING:

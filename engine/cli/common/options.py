@@ -20,7 +20,7 @@ from callboard.bus import ConfigurationError, StoreError
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.timestamps import read_moment
 
-from ...store_address import StoreAddress, TracePlace, is_address
+from ...opening import StoreAddress, TracePlace, is_address
 from .figures import NANO
 from .harmless import note
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import msgspec
 
-from callboard.adapters.requests.surrogates import mend_json, mend_json_value
+from callboard.adapters.requests.text import mend_json, mend_json_value
 
 from .harmless import harmless, one_line, write_json
 from .screen import make_console

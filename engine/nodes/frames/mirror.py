@@ -14,16 +14,33 @@ I/O here and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
-from callboard.bus import StreamLog
+from callboard.bus import StopReason, StreamLog, TokenUsage, UsageSource
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 from callboard.bus.streams.fold import fold
 
-from .closing import closing_events
-from .wire.entries import count_of, unpacked
-from .wire.frame import Ending, Frame
+from ...calls.accumulator import StreamAccumulator
+from .wire import Ending, Frame, count_of, unpacked
+
+
+def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
+    """The end of a message that had begun, with what has come of it, and the end of the turn.
+
+    Args:
+        events: The events of the stream so far.
+        ending: The way the turn ended.
+    """
+    accumulator = StreamAccumulator()
+    for event in events:
+        accumulator.process(event)
+    unknown = TokenUsage(source=UsageSource.PARTIAL)
+    return [
+        *accumulator.closing_events(StopReason.ERROR, unknown),
+        TurnComplete(ending.status, ending.error),
+    ]
+
 
 MOST_HELD = 256
 """The number of frames that are held behind a gap. Later ones are let go; the gap is asked for anyway."""
@@ -150,3 +167,26 @@ class Mirror:
 
 def _consistent(frame: Frame) -> bool:
     return frame.folded or frame.next_seq - frame.first_seq == count_of(frame.entries)
+
+
+_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+RECENT_US = 2 * 3_600_000_000
+"""The age up to which a turn may just have been made, in microseconds: clocks may differ by an hour and more."""
+
+
+def begun_us(stream_id: str) -> int | None:
+    """The time at which a turn was made, in microseconds since the epoch; None if its id has none."""
+    digits = stream_id.partition("_")[2][:10]
+    if len(digits) != 10 or any(digit not in _ULID_DIGITS for digit in digits):
+        return None
+    milliseconds = 0
+    for digit in digits:
+        milliseconds = milliseconds * 32 + _ULID_DIGITS.index(digit)
+    return milliseconds * 1000
+
+
+def may_be_new(stream_id: str, now_us: int) -> bool:
+    """Whether a turn may have been made a moment ago, so that its node may not have said anything of it yet."""
+    begun = begun_us(stream_id)
+    return begun is not None and now_us - begun < RECENT_US

@@ -10,12 +10,11 @@ from callboard.bus import StreamChannel
 from callboard.bus.clock import SYSTEM_CLOCK
 
 from ..cluster import Cluster
-from .exchange import FrameBroker, Subjects
-from .follower import Timing
+from .exchange import FrameBroker, Subjects, Timing
 from .mirrors import Mirrors, TurnSource
 from .retained import Retained, retained
 from .sender import FrameSender
-from .wire.frame import Assembly, Frame, UnreadableFrame
+from .wire import Assembly, Frame, UnreadableFrame
 
 
 class Frames:

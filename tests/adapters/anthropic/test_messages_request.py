@@ -7,8 +7,9 @@ import pytest
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.providers.anthropic.chat.request import write_request
+from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.requests.history import BEGINNING, FAILED_SILENTLY
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
@@ -19,7 +20,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from tests.support.logs import captured_logs
 

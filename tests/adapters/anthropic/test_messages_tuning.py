@@ -8,11 +8,11 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
-from callboard.adapters.providers.anthropic.chat.request import write_request
 from callboard.adapters.providers.anthropic.data import find_model
+from callboard.adapters.providers.anthropic.request import write_request
 from callboard.bus.errors import CapabilityError, UnsupportedToolChoiceError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
-from callboard.adapters.providers.anthropic.chat.request import write_request
+from callboard.adapters.providers.anthropic.request import write_request
 from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
@@ -27,7 +28,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolDefinition
 
 from ...support.fake_http import request

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.providers.anthropic.chat.request import write_request
-from callboard.adapters.providers.anthropic.chat.schema import fit_schema
+from callboard.adapters.providers.anthropic.request import write_request
+from callboard.adapters.providers.anthropic.settings import fit_schema
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import ToolDefinition
 
 from ...support.fake_http import request

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.cassettes.cassette import (
+from callboard.adapters.cassettes import (
     VOLATILE_FIELDS,
     CassetteMiss,
     CassetteTransport,

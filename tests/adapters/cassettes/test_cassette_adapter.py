@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
-from callboard.adapters.cassettes.cassette import CassetteMiss, RecordingTransport
+from callboard.adapters.cassettes import CassetteMiss, RecordingTransport
 from callboard.adapters.conformance import FakeTransport, check_stream
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.values.json import Json
-from callboard.engine.models.config import read_models_yaml
+from callboard.bus.values.base import Json
+from callboard.engine.models.configured import read_models_yaml
 from examples.adding_a_provider.kit import PARLEY
 from examples.adding_a_provider.parley import ParleyAdapter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.adapters.cassettes import load_cassette
 from callboard.adapters.contract import CanonicalResponse
 from callboard.bus.errors import ContextOverflowError
 from callboard.bus.streams.events import MessageComplete

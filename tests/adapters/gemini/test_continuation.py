@@ -9,8 +9,8 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import OpaqueBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters.providers.gemini import wire
-from callboard.adapters.providers.gemini.usage import UsageCounts
+from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.bus.errors import StreamError
 
 from ...support.wires import WIRES

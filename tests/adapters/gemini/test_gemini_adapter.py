@@ -8,8 +8,8 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.requests.history import NOT_EXECUTED
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import ToolUseBlock
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, request

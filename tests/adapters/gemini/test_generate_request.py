@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
-from callboard.adapters.providers.gemini.chat.request import BuiltRequest, build_request
+from callboard.adapters.providers.gemini.contents import GO_ON, NO_SIGNATURE
+from callboard.adapters.providers.gemini.request import BuiltRequest, build_request
 from callboard.adapters.requests.history import BEGINNING
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -24,7 +25,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request

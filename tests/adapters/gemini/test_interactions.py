@@ -11,6 +11,7 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.bus.errors import AdapterError, ConfigurationError, OverloadedError, RateLimitError
 from callboard.bus.streams.events import ProviderBlock, ProviderEvent
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -22,7 +23,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.providers.gemini.chat.schema import fit_schema, takes_nothing
-from callboard.bus.values.json import Json, JsonObject
+from callboard.adapters.providers.gemini.request import fit_schema, takes_nothing
+from callboard.bus.values.base import Json, JsonObject
 
 TAKEN: JsonObject = {
     "type": "object",

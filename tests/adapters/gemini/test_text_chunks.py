@@ -8,8 +8,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.providers.gemini.chat.response import read_reply
-from callboard.adapters.providers.gemini.chat.stream import GeminiNormaliser
+from callboard.adapters.providers.gemini.response import GeminiNormaliser, read_reply
 from callboard.adapters.replies.assembler import Assembler
 from callboard.bus.clock import SystemClock
 from callboard.bus.values.usage import TokenUsage

@@ -11,7 +11,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.registry import adapter_types
 from callboard.bus.errors import ConfigurationError
 from callboard.engine import Engine
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 
 from ...support.virtual_time import Backend, backend
 from .test_wrong_addresses import WITH_ADDRESS

@@ -9,7 +9,7 @@ import gc
 
 import pytest
 
-from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.http.call import HttpCall
 from callboard.adapters.http.stream import HttpStream
 from callboard.adapters.replies.assembler import Assembler

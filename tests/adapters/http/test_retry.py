@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters.config import RetryPolicy
 from callboard.adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
-from callboard.adapters.refusals.reset_hints import reset_seconds
+from callboard.adapters.refusals.headers import reset_seconds
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,

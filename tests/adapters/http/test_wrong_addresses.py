@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
-from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport, failing
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport, failing
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.provider import providers
 from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError

@@ -8,7 +8,7 @@ from typing import Protocol
 import anyio
 
 from callboard.adapters import AdapterConfig, create_adapter
-from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.adapters.videos import VideoTerms

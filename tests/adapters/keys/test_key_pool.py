@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters import AttemptReport, AttemptStarted
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.keys.pool import KeyPool
-from callboard.adapters.keys.rests import PAUSE_US, REFUSED_US, TRIAL_US, KeyRests
+from callboard.adapters.keys import PAUSE_US, REFUSED_US, TRIAL_US, KeyPool, KeyRests
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from callboard.adapters import AdapterConfig, AttemptReport, AttemptStarted, KeyFile, create_adapter
-from callboard.adapters.cassettes.cassette import RecordingTransport
+from callboard.adapters.cassettes import RecordingTransport
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
 

@@ -10,14 +10,9 @@ from callboard.adapters.config import AdapterConfig, RetryPolicy
 from callboard.adapters.http.stream import SLOW_MACHINE_SECONDS
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from callboard.bus.errors import (
-    CapabilityError,
-    ConfigurationError,
-    NetworkError,
-    PromptTooLongError,
-)
+from callboard.bus.errors import CapabilityError, ConfigurationError, NetworkError, PromptTooLongError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import TextBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice
 from callboard.bus.values.usage import StopReason, UsageSource
 

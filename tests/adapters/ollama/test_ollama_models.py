@@ -16,7 +16,7 @@ from callboard.adapters.providers.ollama.models import (
     read_show,
     read_tags,
 )
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ...support.wires.ollama import call, last, line
 

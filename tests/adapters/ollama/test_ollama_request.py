@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.providers.ollama.models import UNKNOWN, ModelFacts
+from callboard.adapters.providers.ollama.models import UNKNOWN, ModelFacts, Windows, window_size
 from callboard.adapters.providers.ollama.request import write_request
-from callboard.adapters.providers.ollama.window import Windows, window_size
 from callboard.adapters.usage.estimate import at_most
 from callboard.bus.errors import CapabilityError, PromptTooLongError, UnsupportedToolChoiceError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
@@ -28,7 +28,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.judges import ollama_faults

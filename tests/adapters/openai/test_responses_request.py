@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.providers.openai.chat.request import BuiltRequest, build_request
 from callboard.adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
+from callboard.adapters.providers.openai.request import BuiltRequest, build_request
 from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
@@ -20,7 +21,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ...support.fake_http import ask

@@ -7,11 +7,11 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
-from callboard.adapters.providers.openai.chat.request import BuiltRequest, build_request
 from callboard.adapters.providers.openai.data import find_model
 from callboard.adapters.providers.openai.quirks import COMPATIBLE, OPENAI, Quirks
+from callboard.adapters.providers.openai.request import BuiltRequest, build_request
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 from ...support.fake_http import FakeReply, FakeTransport, ask, failing

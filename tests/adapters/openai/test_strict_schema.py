@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters.schemas.strict import NotStrict, to_strict, without_added_nulls
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 
 def an_object(properties: JsonObject, *required: str, **fields: Json) -> JsonObject:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolDefinition
 
 from ...support.wires.chat import DONE, ask, body, chunk, tool, tools

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.adapters.providers.openai_compatible.chat.cache_marks import keep_latest
-from callboard.bus.values.json import Json, JsonObject
+from callboard.adapters.providers.openai_compatible.messages import keep_latest
+from callboard.bus.values.base import Json, JsonObject
 
 MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
 

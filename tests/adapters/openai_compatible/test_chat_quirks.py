@@ -6,9 +6,9 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.providers.openai_compatible.quirks.servers import HOSTS, QUIRKS, choose_quirks, quirks_name
+from callboard.adapters.providers.openai_compatible.quirks import HOSTS, QUIRKS, choose_quirks, quirks_name
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.values.json import Json
+from callboard.bus.values.base import Json
 
 from ...support.fake_http import FakeTransport
 

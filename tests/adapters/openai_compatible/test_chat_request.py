@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.providers.openai_compatible.chat.request import ChatBody, build_body, schema_name
-from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
-from callboard.adapters.requests.encoding import encode_json
-from callboard.adapters.schemas.strict_mode import input_cleaner
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS, Quirks
+from callboard.adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
+from callboard.adapters.requests.text import encode_json
+from callboard.adapters.schemas.tools import input_cleaner
 from callboard.bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
@@ -23,7 +24,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.json_values import json_objects

@@ -13,6 +13,7 @@ from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.emulation import call_schema, emulate, read_decision, read_response
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
 from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
@@ -23,9 +24,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
-from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
-from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition, ended_well
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport

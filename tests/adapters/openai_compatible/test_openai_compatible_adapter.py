@@ -7,7 +7,7 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import ToolDefinition
 
 from ...support.fake_http import FakeReply, FakeTransport

@@ -10,10 +10,10 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalResponse
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.bus.errors import CapabilityError
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock
-from callboard.bus.values.json import JsonObject
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 

@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.providers.openai_compatible.chat.stream import ChatNormaliser
-from callboard.adapters.providers.openai_compatible.quirks.servers import Quirks
+from callboard.adapters.providers.openai_compatible.quirks import Quirks
+from callboard.adapters.providers.openai_compatible.response import ChatNormaliser
 from callboard.adapters.replies.assembler import Assembler
 from callboard.bus.values.usage import TokenUsage
 

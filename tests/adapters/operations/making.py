@@ -11,7 +11,7 @@ from email.policy import HTTP
 import msgspec
 
 from callboard.adapters import AdapterConfig, create_adapter
-from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
@@ -19,7 +19,7 @@ from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import ImageWire, VideoWire
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ...support.virtual_time import FakeClock
 

@@ -27,7 +27,7 @@ from callboard.bus.errors import (
     ServerError,
 )
 from callboard.bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta, ThinkingDelta
-from callboard.bus.values.raw_reply import RawReply
+from callboard.bus.values.messages import RawReply
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from tests.support.background_server import SAID_PER_PIECE, SENT, THOUGHT, WORDS, Books, BooksTransport
 from tests.support.virtual_time import FakeClock, run_virtual

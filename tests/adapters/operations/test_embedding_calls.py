@@ -26,9 +26,9 @@ from callboard.adapters import (
     TokenUsage,
     create_adapter,
 )
-from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.config import RetryPolicy
-from callboard.adapters.conformance.fake_http import FakeTransport, failing
+from callboard.adapters.conformance.http_kit import FakeTransport, failing
 from callboard.adapters.contract import AttemptFirstEvent
 from callboard.adapters.embeddings import (
     SHARE_OF_TOKENS,
@@ -40,10 +40,7 @@ from callboard.adapters.embeddings import (
     plan_batches,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.bus.errors import (
-    CapabilityError,
-    NetworkError,
-)
+from callboard.bus.errors import CapabilityError, NetworkError
 
 from ...support import fake_http
 from .making import answer, maker

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters import AdapterError, CapabilityError, InvalidRequestError, StreamError
-from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingAdapter, EmbeddingRequest
 from callboard.adapters.operations.embedding_wire import from_numbers, read_vector
 from callboard.bus.errors import (
@@ -19,7 +19,7 @@ from callboard.bus.errors import (
     RateLimitError,
     ServerError,
 )
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import UsageSource
 
 from .making import MODELS, answer, maker, packed, reply, sent

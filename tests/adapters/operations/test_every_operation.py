@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from callboard.adapters import AuthError, CancelledError
-from callboard.adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
+from callboard.adapters.conformance.http_kit import HANG, FakeReply, FakeTransport, failing
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.bus.errors import InvalidRequestError, OutcomeUnknownError, RequestTimeoutError
 from tests.support.batch_wires import items_of, request_of

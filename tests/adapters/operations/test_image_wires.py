@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from callboard.adapters import AdapterError, CapabilityError, ImageBlock
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import fit_image, read_ratio, size_of_ratio
-from callboard.adapters.transport.multipart import FormPart, write_form
+from callboard.adapters.transport.bodies import FormPart, write_form
 from callboard.bus.errors import ContentFilterError, InvalidRequestError, OutcomeUnknownError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ...support.media_server import png
 from .making import form, image_request, image_wire, maker, reply

@@ -11,11 +11,11 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.transport.http1 import connecting
-from callboard.adapters.transport.http1.request_head import Origin
-from callboard.adapters.transport.httpx_client.connections import PublicSockets
+from callboard.adapters.transport.addresses import is_public
+from callboard.adapters.transport.http1 import client
+from callboard.adapters.transport.http1.protocol import Origin
+from callboard.adapters.transport.httpx_connections import PublicSockets
 from callboard.adapters.transport.opening import new_transport
-from callboard.adapters.transport.public_addresses import is_public
 from callboard.adapters.transport.transport import HttpRequest
 from callboard.adapters.videos import VideoJob
 from callboard.bus.errors import StreamError
@@ -109,10 +109,10 @@ async def test_our_own_client_connects_to_what_was_checked(
         raise ConnectionRefusedError("refused")
 
     resolving(monkeypatch, *addresses)
-    monkeypatch.setattr(connecting, "_connected", refuse)
+    monkeypatch.setattr(client, "_connected", refuse)
     public = "1.1.1.1" in addresses
     with pytest.raises(OSError if public else StreamError):
-        await connecting.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
+        await client.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
     assert asked == ([("8.8.8.8", 443), ("1.1.1.1", 443)] if public else [])
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters import AdapterError, CapabilityError, ImageBlock
-from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.operations.media_wire import video_usage
 from callboard.adapters.videos import PollPolicy, VideoJob, VideoTerms, is_whole_mp4, wait_for_video
 from callboard.bus.errors import (
@@ -22,7 +22,7 @@ from callboard.bus.errors import (
     ServerError,
     StreamError,
 )
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ...support.media_server import mp4, png
 from .making import form, maker, reply, video_request, video_wire

@@ -15,9 +15,9 @@ from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.refusals.edits import Edit
-from callboard.adapters.refusals.repair import Repair
+from callboard.adapters.refusals.repair import Edit, Repair
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
@@ -28,7 +28,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, failing, request

@@ -9,8 +9,8 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai.data import find_model
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.adapters.requests.output_limits import stated_limit
-from callboard.bus.values.json import Json, JsonObject
+from callboard.adapters.requests.settings import stated_limit
+from callboard.bus.values.base import Json, JsonObject
 
 from ...support.fake_http import FakeReply, FakeTransport, failing, request
 from ...support.virtual_time import FakeClock

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.refusals.signed_reasoning import without_reasoning
+from callboard.adapters.refusals.repair_history import without_reasoning
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
@@ -17,7 +18,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 from ...support.fake_http import request

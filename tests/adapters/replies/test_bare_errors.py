@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from callboard.adapters.replies.sse import SseDecoder
+from callboard.adapters.replies.decoders import SseDecoder
 from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ...support.wires import chat
 from ...support.wires.anthropic import AnthropicWire

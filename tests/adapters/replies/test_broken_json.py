@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.refusals.classify import read_error
-from callboard.adapters.replies.broken_json import mend_body
+from callboard.adapters.replies.json_text import mend_body
 from callboard.bus.errors import StreamError
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import ToolUseBlock
-from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message
 
 from ...support.json_values import json_objects

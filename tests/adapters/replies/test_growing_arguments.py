@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.replies.growing import GrowingArguments, Meaning
+from callboard.adapters.replies.block import GrowingArguments, Meaning
 from callboard.adapters.replies.json_text import is_whole, may_become_json, parse_arguments
 
 KEYS = st.sampled_from(["a", "b", '{"a', "ab"])

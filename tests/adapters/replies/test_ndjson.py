@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.replies import ndjson
-from callboard.adapters.replies.ndjson import NdjsonDecoder
-from callboard.adapters.replies.sse import SseEvent
+from callboard.adapters.replies import decoders
+from callboard.adapters.replies.decoders import NdjsonDecoder, SseEvent
 from callboard.bus.errors import StreamError
 
 from ...support.fake_http import pieces
@@ -79,7 +78,7 @@ def test_a_line_comes_with_its_line_feed_and_not_later() -> None:
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is for one line, not for the stream."""
-    monkeypatch.setattr(ndjson, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(decoders, "MAX_LINE_BYTES", 1000)
     decoder = NdjsonDecoder()
     assert sum(len(decoder.feed(b"x" * 900 + b"\n")) for _ in range(5)) == 5
     with pytest.raises(StreamError, match="larger than 1000 bytes"):

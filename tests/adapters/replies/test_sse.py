@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.replies import sse
-from callboard.adapters.replies.sse import SseDecoder, SseEvent
+from callboard.adapters.replies import decoders
+from callboard.adapters.replies.decoders import SseDecoder, SseEvent
 from callboard.bus.errors import StreamError
 
 from ...support.fake_http import pieces
@@ -105,7 +105,7 @@ def test_an_event_comes_with_its_blank_line_and_not_later() -> None:
 @pytest.mark.parametrize("piece", [b"x", b"data: x\n"], ids=["one line", "many data lines"])
 def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a line nor an event grows beyond the limit."""
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr(decoders, "MAX_EVENT_BYTES", 1000)
     decoder = SseDecoder()
     with pytest.raises(StreamError, match="larger than 1000 bytes"):
         for _ in range(2000):
@@ -114,7 +114,7 @@ def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.Monke
 
 def test_many_events_may_be_larger_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is for one event, not for the stream."""
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr(decoders, "MAX_EVENT_BYTES", 1000)
     decoder = SseDecoder()
     assert sum(len(decoder.feed(b"data: " + b"x" * 500 + b"\n\n")) for _ in range(10)) == 10
 
@@ -131,7 +131,7 @@ def test_lines_of_no_event_are_kept_aside(size: int) -> None:
 
 def test_what_is_kept_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much of it a server sends."""
-    monkeypatch.setattr(sse, "MAX_STRAY_BYTES", 1000)
+    monkeypatch.setattr(decoders, "MAX_STRAY_BYTES", 1000)
     decoder = SseDecoder()
     for _ in range(100):
         decoder.feed(b"x" * 700 + b"\n")

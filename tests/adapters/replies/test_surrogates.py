@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.requests.surrogates import mend_json, mend_text
+from callboard.adapters.requests.text import mend_json, mend_text
 
 
 @given(st.text(st.characters(exclude_categories=[]) | st.sampled_from('\ud83d\ude00\\u"/n')))

@@ -11,15 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.requests.history import (
-    NO_RESULT,
-    NOT_EXECUTED,
-    FittedHistory,
-    Loss,
-    Target,
-    ToolIdRule,
-    fit_history,
-)
+from callboard.adapters.requests.fitted import FittedHistory, Loss, Target, ToolIdRule
+from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, fit_history
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.content import (
     AudioBlock,

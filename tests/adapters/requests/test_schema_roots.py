@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from callboard.adapters.schemas.moonshot import moonshot_schema
-from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.schemas.sanitizer import moonshot_schema
+from callboard.adapters.schemas.tools import fold_root
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition
 
 from ...support.virtual_time import FakeClock, run_virtual

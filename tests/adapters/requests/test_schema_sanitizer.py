@@ -14,8 +14,8 @@ from callboard.adapters.schemas.sanitizer import (
     move_to_description,
     normalise_schema,
 )
-from callboard.adapters.schemas.strict_mode import plain_schema
-from callboard.bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.tools import plain_schema
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition
 
 

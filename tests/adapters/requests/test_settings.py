@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard.adapters.requests.settings import PORTABLE, put, write_settings
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 
 from ...support.fake_http import request
 

@@ -9,11 +9,9 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalResponse
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.bus.errors import (
-    ConfigurationError,
-)
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import TextBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason, UsageSource
 

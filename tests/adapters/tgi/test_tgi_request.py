@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.providers.tgi.prompt import TEMPLATES, PromptTemplate, choose_template
-from callboard.adapters.providers.tgi.request import write_request
+from callboard.adapters.providers.tgi.request import TEMPLATES, PromptTemplate, choose_template, write_request
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 from ...support.fake_http import pieces

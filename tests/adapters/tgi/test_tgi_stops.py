@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.providers.tgi.stops import StopTrimmer
+from callboard.adapters.providers.tgi.response import StopTrimmer
 from callboard.bus.values.usage import StopReason
 
 from ...support.wires import WIRES

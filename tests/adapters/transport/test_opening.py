@@ -11,8 +11,8 @@ import anyio
 import httpx
 import pytest
 
+from callboard.adapters.transport.addresses import UrlKind, has_proxy, kind_of
 from callboard.adapters.transport.opening import HttpTransport, new_transport
-from callboard.adapters.transport.proxies import UrlKind, has_proxy, kind_of
 from callboard.adapters.transport.transport import HttpRequest, exchange
 from callboard.bus.errors import AdapterError
 

@@ -20,8 +20,9 @@ import httpx
 import msgspec
 import pytest
 
-from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from callboard.adapters.transport.httpx_client.errors import translate
+from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
+from callboard.adapters.transport.bodies import PIECE_BYTES, unpacked
+from callboard.adapters.transport.httpx_transport import translate
 from callboard.adapters.transport.opening import HttpTransport
 from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
@@ -31,7 +32,6 @@ from callboard.adapters.transport.transport import (
     read_body,
     read_error_body,
 )
-from callboard.adapters.transport.unpacking import PIECE_BYTES, unpacked
 from callboard.bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
 from ...support.scripted_server import Connection, serving

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from callboard.adapters.protocols.openai_embeddings import read_reply as read_embeddings
+from callboard.adapters.protocols.embeddings import read_reply as read_embeddings
 from callboard.adapters.protocols.openai_images import read_usage as read_image_usage
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import CostSource, TokenUsage, UsageSource
 from callboard.tracestore import PriceRow, PriceTable
 

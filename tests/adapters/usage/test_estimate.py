@@ -8,10 +8,17 @@ import struct
 import pytest
 
 from callboard.adapters.provider import providers
-from callboard.adapters.requests.image_size import image_pixels
-from callboard.adapters.usage.estimate import count, estimate_request, estimate_tokens, rates_for
-from callboard.adapters.usage.rates import RateRow, TokenRates, rate_rows
-from callboard.adapters.usage.vocabularies import text_tokens
+from callboard.adapters.requests.media import image_pixels
+from callboard.adapters.usage.estimate import (
+    RateRow,
+    TokenRates,
+    count,
+    estimate_request,
+    estimate_tokens,
+    rate_rows,
+    rates_for,
+)
+from callboard.adapters.usage.text_traits import text_tokens
 from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,

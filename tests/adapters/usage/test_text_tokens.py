@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.usage import vocabularies
-from callboard.adapters.usage.text_traits import TextRates, traits
-from callboard.adapters.usage.vocabularies import text_tokens, vocabulary_of
-from callboard.adapters.usage.vocabulary_rates import VOCABULARIES
+from callboard.adapters.usage import text_traits
+from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
 
 
 @given(st.text(st.characters(), max_size=300), st.sampled_from([*VOCABULARIES]))
@@ -26,7 +24,7 @@ def test_a_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation is estimated before each of its calls, and only what is new in it costs anything."""
     text = "A text that nobody has estimated before, of some length."
     first = text_tokens(text, "o200k")
-    monkeypatch.setattr(vocabularies, "traits", lambda text: pytest.fail("looked at again"))
+    monkeypatch.setattr(text_traits, "traits", lambda text: pytest.fail("looked at again"))
     assert text_tokens(text, "o200k") == first
 
 

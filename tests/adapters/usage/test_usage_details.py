@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from callboard.adapters.providers.anthropic.chat.response import token_usage
-from callboard.adapters.providers.gemini.usage import UsageCounts
-from callboard.adapters.providers.openai.chat.usage import read_usage as read_responses
-from callboard.adapters.providers.openai_compatible.chat.usage import read_usage as read_chat
-from callboard.bus.values.json import JsonObject
+from callboard.adapters.providers.anthropic.response import token_usage
+from callboard.adapters.providers.gemini.wire import UsageCounts
+from callboard.adapters.providers.openai.wire import read_usage as read_responses
+from callboard.adapters.providers.openai_compatible.wire import read_usage as read_chat
+from callboard.bus.values.base import JsonObject
 
 
 def raw(value: JsonObject) -> msgspec.Raw:

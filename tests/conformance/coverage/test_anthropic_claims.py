@@ -11,6 +11,7 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.bus.streams.events import ProviderBlock
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
@@ -23,7 +24,6 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, load, members_of, read_coverage
 

@@ -11,8 +11,8 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.bus.errors import InvalidRequestError
 from callboard.bus.streams.events import ProviderBlock
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import DocumentBlock, ImageBlock, OpaqueBlock, ProviderRaw, TextBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolDefinition
 from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, read_coverage
 

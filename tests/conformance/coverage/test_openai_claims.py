@@ -13,9 +13,10 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.providers.openai_compatible.chat.wire import read_details
-from callboard.bus.errors import InvalidRequestError
+from callboard.adapters.providers.openai_compatible.wire import read_details
+from callboard.bus.errors import InvalidRequestError, WarningCode
 from callboard.bus.streams.events import ProviderEvent
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -27,10 +28,8 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason
-from callboard.bus.values.warning_codes import WarningCode
 from scripts.wire_coverage import DECISIONS, SINGLE, Coverage, deep_fields, fields, kinds, load, read_coverage
 
 from ...support.fake_http import ask

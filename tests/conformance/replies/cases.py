@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...support.wires import WIRES, ChatWire, Wire

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition
 from callboard.bus.values.usage import StopReason
 

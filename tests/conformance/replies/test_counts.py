@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ...support.wires import Wire

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.bus.errors import (
-    StreamError,
-)
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.errors import StreamError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...support.wires import WIRES, Wire

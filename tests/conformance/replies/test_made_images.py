@@ -9,8 +9,8 @@ import pytest
 
 from callboard.adapters.contract import AdapterCapabilities
 from callboard.adapters.requests.history import MADE_BY_MODEL
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
 
 from ...support.fake_http import FakeTransport

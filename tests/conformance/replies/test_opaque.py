@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callboard.bus.streams.events import ProviderEvent
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import OpaqueBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...support.wires import anthropic as a

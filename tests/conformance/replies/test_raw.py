@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.replies import raw
-from callboard.adapters.replies.raw import RawKept
-from callboard.bus.values.raw_reply import RawReply
+from callboard.adapters.replies import block
+from callboard.adapters.replies.block import RawKept
+from callboard.bus.values.messages import RawReply
 
 from ...support.fake_http import pieces
 from ...support.wires import Wire
@@ -69,7 +69,7 @@ def test_a_key_that_the_server_repeats_is_masked(wire: Wire) -> None:
 
 def test_what_is_kept_is_bounded_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first event that is too many on, nothing is kept: there are no gaps."""
-    monkeypatch.setattr(raw, "MAX_RAW_BYTES", 5)
+    monkeypatch.setattr(block, "MAX_RAW_BYTES", 5)
     kept = RawKept()
     for data in (b"12", b"345", b"6", b"", b"7"):
         kept.event(data)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.bus.streams.events import ThinkingDelta
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ThinkingBlock
-from callboard.bus.values.json import Json, JsonObject
 
 from ...support.wires import Wire
 from ...support.wires import anthropic as a

@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import pytest
 
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...support.wires import ChatWire, Wire

@@ -15,7 +15,7 @@ from callboard.bus.errors import (
     RateLimitError,
     ServerError,
 )
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import UsageSource
 
 from ...support.wires import Wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callboard.bus.streams.events import MessageStart, TextDelta, ToolUseStart
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...support.wires import Wire

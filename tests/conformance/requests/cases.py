@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolDefinition
 
 from ...support.fake_http import FakeTransport, request

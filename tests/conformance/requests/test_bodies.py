@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callboard.bus.errors import InvalidRequestError
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.wires import WIRES, Wire

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callboard.bus.errors import CapabilityError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 from ...support.wires import ChatWire, Wire

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callboard.adapters.requests.history import FAILED_SILENTLY, NO_RESULT, NOT_EXECUTED
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ImageBlock, TextBlock, ToolUseBlock
-from callboard.bus.values.json import JsonObject
 from callboard.bus.values.messages import Message
 
 from ...support.wires import Wire

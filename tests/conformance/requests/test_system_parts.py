@@ -16,8 +16,8 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ProviderRaw, TextBlock
-from callboard.bus.values.json import JsonObject
 from callboard.bus.values.messages import Message, Role
 
 from ...support.fake_http import ask

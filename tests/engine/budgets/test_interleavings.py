@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from callboard.bus.errors import ErrorClass
 from callboard.engine import Budget, BudgetExceededError
-from callboard.engine.budgets.account import Amount
 from callboard.engine.budgets.budget import Payer
 from callboard.engine.budgets.budgets import Budgets
 from callboard.engine.budgets.from_trace import Counted
+from callboard.engine.budgets.ledger import Amount
 from tests.support.virtual_time import FakeClock, run_virtual
 
 LIMIT = 20

@@ -11,10 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from callboard.engine.budgets.account import Account, Amount
-from callboard.engine.budgets.budget import Budget, Payer
-from callboard.engine.budgets.ledger import Ledger
-from callboard.engine.budgets.windows import Window
+from callboard.engine.budgets.budget import Budget, Payer, Window
+from callboard.engine.budgets.ledger import Account, Amount, Ledger
 
 HOUR_US = 3_600_000_000
 SESSIONS = ("", "s1", "s2")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.engine.budgets.budget import Budget
-from callboard.engine.budgets.windows import FOREVER, Window
+from callboard.engine.budgets.budget import FOREVER, Budget, Window
 
 moments = st.integers(0, 4_000_000_000).map(lambda seconds: seconds * 1_000_000)
 zones = st.sampled_from(["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Africa/Cairo"])

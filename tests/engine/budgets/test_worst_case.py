@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters.usage.estimate import upper_end
 from callboard.bus import TokenUsage
-from callboard.engine.budgets.account import Amount
+from callboard.engine.budgets.ledger import Amount
 from callboard.engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
 from callboard.tracestore import PriceRow, PriceTable
 

@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from callboard.adapters import AdapterCapabilities, CanonicalRequest, StopReason
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import Engine
 from callboard.engine.middleware import MiddlewareLike
 from callboard.tracestore import PriceTable

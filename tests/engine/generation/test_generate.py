@@ -11,7 +11,7 @@ import pytest
 from callboard.adapters import CancelledError, CanonicalRequest, Message, Role, ServerError, TextBlock
 from callboard.bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from callboard.engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
-from callboard.engine.models.config import registry_from_env
+from callboard.engine.models.configured import registry_from_env
 from tests.support.engines import registry, running, talking, topics
 from tests.support.scripted import ADD, CALLS_ADD, Say
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
+from callboard.engine.objects.generate import repair
 from callboard.engine.objects.partial_json import PartialJson
-from callboard.engine.objects.reply import repair
 
 SCALARS = st.one_of(
     st.none(),

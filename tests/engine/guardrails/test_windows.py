@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.engine.middleware.guardrails.windows import MOST_CHARACTERS, TextWindow, Window
+from callboard.engine.middleware.guardrails import MOST_CHARACTERS, TextWindow, Window
 
 WINDOWS = st.one_of(
     st.builds(Window.characters, st.integers(1, 20)),

@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from callboard.engine.nodes.nats.broker import Broker
-from callboard.engine.nodes.nats.transport import ClosingTransport
+from callboard.engine.nodes.broker import Broker, ClosingTransport
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 
 pytestmark = [

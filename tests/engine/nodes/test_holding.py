@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.nodes.ownership.holding import Asked, Holding
+from callboard.engine.nodes.ownership import Asked, Holding
 from callboard.tracestore.nodes import Claimed, NodeInfo, Renewed
 from callboard.tracestore.sql.runs import belongs
 from tests.support.shared_tables import OwnershipModel

@@ -11,10 +11,9 @@ import pytest
 from callboard.adapters import AdapterConfig, RateLimitError, RateLimitWaitError
 from callboard.engine import Cluster, Engine
 from callboard.engine.models.entries import AdapterEntry
-from callboard.engine.nodes.availability.learned_limits import TELL_SECONDS, LearnedLimits
-from callboard.engine.rate_limits.amounts import Reading
-from callboard.engine.rate_limits.gate import Headers
-from callboard.engine.rate_limits.lessons import Lesson
+from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits
+from callboard.engine.rate_limits.account import Reading
+from callboard.engine.rate_limits.gate import Headers, Lesson
 from callboard.engine.rate_limits.rate_limits import RateLimits
 from tests.support.engines import entry, serving
 from tests.support.nats_server import own_nats_server, why_no_nats

@@ -196,7 +196,7 @@ async def test_an_owner_hears_that_its_session_is_waited_for(
     postgres_dsn: str, nats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It need not look for it, as it has to without a broker."""
-    from callboard.engine.nodes.ownership import ownership
+    from callboard.engine.nodes import ownership
 
     monkeypatch.setattr(ownership, "LOOK_SECONDS", 3600.0)
     lasting = {"nats": nats, "lease_seconds": 300.0}

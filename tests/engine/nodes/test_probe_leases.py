@@ -11,7 +11,7 @@ import pytest
 
 from callboard.bus import Bus, StoreUnavailable
 from callboard.engine import Engine
-from callboard.engine.nodes.availability.probes import LEASE_SECONDS, ProbeLeases
+from callboard.engine.nodes.availability import LEASE_SECONDS, ProbeLeases
 from callboard.engine.routing.availability import AvailabilityTable, Record
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import why_not

@@ -83,7 +83,7 @@ async def test_a_session_whose_turn_runs_is_not_to_be_had(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks for it is told who has it."""
-    from callboard.engine.nodes.ownership import ownership
+    from callboard.engine.nodes import ownership
 
     monkeypatch.setattr(ownership, "HANDOVER_SECONDS", 0.3)
     gate, steps = anyio.Event(), iter(range(99))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from callboard.bus import SYSTEM_CLOCK, Bus, ProviderAvailabilityChanged
 from callboard.engine import Cluster, Engine
-from callboard.engine.nodes.availability import part
-from callboard.engine.nodes.availability.part import SharedAvailability
+from callboard.engine.nodes import availability
+from callboard.engine.nodes.availability import SharedAvailability
 from callboard.engine.routing.availability import AvailabilityTable
 from tests.support.engines import registry
 from tests.support.nats_server import own_nats_server, why_no_nats
@@ -154,7 +154,7 @@ def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], d
 async def test_engines_of_a_cluster_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the broker; a node that comes later is told, too."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(part, "REPEAT_SECONDS", 0.1)
+    monkeypatch.setattr(availability, "REPEAT_SECONDS", 0.1)
     with own_nats_server() as server:
 
         def engine(name: str) -> Engine:

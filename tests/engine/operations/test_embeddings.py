@@ -42,7 +42,7 @@ from callboard.bus import (
     Subscription,
 )
 from callboard.engine import Engine, ModelChoice, ModelEntry, ModelRegistry, embed, embed_sync
-from callboard.engine.models.config import read_models_yaml
+from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.routing.candidates import expand
 from callboard.tracestore import CallFilter, PriceTable
 from tests.support.engines import entry, model, serving

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.rate_limits.amounts import Reading, Ticket
+from callboard.engine.rate_limits.account import Reading, Ticket
 from callboard.engine.rate_limits.gate import NO_HEADERS, Gate, Headers
 
 MINUTE = 60_000_000

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.engine.rate_limits.amounts import Reading, Ticket
-from callboard.engine.rate_limits.gate import Gate, Headers
-from callboard.engine.rate_limits.lessons import Lesson, aged
+from callboard.engine.rate_limits.account import Reading, Ticket
+from callboard.engine.rate_limits.gate import Gate, Headers, Lesson, aged
 
 SECOND = 1_000_000
 

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from callboard.adapters import ToolDefinition, ToolUseBlock
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import InvalidToolCallError, Tool, ToolDefinitionError, tool
 
 from ...definition_of_done.rows import row

@@ -17,7 +17,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.requests.history import NOT_EXECUTED
 from callboard.bus import Cost, CostSource, TokenUsage
-from callboard.bus.values.runnable_calls import ended_well, with_whole_calls
+from callboard.bus.values.messages import ended_well, with_whole_calls
 from callboard.engine import Tool, tool
 from callboard.engine.calls.outcome import CallOutcome
 from callboard.engine.middleware import Next

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.engine.tools.function.docstrings import read_docstring
+from callboard.engine.tools.parameters import read_docstring
 
 GOOGLE = """Find a book
     in the catalogue.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters import Message, Role, ToolUseBlock
 from callboard.engine import Approved, Pending, ToolContext, tool
-from callboard.engine.tools.idempotency import idempotency_key
+from callboard.engine.tools.context import idempotency_key
 from tests.support.engines import keeping, registry, running
 from tests.support.programs import ended
 from tests.support.scripted import Say

@@ -13,7 +13,7 @@ from callboard.adapters import Message, RequestTimeoutError, Role, ToolDefinitio
 from callboard.adapters.requests.history import NOT_EXECUTED
 from callboard.bus import CallboardError, CancelledError, StreamError, ToolFinished, ToolStarted, TurnComplete
 from callboard.bus.streams.events import TurnEvent
-from callboard.bus.values.json import JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
 from callboard.engine.tools.running import INTERRUPTED
 from tests.support.engines import keeping, registry, requests_of, running, talking

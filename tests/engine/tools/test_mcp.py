@@ -23,7 +23,7 @@ from .rounds import Told, call, result_of, run
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 from callboard.engine.tools import mcp
-from callboard.engine.tools.mcp.values import legal_names
+from callboard.engine.tools.mcp_client import legal_names
 
 pytestmark = pytest.mark.anyio
 

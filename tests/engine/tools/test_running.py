@@ -21,7 +21,7 @@ import pytest
 from callboard.adapters import ImageBlock, Message, TextBlock, ToolDefinition
 from callboard.bus import CancelledError, ToolFinished, ToolProgress, ToolStarted
 from callboard.engine import AbortSignal, Tool, ToolContext, ToolError, tool
-from callboard.engine.tools.function import threads
+from callboard.engine.tools import threads
 from tests.support.programs import ended
 
 from .rounds import Told, call, result_of, run

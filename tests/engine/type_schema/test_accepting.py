@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import Draft202012Validator
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.type_schema import SchemaError, check
-from callboard.engine.type_schema.accepting import accepting
+from callboard.engine.type_schema.checking import accepting
 
 from ...support.json_values import JSON_VALUES
 

@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.type_schema import SchemaError, check, check_schema
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from callboard.adapters.providers.anthropic.chat.schema import fit_schema as fit_for_anthropic
-from callboard.adapters.providers.gemini.chat.schema import fit_schema
+from callboard.adapters.providers.anthropic.settings import fit_schema as fit_for_anthropic
+from callboard.adapters.providers.gemini.request import fit_schema
 from callboard.adapters.schemas.sanitizer import normalise_schema
 from callboard.adapters.schemas.strict import NotStrict, to_strict
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.type_schema import SchemaError, check, convert, json_schema
 
 from .sample_types import (

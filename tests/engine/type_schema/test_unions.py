@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from callboard.engine.objects.schema import ObjectSchema
+from callboard.engine.objects.generate import ObjectSchema
 from callboard.engine.tools import tool
 from callboard.engine.type_schema import convert, json_schema
 

@@ -8,7 +8,7 @@ import msgspec
 
 from callboard.adapters import AnthropicAdapter
 from callboard.adapters.conformance import CALLS, arguments, halves
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..judges import messages_faults
 from ..wire_history import history_faults

@@ -9,7 +9,7 @@ import msgspec
 
 from callboard.adapters import OpenAICompatibleAdapter
 from callboard.adapters.conformance import CALLS, arguments, halves
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from .. import fake_http
 from ..judges import chat_faults

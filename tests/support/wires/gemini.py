@@ -8,7 +8,7 @@ import msgspec
 
 from callboard.adapters import GeminiAdapter
 from callboard.adapters.conformance import CALLS, halves
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..judges import contents_faults
 from ..wire_history import history_faults

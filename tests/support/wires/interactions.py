@@ -8,11 +8,11 @@ import msgspec
 
 from callboard.adapters import AdapterConfig, GeminiAdapter
 from callboard.adapters.conformance import CALLS, halves
-from callboard.adapters.conformance.http_kit import KEY
+from callboard.adapters.conformance.kit import KEY
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.transport.transport import Transport
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..judges import interaction_faults
 from .gemini import GeminiWire

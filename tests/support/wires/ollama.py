@@ -9,7 +9,7 @@ import msgspec
 
 from callboard.adapters import OllamaAdapter
 from callboard.adapters.conformance import CALLS, halves
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from .. import fake_http

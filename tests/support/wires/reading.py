@@ -11,6 +11,7 @@ import msgspec
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import MessageComplete, StreamEvent, ToolUseInputDelta
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
@@ -20,7 +21,6 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ..fake_http import HANG, FakeReply, FakeTransport, Step, pieces

@@ -8,7 +8,7 @@ import msgspec
 
 from callboard.adapters import OpenAIAdapter
 from callboard.adapters.conformance import CALLS, arguments, halves
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ..judges import responses_faults
 from ..wire_history import history_faults

@@ -11,7 +11,7 @@ from callboard.adapters import TGIAdapter
 from callboard.adapters.conformance import NotShown, halves
 from callboard.adapters.contract import AdapterCapabilities
 from callboard.adapters.providers.tgi.adapter import GenerateWire
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from .. import fake_http

@@ -13,7 +13,7 @@ from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest, Transport
 from callboard.bus.clock import Clock
-from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message
 
 Event = JsonObject | bytes | str

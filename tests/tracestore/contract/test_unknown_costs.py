@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.bus.values.cost_sum import CostSum
-from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.bus.values.usage import Cost, CostSource, CostSum, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store
 from callboard.tracestore.sql.sums import sum_up
 

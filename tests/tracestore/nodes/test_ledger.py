@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from callboard.engine import Budget
-from callboard.engine.nodes.money.scope import Scope
+from callboard.engine.nodes.budgets import Scope
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.nodes import Allotment, LedgerTables, Want, Wants
 from callboard.tracestore.postgres.ledger import PostgresLedger

@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard.adapters.transport.http1.connecting import connect, tls_context
+from callboard.adapters.transport.http1.client import connect, tls_context
 from callboard.adapters.transport.http1.connection import Connection
-from callboard.adapters.transport.http1.request_head import target_of
+from callboard.adapters.transport.http1.protocol import target_of
 from tests.support.certificate import local_tls
 
 from ....support.scripted_server import serving

@@ -12,8 +12,8 @@ from callboard.adapters.transport.http1.connection import (
     KEPT_SECONDS,
     PIECE_BYTES,
     AgedConnectionError,
+    Reply,
 )
-from callboard.adapters.transport.http1.reply import Reply
 from callboard.bus.errors import NetworkError, StreamError
 
 from ....support.http1_replies import BAD, FORMS, OK

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpcore
 import pytest
 
-from callboard.adapters.cassettes.cassette import Base64Chunk, load_cassette
+from callboard.adapters.cassettes import Base64Chunk, load_cassette
 
 from ....support.http1_wire import Line, turns, whole
 from ....support.recordings import FOLDER, needs_recordings

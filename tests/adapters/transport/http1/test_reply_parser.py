@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.transport.http1.reply_parser import MOST_HEAD_BYTES, ReplyParser, keep_alive_seconds
+from callboard.adapters.transport.http1.protocol import MOST_HEAD_BYTES, ReplyParser, keep_alive_seconds
 
 from ....support.http1_replies import BAD, FORMS, OK, Form
 

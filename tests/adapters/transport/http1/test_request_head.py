@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.transport.http1.request_head import Origin, target_of, write_head
+from callboard.adapters.transport.http1.protocol import Origin, target_of, write_head
 from callboard.bus.errors import InvalidRequestError
 
 URL = "https://api.test/v1/talk"

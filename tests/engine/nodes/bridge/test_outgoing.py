@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.engine.nodes.bridge import outgoing as module
-from callboard.engine.nodes.bridge.outgoing import MOST_WAITING, Outgoing, Read, Rest, Send
-from callboard.engine.nodes.bridge.page import Page
+from callboard.engine.nodes import bridge as module
+from callboard.engine.nodes.bridge import MOST_WAITING, Outgoing, Page, Read, Rest, Send
 
 
 def page(after: int, last: int, size: int = 10) -> Page:

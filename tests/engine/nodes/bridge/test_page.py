@@ -12,7 +12,7 @@ from callboard.bus import (
     SessionSetup,
     encode_envelope,
 )
-from callboard.engine.nodes.bridge.page import PAGE_EVENTS, decode_page, encode_page, pages_of
+from callboard.engine.nodes.bridge import PAGE_EVENTS, decode_page, encode_page, pages_of
 from callboard.tracestore import Capture
 
 from .event_making import event, events

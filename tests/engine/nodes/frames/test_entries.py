@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 from callboard.bus import TextDelta, ToolUseEnd, TurnEvent
 from callboard.bus.events.envelope import UnknownEvent
-from callboard.engine.nodes.frames.wire.entries import chunks, count_of, unpacked
-from callboard.engine.nodes.frames.wire.frame import (
+from callboard.engine.nodes.frames.wire import (
     Assembly,
     Frame,
+    Packed,
     Texts,
     UnreadableFrame,
     Whole,
+    chunks,
+    count_of,
     packets,
     read_packet,
+    unpacked,
 )
-from callboard.engine.nodes.frames.wire.packed import Packed
 
 from .events import LOGS, raws, without_raws
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from callboard.bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
-from callboard.engine.nodes.frames.follower import (
+from callboard.engine.nodes.frames.exchange import (
     AskOwner,
     AskStore,
     Follower,
@@ -16,10 +16,9 @@ from callboard.engine.nodes.frames.follower import (
     Stored,
     Timing,
 )
-from callboard.engine.nodes.frames.framer import Framer
-from callboard.engine.nodes.frames.mirror import Mirror
-from callboard.engine.nodes.frames.stream_ids import begun_us, may_be_new
-from callboard.engine.nodes.frames.wire.frame import Ending, Frame
+from callboard.engine.nodes.frames.mirror import Mirror, begun_us, may_be_new
+from callboard.engine.nodes.frames.sender import Framer
+from callboard.engine.nodes.frames.wire import Ending, Frame
 
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
 END = TurnComplete("completed")

@@ -23,9 +23,9 @@ from callboard.bus import (
     TurnComplete,
     TurnEvent,
 )
-from callboard.engine.nodes.frames.framer import Framer
 from callboard.engine.nodes.frames.mirror import MOST_HELD, Mirror
-from callboard.engine.nodes.frames.wire.frame import Ending, Frame, Texts
+from callboard.engine.nodes.frames.sender import Framer
+from callboard.engine.nodes.frames.wire import Ending, Frame, Texts
 
 from .events import LOGS, without_raws
 

@@ -26,9 +26,9 @@ from callboard.bus import (
     UserMessage,
 )
 from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
-from callboard.engine.nodes.frames.framer import Framer
 from callboard.engine.nodes.frames.retained import retained
-from callboard.engine.nodes.frames.wire.frame import Ending, Frame
+from callboard.engine.nodes.frames.sender import Framer
+from callboard.engine.nodes.frames.wire import Ending, Frame
 from callboard.engine.sessions.handover import in_its_first_turn
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID

@@ -11,6 +11,7 @@ from callboard.bus import Message, StreamChannel, StreamLog, TextDelta, TurnComp
 from callboard.engine.nodes.frames.exchange import (
     AskCancel,
     AskFrames,
+    OwnerAnswer,
     Receiver,
     Subjects,
     Subscription,
@@ -18,9 +19,8 @@ from callboard.engine.nodes.frames.exchange import (
     read_answer,
     token,
 )
-from callboard.engine.nodes.frames.follower import OwnerAnswer
 from callboard.engine.nodes.frames.sender import FrameSender
-from callboard.engine.nodes.frames.wire.frame import Ending, Frame, read_packet
+from callboard.engine.nodes.frames.wire import Ending, Frame, read_packet
 from tests.support.virtual_time import FakeClock, run_virtual, runs_on
 
 pytestmark = pytest.mark.anyio

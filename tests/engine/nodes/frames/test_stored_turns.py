@@ -9,7 +9,7 @@ import pytest
 
 from callboard.bus import SessionTurnCompleted, StreamReset, TextDelta, TurnComplete, UnknownStream
 from callboard.engine import Engine
-from callboard.engine.nodes.frames.stored import stored_turn
+from callboard.engine.nodes.frames.retained import stored_turn
 from callboard.tracestore import TraceStore
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import keeping

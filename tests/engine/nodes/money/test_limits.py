@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from callboard.bus import Bus, NodeLimitsChanged, StoreUnavailable
-from callboard.engine.nodes.money.limits import RateLimitShares
+from callboard.engine.nodes.rate_limits import RateLimitShares
 from callboard.engine.rate_limits.gate import Gate
 from callboard.engine.rate_limits.permit import LiveGate, Permit
 from callboard.tracestore.nodes import Answer, Wants

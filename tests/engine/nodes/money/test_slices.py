@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from callboard.bus import StoreUnavailable
 from callboard.engine import Budget
-from callboard.engine.budgets.account import Amount
 from callboard.engine.budgets.budget import Payer
-from callboard.engine.budgets.ledger import Ledger
-from callboard.engine.nodes.money.part import BudgetSlices
-from callboard.engine.nodes.money.scope import Scope
+from callboard.engine.budgets.ledger import Amount, Ledger
+from callboard.engine.nodes.budgets import BudgetSlices, Scope
 from callboard.tracestore.nodes import AccountScope, Allotment, Answer, Slot, Wants
 from tests.support.shared_tables import LedgerModel
 from tests.support.virtual_time import run_virtual, runs_on

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.bus import Envelope
-from callboard.engine.nodes.remote.incoming import GRACE_SECONDS, LONGEST_WAIT, MOST_HELD, Arrived, Incoming
+from callboard.engine.nodes.remote_source import GRACE_SECONDS, LONGEST_WAIT, MOST_HELD, Arrived, Incoming
 from tests.engine.nodes.bridge.event_making import events
 
 PATIENCE = 60.0

@@ -11,9 +11,9 @@ import pytest
 
 from callboard.bus import Envelope, StoreUnavailable
 from callboard.bus.events.sessions import SessionCreated
-from callboard.engine.nodes.nats.kept_events import KeptMessage, StreamPosition
-from callboard.engine.nodes.remote import incoming
-from callboard.engine.nodes.remote.source import RemoteEvents
+from callboard.engine.nodes import remote_source
+from callboard.engine.nodes.broker_streams import KeptMessage, StreamPosition
+from callboard.engine.nodes.remote_source import RemoteEvents
 from callboard.tracestore import TraceStore
 from tests.support.virtual_time import FakeClock
 
@@ -46,7 +46,7 @@ async def test_what_happened_before_the_store_could_be_asked_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the broker has nothing of it. What happened before the reader came isn't given."""
-    monkeypatch.setattr(incoming, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(remote_source, "GRACE_SECONDS", 0.01)
     clock = FakeClock()
     now_us = clock.now_us()
 

@@ -1,0 +1,421 @@
+"""Recording and replaying what goes over HTTP to a provider: a Transport around a real one, or instead of one.
+
+A cassette is one JSON file for a scenario, meant to be read in a review:
+
+    {"format": 1, "scenario": "what it shows", "exchanges": [
+      {"request": {"method": "POST", "path": "/v1/messages", "headers": {...}, "body": {...}},
+       "reply": {"status": 200, "headers": {...}, "chunks": ["data: ...", ...], "end": "whole"}}]}
+
+* body is the request's JSON. Our own random ids (``tu_<ulid>`` and the like) stand in it numbered by appearance.
+* chunks are the reply's body, one string for each piece that the network gave, so that it replays exactly; a
+  piece that is no UTF-8 by itself (a character cut in two) is ``{"base64": "..."}``. Bodies are decompressed.
+* end is ``whole``; ``left`` if the reader went away first; else the text of the error that broke it.
+* Headers are kept by allow-list. What keys are known (from the headers that carry them, and from `secrets`) is
+  masked wherever it appears.
+
+A request is answered by the first recording, not yet played, whose method, path and body are the same; the top
+level fields in VOLATILE_FIELDS don't count. Equal requests so get their replies in the order of recording, while
+calls side by side may come in any order. A request that was not recorded raises CassetteMiss, which names the
+nearest recording and the differences.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from callboard.bus.errors import AdapterError, ConfigurationError, StreamError
+from callboard.bus.files import write_private
+from callboard.bus.values.base import Json, JsonObject
+
+from .transport.transport import HttpReply, HttpRequest, Transport
+
+# In what two JSON values differ, in words for somebody who looks for the reason, and by how much.
+
+
+class Difference(msgspec.Struct):
+    """A difference between two JSON values."""
+
+    text: str
+    """The difference in words."""
+    size: int
+    """The number of characters that differ, roughly. So a message too many weighs more than a changed word."""
+
+
+def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Difference]:
+    """What was changed, added and left out.
+
+    Args:
+        recorded: The value that was recorded.
+        sent: The value that is sent.
+        where: The place of the two in the whole, for the texts.
+    """
+    if isinstance(recorded, dict) and isinstance(sent, dict):
+        for name in sorted({*recorded, *sent}):
+            place = f"{where}.{name}" if where else name
+            if name not in sent:
+                text = f"{place} was recorded ({_short(recorded[name])}) and is not sent"
+                yield Difference(text, len(name) + _length(recorded[name]))
+            elif name not in recorded:
+                text = f"{place} is sent ({_short(sent[name])}) and was not recorded"
+                yield Difference(text, len(name) + _length(sent[name]))
+            else:
+                yield from differences(recorded[name], sent[name], place)
+    elif isinstance(recorded, list) and isinstance(sent, list):
+        for number, (one, other) in enumerate(zip(recorded, sent, strict=False)):
+            yield from differences(one, other, f"{where}[{number}]")
+        if len(recorded) != len(sent):
+            shorter = min(len(recorded), len(sent))
+            surplus = sum(map(_length, [*recorded[shorter:], *sent[shorter:]]))
+            yield Difference(f"{where} had {len(recorded)} entries and has {len(sent)}", surplus)
+    elif recorded != sent or type(recorded) is not type(sent):
+        yield Difference(f"{where} was {_short(recorded)} and is {_short(sent)}", _unlike(recorded, sent))
+
+
+def _length(value: Json) -> int:
+    return len(msgspec.json.encode(value))
+
+
+def _unlike(recorded: Json, sent: Json) -> int:
+    """How long the two are without what they begin and end with alike."""
+    one, other = msgspec.json.encode(recorded), msgspec.json.encode(sent)
+    ahead = _alike(one, other)
+    one, other = one[ahead:][::-1], other[ahead:][::-1]
+    return max(len(one), len(other)) - _alike(one, other)
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """How long the beginning is that both share."""
+    unlike = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unlike, min(len(one), len(other)))
+
+
+def _short(value: Json) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+FORMAT = 1
+
+VOLATILE_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+"""Fields of a request's body that name the caller and change no reply. The comparison leaves them out."""
+
+_REQUEST_HEADERS = frozenset({"content-type", "accept", "anthropic-version", "anthropic-beta", "openai-beta"})
+_REPLY_HEADERS = frozenset(
+    {"content-type", "retry-after", "retry-after-ms", "x-should-retry", "request-id", "x-request-id"}
+)
+_REPLY_HEADER_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+_SECRET_HEADER = re.compile(r"authorization|api-?key|token|secret|cookie", re.IGNORECASE)
+_SECRET_QUERY = re.compile(r"([?&](?:key|api[_-]?key|access_token)=)[^&]*", re.IGNORECASE)
+_OUR_ID = re.compile(r"\b(tu|msg|req|trn|ses|run)_[0-9A-HJKMNP-TV-Z]{26}\b")
+_SHORTEST_SECRET = 4
+
+
+class CassetteMiss(AdapterError):
+    """No recording answers this request.
+
+    It is an AdapterError, because a transport raises nothing else and an adapter passes it on unchanged. Its class
+    is ``other``, and it is never retried, because the test alone is at fault.
+    """
+
+
+class Base64Chunk(msgspec.Struct, frozen=True):
+    """A piece of a body that is no UTF-8 by itself."""
+
+    base64: str
+    """The bytes of the piece, as base64."""
+
+
+class RecordedRequest(msgspec.Struct, frozen=True):
+    """A request of a recording."""
+
+    method: str
+    """The method of HTTP."""
+    path: str
+    """The path with its query, without keys."""
+    headers: dict[str, str]
+    """The headers that are kept."""
+    body: Json
+    """The JSON of the body."""
+
+
+class RecordedReply(msgspec.Struct, frozen=True):
+    """A reply of a recording."""
+
+    status: int
+    """The HTTP status."""
+    headers: dict[str, str]
+    """The headers that are kept."""
+    chunks: tuple[str | Base64Chunk, ...]
+    """The pieces of the body, see the module's text."""
+    end: str = "whole"
+    """The end of the body, see the module's text."""
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """One request and its reply."""
+
+    request: RecordedRequest
+    """The request."""
+    reply: RecordedReply
+    """The reply."""
+
+
+class Cassette(msgspec.Struct, frozen=True):
+    """The contents of a file."""
+
+    format: int
+    """The number of the format, 1."""
+    scenario: str
+    """The subject of the recording, for people."""
+    exchanges: tuple[Exchange, ...]
+    """The requests and their replies."""
+
+
+def load_cassette(path: str | Path) -> Cassette:
+    """Read a cassette. Raises ConfigurationError if the file is none, OSError if it can't be read."""
+    try:
+        cassette = msgspec.json.decode(Path(path).read_bytes(), type=Cassette)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ConfigurationError(f"{path}: not a cassette: {error}") from error
+    if cassette.format != FORMAT:
+        raise ConfigurationError(f"{path}: cassette format {cassette.format}; this version reads {FORMAT}")
+    return cassette
+
+
+def save_cassette(path: str | Path, cassette: Cassette) -> None:
+    """Write a cassette, whole or not at all, in place of any that was there. Its owner alone can read it.
+
+    Raises OSError.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, msgspec.json.format(msgspec.json.encode(cassette), indent=1) + b"\n")
+
+
+class RecordingTransport:
+    """A transport that passes everything to another one and records it. `aclose` writes the file.
+
+    A request without any reply is not recorded.
+
+    Args:
+        inner: The real transport, which `aclose` closes as well.
+        scenario: The subject of the recording, for people.
+        secrets: Texts to mask, of at least four characters, besides those that it finds in the headers.
+    """
+
+    def __init__(
+        self, inner: Transport, path: str | Path, *, scenario: str = "", secrets: Sequence[str] = ()
+    ) -> None:
+        self._inner = inner
+        self._path = Path(path)
+        self._scenario = scenario
+        self._secrets = {secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}
+        self._replies: list[tuple[HttpRequest, _RecordingReply]] = []
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        self._secrets |= set(_secrets_in(request.headers))
+        reply = _RecordingReply(await self._inner.send(request))
+        self._replies.append((request, reply))
+        return reply
+
+    def save(self) -> None:
+        """Write what has been recorded so far. Raises OSError."""
+        exchanges = tuple(self._exchange(request, reply) for request, reply in self._replies)
+        save_cassette(self._path, Cassette(FORMAT, self._scenario, exchanges))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        self.save()
+
+    def _exchange(self, request: HttpRequest, reply: _RecordingReply) -> Exchange:
+        sent = {name: self._mask_text(text) for name, text in request.headers.items() if name in _REQUEST_HEADERS}
+        got = {name: self._mask_text(text) for name, text in reply.headers.items() if _is_kept(name)}
+        chunks = tuple(_write_chunk(chunk) for chunk in self._mask_chunks(reply.chunks))
+        return Exchange(
+            _recorded(request, sent, self._secrets),
+            RecordedReply(reply.status, got, chunks, self._mask_text(reply.end)),
+        )
+
+    def _mask_text(self, text: str) -> str:
+        return _mask(text, self._secrets)
+
+    def _mask_chunks(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
+        """Mask by as many asterisks, so that a key cut in two is found and every piece keeps its length."""
+        body = b"".join(chunks)
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            body = body.replace(secret.encode(), b"*" * len(secret.encode()))
+        at = 0
+        for chunk in chunks:
+            yield body[at : at + len(chunk)]
+            at += len(chunk)
+
+
+class _RecordingReply:
+    def __init__(self, inner: HttpReply) -> None:
+        self._inner = inner
+        self.status = inner.status
+        self.headers = inner.headers
+        self.chunks: list[bytes] = []
+        self.end = "left"
+
+    async def chunk(self) -> bytes | None:
+        try:
+            chunk = await self._inner.chunk()
+        except AdapterError as error:
+            self.end = str(error)
+            raise
+        if chunk is None:
+            self.end = "whole"
+        else:
+            self.chunks.append(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class CassetteTransport:
+    """A transport that answers requests from a cassette instead of a network. The module's text says which
+    recording matches. A request without one raises CassetteMiss.
+
+    Raises:
+        OSError: The file can't be read.
+        ConfigurationError: The file is no cassette.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._exchanges = load_cassette(path).exchanges
+        self._keys = [_key(each.request) for each in self._exchanges]
+        self._played = [False] * len(self._exchanges)
+
+    @property
+    def unplayed(self) -> int:
+        """How many recordings no request has asked for."""
+        return self._played.count(False)
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        await anyio.lowlevel.checkpoint()
+        asked = _recorded(request, {}, set(_secrets_in(request.headers)))
+        key = _key(asked)
+        for number, recorded in enumerate(self._keys):
+            if recorded == key and not self._played[number]:
+                self._played[number] = True
+                return _ReplayedReply(self._exchanges[number].reply)
+        raise CassetteMiss(self._explain(asked), retryable=False)
+
+    async def aclose(self) -> None:
+        pass
+
+    def _explain(self, asked: RecordedRequest) -> str:
+        key = _key(asked)
+        said = f"{self._path}: no recording of {asked.method} {asked.path}"
+        if not self._keys:
+            return f"{said}: the cassette is empty"
+        if key in self._keys:
+            return f"{said} is left: it was recorded {self._keys.count(key)} times, and all have been played"
+        wanted = _compared(asked)
+        found = [list(differences(_compared(each.request), wanted)) for each in self._exchanges]
+        nearest = min(
+            range(len(found)), key=lambda number: (sum(each.size for each in found[number]), self._played[number])
+        )
+        name = self._exchanges[nearest].request.path + (", already played" if self._played[nearest] else "")
+        shown = "; ".join(each.text for each in found[nearest][:6])
+        more = len(found[nearest]) - 6
+        return (
+            f"{said} as it was sent. Nearest is exchange {nearest} ({name}); it differs in: "
+            f"{shown}{f'; and {more} more' if more > 0 else ''}. If the change is meant, record again."
+        )
+
+
+class _ReplayedReply:
+    def __init__(self, reply: RecordedReply) -> None:
+        self.status = reply.status
+        self.headers: Mapping[str, str] = reply.headers
+        self._chunks = iter(reply.chunks)
+        self._end = reply.end
+        self._closed = False
+
+    async def chunk(self) -> bytes | None:
+        await anyio.lowlevel.checkpoint()
+        if self._closed:
+            raise StreamError("the reply is closed")
+        chunk = next(self._chunks, None)
+        if chunk is not None:
+            return _read_chunk(chunk)
+        if self._end == "whole":
+            return None
+        end = "its reader left" if self._end == "left" else self._end
+        raise StreamError(f"the recording ends here: {end}")
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+def number_ids(body: str) -> str:
+    """A body with our own random ids replaced by their order of appearance, which is the same in every run."""
+    numbers: dict[str, str] = {}
+    return _OUR_ID.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}_{len(numbers) + 1}"), body)
+
+
+def _recorded(request: HttpRequest, headers: dict[str, str], secrets: set[str]) -> RecordedRequest:
+    text = number_ids(_mask(request.body.decode("utf-8", "replace"), secrets))
+    body: Json
+    try:
+        body = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        body = text
+    return RecordedRequest(request.method, _mask(_path_of(request.url), secrets), headers, body)
+
+
+def _compared(request: RecordedRequest) -> JsonObject:
+    body = request.body
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name not in VOLATILE_FIELDS}
+    return {"method": request.method, "path": request.path, "body": body}
+
+
+def _key(request: RecordedRequest) -> bytes:
+    return msgspec.json.encode(_compared(request), order="sorted")  # as text, because in Python True is 1
+
+
+def _mask(text: str, secrets: Iterable[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _path_of(url: str) -> str:
+    parts = urlsplit(url)
+    return _SECRET_QUERY.sub(r"\1***", parts.path + (f"?{parts.query}" if parts.query else ""))
+
+
+def _secrets_in(headers: Mapping[str, str]) -> Iterator[str]:
+    for name, value in headers.items():
+        if _SECRET_HEADER.search(name):
+            for word in value.split():
+                if len(word) >= _SHORTEST_SECRET and word not in ("Bearer", "Basic"):
+                    yield word
+
+
+def _is_kept(name: str) -> bool:
+    return name in _REPLY_HEADERS or name.startswith(_REPLY_HEADER_PREFIXES)
+
+
+def _write_chunk(chunk: bytes) -> str | Base64Chunk:
+    try:
+        return chunk.decode()
+    except UnicodeDecodeError:
+        return Base64Chunk(base64.b64encode(chunk).decode())
+
+
+def _read_chunk(chunk: str | Base64Chunk) -> bytes:
+    return chunk.encode() if isinstance(chunk, str) else base64.b64decode(chunk.base64)

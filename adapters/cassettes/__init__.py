@@ -1,1 +1,0 @@
-"""Recording and replaying what goes over HTTP to a provider."""

@@ -1,0 +1,413 @@
+"""The keys of an adapter: where they come from, which of them a call uses, and which of them rest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import anyio
+import msgspec
+
+from callboard.bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    ConfigurationError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+)
+
+from .config import AdapterConfig, KeySource
+from .provider import provider_named, providers
+from .transport.addresses import check_key_goes_home
+from .transport.headers import fault_of, hide_in_logs, secrets, with_secret
+
+# One key of an adapter
+
+
+class KnownKey(NamedTuple):
+    """The value of a key, as a request is sent with it."""
+
+    value: str | None
+    """The value; None for a server that needs no key."""
+    version: int
+    """The number of values that were asked for until then."""
+
+
+class Key:
+    """A key, which is given or is asked for at its first use.
+
+    Args:
+        adapter: The adapter's name.
+        name: The name of the key's entry; None for the adapter's own key.
+        given: The value, or the function that gives it; None for a server that needs no key.
+        on_value: Told of each value that the function gives, before anything is sent with it.
+    """
+
+    def __init__(
+        self, adapter: str, name: str | None, given: str | KeySource | None, on_value: Callable[[str], object]
+    ) -> None:
+        self.name = name
+        """The name of the key's entry; None for the adapter's own key."""
+        self.source: KeySource | None = None if isinstance(given, str) else given
+        """The function that gives the value; None for a value that never changes."""
+        self.known = KnownKey(given, 0) if isinstance(given, str) or given is None else None
+        """The value; None until it is asked for."""
+        self._adapter = adapter
+        self._on_value = on_value
+        self._asking = anyio.Lock()
+
+    async def get(self) -> KnownKey:
+        """The value, which is asked for at its first use.
+
+        Raises:
+            AuthError: There is no value that could be sent. The text names the adapter and never the value.
+        """
+        return self.known or await self._ask(None)
+
+    async def replaced(self, refused: KnownKey) -> bool:
+        """Whether there is another value in place of one that was refused.
+
+        It is asked for, once for all calls that were refused with the same value.
+
+        Raises:
+            AuthError: As in `get`.
+        """
+        if self.source is None:
+            return False
+        return (await self._ask(refused)).value != refused.value
+
+    async def _ask(self, refused: KnownKey | None) -> KnownKey:
+        async with self._asking:
+            known = self.known
+            if self.source is None or (known is not None and known != refused):  # somebody else has asked
+                assert known is not None
+                return known
+            value, fault = await _answer(self.source)
+            self._on_value(value)  # also a value that can't be sent is a secret
+            if fault is not None:
+                key = "api_key" if self.name is None else f"keys[{self.name!r}]"
+                raise AuthError(
+                    f"{self._adapter}: no key could be had from {key}: {fault}; see that the function or the file "
+                    "behind it gives the key",
+                    provider=self._adapter,
+                )
+            self.known = KnownKey(value, 1 if known is None else known.version + 1)
+            return self.known
+
+
+async def _answer(source: KeySource) -> tuple[str, str | None]:
+    """A function's answer, and why it can't be sent. Nothing of an exception's text is told: it may hold a key."""
+    try:
+        answer = source()
+        if inspect.isawaitable(answer):
+            answer = await answer
+    except Exception as error:
+        return "", f"it raised {type(error).__name__}"
+    if not isinstance(answer, str):
+        return "", f"it gave no text, but {type(answer).__name__}"
+    value = answer.strip()
+    fault = fault_of(value)
+    return value, f"it holds {fault}" if fault else None if value else "it is empty"
+
+
+# The keys that rest because a provider refused or limited them
+
+REFUSED_US = 600_000_000
+"""Microseconds for which a refused key rests."""
+PAUSE_US = 10_000_000
+"""Microseconds for which a rate limit without a hint rests a key."""
+TRIAL_US = 30_000_000
+"""Microseconds for which one call may try a key whose rest has ended, before another call tries it."""
+
+MAX_RESTS = 4096
+"""The number of rests. The oldest is forgotten first."""
+
+Weight: TypeAlias = Literal["refused", "limited"]
+
+
+class KeyRest(msgspec.Struct, frozen=True):
+    """Why a key rests, and until when."""
+
+    key: str
+    """The name of the key's entry."""
+    model: str | None
+    """The model on the wire; None for all models."""
+    weight: Weight
+    """``refused``, or ``limited`` for a while."""
+    until_us: int
+    """The end of the rest, in microseconds since the epoch."""
+    reason: str
+    """The reason, in words."""
+
+    def in_words(self) -> str:
+        """The rest as a sentence."""
+        return f"its key {self.key!r} was {self.weight} ({self.reason})"
+
+
+class KeyRests:
+    """The rests of an adapter's named keys."""
+
+    def __init__(self) -> None:
+        self._rests: dict[tuple[str, str | None], KeyRest] = {}
+
+    def rest(self, key: str, model: str, now_us: int) -> KeyRest | None:
+        """The longest rest of a key for a model; None for a key that is ready, or may be tried."""
+        found = [rest for rest in self._of(key, model) if rest.until_us > now_us]
+        return max(found, key=lambda rest: rest.until_us, default=None)
+
+    def begin(self, key: str, model: str, now_us: int) -> None:
+        """Take in that a call is about to use a key. If the key's rest has ended, the call tries it."""
+        for rest in self._of(key, model):
+            if rest.until_us <= now_us:
+                self._rests[rest.key, rest.model] = msgspec.structs.replace(rest, until_us=now_us + TRIAL_US)
+
+    def taken(self, key: str, model: str) -> None:
+        """Take in that the provider took a key for a model."""
+        if self._rests:
+            self._rests.pop((key, None), None)
+            self._rests.pop((key, model), None)
+
+    def failed(self, key: str, model: str, error: AdapterError, now_us: int) -> bool:
+        """Take in that an attempt with a key failed.
+
+        Returns:
+            Whether the key is to blame, so that it rests now.
+        """
+        match error:
+            case AccessDeniedError():
+                rest = KeyRest(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
+            case AuthError() | QuotaExceededError():
+                rest = KeyRest(key, None, "refused", now_us + REFUSED_US, type(error).__name__)
+            case RateLimitError() if not isinstance(error, OverloadedError):  # which is the server's own trouble
+                hint = error.retry_after_seconds
+                pause_us = PAUSE_US if hint is None else round(max(hint, 0.0) * 1e6)
+                rest = KeyRest(key, model, "limited", now_us + pause_us, type(error).__name__)
+            case _:
+                return False
+        self._rests.pop((rest.key, rest.model), None)
+        self._rests[rest.key, rest.model] = rest
+        while len(self._rests) > MAX_RESTS:
+            del self._rests[next(iter(self._rests))]
+        return True
+
+    def _of(self, key: str, model: str) -> list[KeyRest]:
+        if not self._rests:
+            return []
+        return [self._rests[at] for at in ((key, None), (key, model)) if at in self._rests]
+
+
+# The choice of a call's key from a pool.
+
+MAX_SESSIONS = 4096
+"""The number of sessions whose keys are remembered. The one that asked longest ago is forgotten first."""
+
+
+class KeyPool:
+    """Keys that stand in for each other.
+
+    Args:
+        names: The names of the keys, in the order of their first turns.
+        rests: The rests of the keys.
+    """
+
+    def __init__(self, names: Sequence[str], rests: KeyRests) -> None:
+        self.names = tuple(names)
+        """The names of the keys."""
+        self._rests = rests
+        self._turns = dict.fromkeys(self.names, 0)
+        self._turn = 0
+        self._of_session: dict[str, str] = {}
+
+    def choose(self, session: str, model: str, now_us: int, *, without: Collection[str] = ()) -> str | None:
+        """The key of a call.
+
+        If all keys rest, the one whose rest ends first is taken, unless the call has tried some before.
+
+        Args:
+            session: The session's id; empty for a call without a session.
+            model: The model on the wire.
+            now_us: The time, in microseconds since the epoch.
+            without: The keys that the call has tried.
+
+        Returns:
+            The name of the key; None if there is none that would be worth a try.
+        """
+        ends = {name: self._end_of_rest(name, model, now_us) for name in self.names if name not in without}
+        ready = [name for name, end in ends.items() if end == 0]
+        if not ready and (without or not ends):
+            return None
+        own = self._of_session.get(session)
+        if own in ready:
+            name = own
+        elif ready:
+            name = min(ready, key=self._turns.__getitem__)
+        else:
+            name = min(ends, key=ends.__getitem__)
+        self._note(name, session)
+        return name
+
+    def _end_of_rest(self, name: str, model: str, now_us: int) -> int:
+        rest = self._rests.rest(name, model, now_us)
+        return 0 if rest is None else rest.until_us
+
+    def _note(self, name: str, session: str) -> None:
+        self._turn += 1
+        self._turns[name] = self._turn
+        if session:
+            self._of_session.pop(session, None)
+            self._of_session[session] = name
+            if len(self._of_session) > MAX_SESSIONS:
+                del self._of_session[next(iter(self._of_session))]
+
+
+# All keys of one adapter, by name, and the one that an attempt uses.
+
+
+class Keyring:
+    """The keys of an adapter. `secrets` holds what must not be seen: it grows as keys come.
+
+    Args:
+        adapter: The adapter's name.
+        config: The adapter's configuration.
+
+    Raises:
+        ConfigurationError: `key_pool` names a key that isn't among `keys`.
+    """
+
+    def __init__(self, adapter: str, config: AdapterConfig) -> None:
+        self.secrets = secrets(config)
+        """The values that must not be seen."""
+        self.rests = KeyRests()
+        """The named keys that rest."""
+        self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.rests) if config.key_pool else None
+        """The keys over which calls are spread that name none."""
+        self._adapter = adapter
+        self._named = {name: Key(adapter, name, given, self._learn) for name, given in config.keys.items()}
+        for name in config.key_pool:
+            self.named(name)
+        self.own = self._own(config)
+        """The key of questions beside the calls."""
+        self.unnamed = self.own if self.pool is None and (config.api_key is not None or not self._named) else None
+        """The key of calls that name none; None if a pool has it, or if each call must name its own."""
+        hide_in_logs(self, self.secrets)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the keys that a call may name."""
+        return tuple(self._named)
+
+    def check(self, name: str | None) -> None:
+        """Check that a call may use a key.
+
+        Args:
+            name: The name of the key; None for a call that names none.
+
+        Raises:
+            ConfigurationError: There is no such key, or the call must name one.
+        """
+        if name is not None:
+            self.named(name)
+        elif self.unnamed is None and self.pool is None:
+            raise ConfigurationError(
+                f"{self._adapter} has keys with names only: say key=; {self._known()}; or give it an "
+                "api_key or a key_pool for calls that name none"
+            )
+
+    def named(self, name: str) -> Key:
+        """The key of a name.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        key = self._named.get(name)
+        if key is None:
+            raise ConfigurationError(f"{self._adapter} has no key {name!r}: {self._known()}")
+        return key
+
+    def choose(
+        self, name: str | None, session: str, model: str, now_us: int, *, without: Collection[str] = ()
+    ) -> Key | None:
+        """The key of an attempt.
+
+        Args:
+            name: The name that the call says; None leaves it to the adapter.
+            session: The session's id; empty for a call without a session.
+            model: The model on the wire.
+            now_us: The time, in microseconds since the epoch.
+            without: The keys that the call has tried.
+
+        Returns:
+            The key; None if the call has tried all that are ready.
+
+        Raises:
+            ConfigurationError: As in `check`.
+        """
+        if name is None and self.unnamed is not None:
+            return self.unnamed
+        self.check(name)
+        if name is None and self.pool is not None:
+            name = self.pool.choose(session, model, now_us, without=without)
+            if name is None:
+                return None
+        assert name is not None  # `check` refuses it without a pool
+        self.rests.begin(name, model, now_us)
+        return self._named[name]
+
+    def rest(self, name: str | None, model: str, now_us: int) -> KeyRest | None:
+        """The rest that keeps a call from being served: of its own key, or of the whole pool.
+
+        Args:
+            name: The name that the call says; None leaves it to the adapter.
+            model: The model on the wire.
+            now_us: The time, in microseconds since the epoch.
+        """
+        if name is not None:
+            return self.rests.rest(name, model, now_us)
+        if self.pool is None:
+            return None
+        found: list[KeyRest] = []
+        for each in self.pool.names:
+            rest = self.rests.rest(each, model, now_us)
+            if rest is None:
+                return None
+            found.append(rest)
+        return min(found, key=lambda rest: rest.until_us)
+
+    def _own(self, config: AdapterConfig) -> Key:
+        first = next(iter((*config.key_pool, *config.keys)), None)
+        if config.api_key is None and first is not None:
+            return self._named[first]
+        return Key(self._adapter, None, config.api_key, self._learn)
+
+    def _known(self) -> str:
+        return f"its keys are {', '.join(sorted(self._named))}" if self._named else "it has no keys with names"
+
+    def _learn(self, value: str) -> None:
+        self.secrets = with_secret(self.secrets, value)
+        hide_in_logs(self, self.secrets)
+
+
+def address_variable(kind: str, key_variable: str | None, environ: Mapping[str, str]) -> str | None:
+    """The variable that gives an adapter its address, such as ``ANTHROPIC_BASE_URL``.
+
+    Args:
+        kind: The adapter's type.
+        key_variable: The variable that holds the adapter's key; None for a key from elsewhere, or none at all.
+        environ: The variables.
+
+    Returns:
+        None if nothing is set, or the key may be of another vendor than the one whose variable it is.
+    """
+    provider = provider_named(kind)
+    variable = None if provider is None else provider.base_url_variable
+    if provider is None or variable is None or not environ.get(variable):
+        return None
+    homes = (each.home for each in providers() if each.base_url_variable == variable and each.home)
+    try:
+        check_key_goes_home(kind, key_variable, f"https://{next(homes)}", of_many=provider.home is None)
+    except ConfigurationError:
+        return None
+    return variable

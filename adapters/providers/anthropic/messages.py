@@ -1,0 +1,462 @@
+"""A fitted history as the messages of a Messages API request. Pure.
+
+The history is fitted by `adapters.requests.history` first. What remains are this wire's own rules:
+
+* Messages are `user` or `assistant`, in turns. Tool results stand in a user message, before
+  anything else in it; text after them joins that message.
+* Reasoning goes back word for word or not at all: without its signature it is worthless to Anthropic. Other
+  vendors' servers sign nothing and want it back. What the reply showed of
+  it may be empty text; the signature carries it. No message may end in it.
+* Blocks that only the provider can read go back as they came, as far as they may: see `sent_back`.
+* What a host puts in the `provider_raw` of a block for this provider is sent with it, if a request takes it.
+* Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import cycle
+from typing import NamedTuple, assert_never
+
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role
+
+from ...requests.fitted import FittedHistory, Loss, left_out
+from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
+from ...requests.media import is_remote, media_bytes, media_type_of
+from ...requests.text import mend_text
+from .response import CONTAINER, FALLBACK
+
+# What goes back of blocks that only the provider can read, and in which form.
+
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+
+
+class OwnBlocks(NamedTuple):
+    """Which of a history's blocks may not go back to the provider that they came from."""
+
+    declined: Mapping[int, ContentBlock] = {}
+    """The blocks that a model said before it declined, by identity."""
+    declined_calls: Set[str] = frozenset()
+    """The ids of the calls among them."""
+    unpaired: Set[int] = frozenset()
+    """The identities of the provider's calls without a result, and of results without a call."""
+    calls: Set[str] = frozenset()
+    """The ids of the provider's calls that do go back."""
+
+
+_NONE = OwnBlocks()
+
+
+def own_blocks(history: FittedHistory) -> OwnBlocks:
+    """Which blocks of a fitted history may not go back."""
+    opaque = _opaque_blocks(history.messages[len(history.plain) :])
+    if not opaque:
+        return _NONE
+    declined, unpaired = _declined(history.messages), _unpaired_server_tools(history.messages)
+    sent = [block for block in opaque if id(block) not in unpaired and id(block) not in declined]
+    return OwnBlocks(
+        declined,
+        {block.id for block in declined.values() if isinstance(block, ToolUseBlock)},
+        unpaired,
+        {call_id for block in sent if isinstance(call_id := block.provider_raw.data.get("id"), str)},
+    )
+
+
+def open_container(history: FittedHistory) -> str | None:
+    """The container in which tools of the last turn wait to go on: the request must name it.
+
+    None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
+    """
+    for message in reversed(history.messages):
+        for block in reversed(message.content):
+            if isinstance(block, OpaqueBlock) and block.kind == CONTAINER:
+                container_id = block.provider_raw.data.get("id")
+                if isinstance(container_id, str):
+                    return container_id
+        if message.role is Role.USER:
+            break
+    return None
+
+
+def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
+    """The blocks of messages that only their provider can read."""
+    unusual = [message for message in messages if message.plain_text is None]
+    return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
+
+
+def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
+    """What a model said before it declined and another went on, as far as it may not go back; by identity."""
+    found: dict[int, ContentBlock] = {}
+    for message in messages:
+        content = message.content if message.role is Role.ASSISTANT else ()
+        places = [
+            at for at, block in enumerate(content) if isinstance(block, OpaqueBlock) and block.kind == FALLBACK
+        ]
+        before = content[: places[-1]] if places else ()
+        data = [block.provider_raw.data for block in before if isinstance(block, OpaqueBlock)]
+        answered = [fields.get("tool_use_id") for fields in data]
+        for block in before:
+            match block:
+                case ThinkingBlock() | RedactedThinkingBlock() | ToolUseBlock():
+                    found[id(block)] = block
+                case OpaqueBlock(kind=kind, provider_raw=raw) if kind == "connector_text" or (
+                    kind in _SERVER_CALLS and raw.data.get("id") not in answered
+                ):
+                    found[id(block)] = block
+                case _:
+                    pass
+    return found
+
+
+def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
+    """Opaque tool calls without a result and results without a call, by identity.
+
+    A call in the last turn still waits for its result: the reply was paused, or a tool of ours has to run first.
+    """
+    waiting: dict[str, OpaqueBlock] = {}
+    unpaired: set[int] = set()
+    for message in messages:
+        if message.role is Role.USER:
+            unpaired.update(id(block) for block in waiting.values())
+            waiting.clear()
+        for block in message.content:
+            if isinstance(block, OpaqueBlock):
+                match block.provider_raw.data:
+                    case {"type": str(kind), "tool_use_id": str(call_id)} if kind.endswith("_result"):
+                        if waiting.pop(call_id, None) is None:
+                            unpaired.add(id(block))
+                    case {"type": "server_tool_use" | "mcp_tool_use", "id": str(call_id)}:
+                        waiting[call_id] = block
+                    case _:
+                        pass
+    return frozenset(unpaired)
+
+
+def sent_citation(data: JsonObject) -> JsonObject:
+    """A citation of a reply as a request takes it."""
+    return {name: value for name, value in data.items() if name != "file_id"}
+
+
+def without_nulls(data: JsonObject) -> JsonObject:
+    """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
+    return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
+
+
+def _inner(name: str, value: Json) -> Json:
+    """What a block has within it, as a request takes it: the blocks that it holds, and their citations."""
+    match name, value:
+        case "content", dict():
+            return without_nulls(value)
+        case "content", list():
+            return [_with_citations(block) if isinstance(block, dict) else block for block in value]
+        case _:
+            return value
+
+
+def _with_citations(data: JsonObject) -> JsonObject:
+    """A block within another, its citations as a request takes them."""
+    match data.get("citations"):
+        case list(given):
+            return {**data, "citations": [sent_citation(one) if isinstance(one, dict) else one for one in given]}
+        case _:
+            return data
+
+
+IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+PDF = "application/pdf"
+TEXT_MEDIA_TYPES = (
+    "text/plain",
+    "text/markdown",
+    "text/csv",
+    "text/html",
+    "text/xml",
+    "application/json",
+    "application/xml",
+    "application/yaml",
+)
+"""Documents that go as plain text; the wire has no other name for them."""
+
+_SPEAKERS = ("user", "assistant")
+_MARK = "cache_control"
+
+
+_REASONING = ("thinking", "redacted_thinking")
+_MAX_TITLE = 500  # characters
+
+
+class Habits(NamedTuple):
+    """What differs between servers of the Messages API. The defaults are Anthropic's."""
+
+    errors_in_words: bool = False
+    """Whether the text of a failed tool's result says so, for servers that overlook `is_error`."""
+    unsigned_thinking: bool = False
+    """Whether thinking without a signature goes back. Anthropic refuses it."""
+    thinking_stand_in: str | None = None
+    """The thinking that goes before calls that have none. None: no thinking stands in.
+
+    DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
+    """
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+
+
+ANTHROPIC = Habits()
+
+
+def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
+    """Write a history as messages.
+
+    Args:
+        history: The fitted history.
+        habits: How the server differs.
+
+    Returns:
+        The messages, and what had to be left out of them.
+
+    Raises:
+        InvalidRequestError: There is no message to send.
+    """
+    return _Writer(history, habits).write()
+
+
+def write_system(history: FittedHistory) -> str | list[Json] | None:
+    """The system text: one string, or in parts if the host set a breakpoint in it."""
+    if not history.system_parts:
+        return history.system
+    writer = _Writer(history, ANTHROPIC)
+    return [writer._text(part) for part in history.system_parts]
+
+
+class _Writer:
+    def __init__(self, history: FittedHistory, habits: Habits) -> None:
+        self.history = history
+        self.habits = habits
+        self.error_words = "Error: " if habits.errors_in_words else ""
+        self.provider = history.adapter
+        self.losses: list[Loss] = []
+        self.own = own_blocks(history)
+        self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
+
+    def write(self) -> tuple[list[Json], list[Loss]]:
+        said: list[list[Json]] = [[{"type": "text", "text": text}] for text in self.history.plain]
+        written: list[Json] = [
+            {"role": role, "content": content} for role, content in zip(cycle(_SPEAKERS), said, strict=False)
+        ]
+        last, last_role = (said[-1] if said else []), _SPEAKERS[len(said) % 2 - 1]
+        for message in self.history.messages[len(said) :]:
+            role = "assistant" if message.role is Role.ASSISTANT else "user"
+            text = message.plain_text
+            blocks: list[Json] = self._content(message) if text is None else [{"type": "text", "text": text}]
+            if not blocks:
+                continue
+            if written and last_role == role:
+                last.extend(blocks)
+            else:
+                written.append({"role": role, "content": blocks})
+                last, last_role = blocks, role
+        if not written:
+            raise InvalidRequestError(f"{self.provider}: the request has no message to send")
+        if last_role == "assistant":
+            _trim_end(last)
+        return written, self.losses
+
+    def _content(self, message: Message) -> list[Json]:
+        written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
+        # a reply that was stopped while it was thinking
+        while written and written[-1][1].get("type") in _REASONING:
+            self._lose(written.pop()[0], "what it led to was never said")
+        if not written and message.role is Role.USER:
+            return [{"type": "text", "text": text.text} for text in left_out(message.content)]
+        blocks: list[Json] = [wire_block for _, wire_block in written]
+        kinds = [wire_block.get("type") for _, wire_block in written]
+        thinks = any(kind in kinds for kind in _REASONING)
+        if self.habits.thinking_stand_in is not None and "tool_use" in kinds and not thinks:
+            blocks.insert(0, {"type": "thinking", "thinking": self.habits.thinking_stand_in, "signature": ""})
+        return blocks
+
+    def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
+        match block:
+            case _ if id(block) in self.own.declined:
+                self._lose(block, "the model that said it declined, and another went on")
+            case TextBlock():
+                yield self._text(block)
+            case ImageBlock():
+                yield from self._image(block, block)
+            case DocumentBlock():
+                yield from self._document(block, block)
+            case AudioBlock():
+                self._lose(block, "this protocol takes no audio")
+            case ToolUseBlock():
+                yield self._tool_use(block)
+            case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
+                pass  # of a call that isn't sent
+            case ToolResultBlock():
+                yield self._tool_result(block)
+            case ThinkingBlock(signature=None) | ThinkingBlock(signature="") if self.habits.unsigned_thinking:
+                text = block.text or self.habits.thinking_stand_in
+                if text:
+                    yield {"type": "thinking", "thinking": text, "signature": ""}
+            case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
+                self._lose(block, "it has no signature")
+            case ThinkingBlock():
+                yield {"type": "thinking", "thinking": block.text, "signature": block.signature}
+            case RedactedThinkingBlock():
+                yield {"type": "redacted_thinking", "data": block.data}
+            case OpaqueBlock() if block.kind == CONTAINER:
+                pass
+            case OpaqueBlock() if id(block) in self.own.unpaired:
+                reason = "a provider's tool call and its result can only be sent together"
+                self._lose(block, reason, kind=block.kind)
+            case OpaqueBlock():
+                yield without_nulls(block.provider_raw.data)
+            case _:
+                assert_never(block)
+
+    def _text(self, block: TextBlock) -> JsonObject:
+        return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
+
+    def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
+        """Of the fields that a block has for this provider, those that a request takes."""
+        own = self.history.own(raw)
+        return {name: own[name] for name in (_MARK, *names) if own.get(name) is not None} if own else {}
+
+    def _citations(self, block: TextBlock) -> JsonObject:
+        given = self.history.own(block.provider_raw).get("citations")
+        if not isinstance(given, list) or not given:
+            return {}
+        return {"citations": [sent_citation(citation) for citation in given if isinstance(citation, dict)]}
+
+    def _tool_use(self, block: ToolUseBlock) -> JsonObject:
+        wire_block: JsonObject = {
+            "type": "tool_use",
+            "id": self.history.tool_ids[block.id],
+            "name": block.name,
+            "input": block.input,
+        }
+        own = self._fields(block.provider_raw, "caller", "toolset_name")
+        if not self._is_sent(own.get("caller")):
+            own.pop("caller", None)
+        if "toolset_name" in own:
+            self.toolsets[block.id] = own["toolset_name"]
+        return {**wire_block, **own}
+
+    def _is_sent(self, caller: Json) -> bool:
+        """Whether a call's caller is there to be referred to: nobody in particular, or a tool's code."""
+        if not isinstance(caller, dict):
+            return False
+        if "tool_id" not in caller:
+            return True
+        tool_id = caller["tool_id"]
+        return isinstance(tool_id, str) and tool_id in self.own.calls
+
+    def _tool_result(self, block: ToolResultBlock) -> JsonObject:
+        result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
+        content: Json = self._result_content(block)
+        if not content and (block.is_error or not self.habits.blank_results):
+            content = FAILED_SILENTLY if block.is_error else NO_OUTPUT
+        if block.is_error and self.error_words:
+            if isinstance(content, str):
+                content = self.error_words + content
+            elif isinstance(content, list):
+                content = [{"type": "text", "text": self.error_words}, *content]
+        if content:
+            result["content"] = content
+        if block.is_error:
+            result["is_error"] = True
+        if block.tool_use_id in self.toolsets:
+            result["toolset_name"] = self.toolsets[block.tool_use_id]
+        return {**result, **self._fields(block.provider_raw, "toolset_name")}
+
+    def _result_content(self, block: ToolResultBlock) -> str | list[Json]:
+        if isinstance(block.content, str):
+            return block.content if block.content.strip() else ""
+        parts: list[Json] = []
+        for part in block.content:
+            match part:
+                case TextBlock():
+                    if part.text.strip():
+                        parts.append(self._text(part))
+                case ImageBlock() | DocumentBlock() if block.is_error:
+                    kind = "image" if isinstance(part, ImageBlock) else "document"
+                    self._lose(block, "the result of a failed tool takes text only", kind=kind)
+                case ImageBlock():
+                    parts += self._image(part, block)
+                case DocumentBlock():
+                    parts += self._document(part, block)
+                case OpaqueBlock() if block.is_error:
+                    self._lose(block, "the result of a failed tool takes text only", kind=part.kind)
+                case OpaqueBlock():
+                    parts.append(without_nulls(part.provider_raw.data))
+                case _:
+                    assert_never(part)
+        return parts
+
+    def _image(self, image: ImageBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        own = self._fields(image.provider_raw, "transformations")
+        if is_remote(image.url):
+            yield {"type": "image", "source": {"type": "url", "url": image.url}, **own}
+            return
+        found = media_bytes(image)
+        if found is None:
+            self._lose(home, "its url is neither http(s) nor a data url", kind="image")
+            return
+        data = found[1]
+        media_type = media_type_of(image)
+        encoded = b64encode(data).decode()
+        yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}, **own}
+
+    def _document(self, document: DocumentBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        source = _document_source(document)
+        if isinstance(source, str):
+            self._lose(home, source, kind="document")
+            return
+        wire_block: JsonObject = {"type": "document", "source": source}
+        title = mend_text(document.name or "").strip()[:_MAX_TITLE]
+        if title:
+            wire_block["title"] = title
+        yield {**wire_block, **self._fields(document.provider_raw, "citations", "context", "title")}
+
+    def _lose(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> None:
+        self.losses.append(self.history.loss(block, reason, kind=kind))
+
+
+def _document_source(document: DocumentBlock) -> JsonObject | str:
+    """Where the document is; or why it can't be sent."""
+    if is_remote(document.url):
+        if document.media_type not in (None, PDF):
+            return "only PDF files are taken by address"
+        return {"type": "url", "url": document.url}
+    found = media_bytes(document)
+    if found is None:
+        return "its url is neither http(s) nor a data url"
+    media_type, data = found
+    if media_type == PDF:
+        return {"type": "base64", "media_type": PDF, "data": b64encode(data).decode()}
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return "its text is not UTF-8"
+    return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else "it is empty"
+
+
+def _trim_end(content: list[Json]) -> None:
+    """A reply to be continued may not end in white space."""
+    last = content[-1]
+    if isinstance(last, dict) and last.get("type") == "text":
+        last["text"] = str(last["text"]).rstrip()

@@ -1,0 +1,294 @@
+"""From a canonical request to the body of a Messages API request. This module is pure.
+
+It writes the parts around the messages: tools, the form of the reply, and the headers of beta features. The
+history is fitted by `adapters.requests.history` and written by `messages`. `tuning` writes sampling and thinking.
+`caching` marks the parts of the prompt that the provider may keep.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+
+from callboard.bus.errors import InvalidRequestError, WarningCode
+from callboard.bus.values.base import Json, JsonObject, json_size
+from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
+
+from ...contract import CanonicalRequest
+from ...http.wire_call import WireCall
+from ...refusals.required_capabilities import check_demands
+from ...requests.fitted import Loss, Target, ToolIdRule
+from ...requests.history import fit_history
+from ...requests.host_options import joined_options, merge_options, tool_options
+from ...requests.settings import check_tool_choice
+from ...requests.text import encode_json
+from ...schemas.sanitizer import instruction
+from ...schemas.tools import fold_root
+from . import response
+from .caching import TTLS, keep_latest, mark
+from .data import find_model
+from .messages import (
+    IMAGE_MEDIA_TYPES,
+    PDF,
+    TEXT_MEDIA_TYPES,
+    Habits,
+    open_container,
+    write_messages,
+    write_system,
+)
+from .settings import Tuning, check_choice, fit_schema, output_limit
+
+TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
+BETA_HEADERS = "beta_headers"
+AUTO_CACHE = "auto_cache"
+CACHE_TTL = "cache_ttl"
+ERRORS_IN_WORDS = "errors_in_words"
+THINKING_BACK = "thinking_back"
+_WANT_THINKING = re.compile(r"(?i)deepseek|kimi|moonshot")
+"""Models that refuse calls without thinking, also behind a gateway."""
+_CUSTOM = "custom"
+"""The type of tools that the host describes."""
+_CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
+_OPTIONS = "anthropic"
+"""Under this name, or the adapter's own, a request carries what only this protocol knows."""
+_FIELDS = attrgetter("provider_options")
+
+
+def write_request(
+    request: CanonicalRequest, *, provider: str, options: Mapping[str, Json], stream: bool
+) -> WireCall:
+    """The request on the wire.
+
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        options: The adapter's configured options.
+        stream: Whether the reply is to be streamed.
+
+    Raises:
+        InvalidRequestError: The request has no messages.
+        UnsupportedToolChoiceError: There are no tools to choose from, the chosen tool isn't there, or the model
+            refuses the choice.
+        CapabilityError: The model refuses the schema.
+    """
+    target = Target(
+        provider=provider,
+        model=request.wire_model,
+        tool_ids=TOOL_IDS,
+        accepts_documents=True,
+        image_types=IMAGE_MEDIA_TYPES,
+        document_types=(PDF, *TEXT_MEDIA_TYPES),
+        results_carry=("image", "document", "opaque"),
+        replays_thinking=True,
+        adopts_signatures=True,
+        begins_with_user=True,
+        takes_opaque=True,
+        takes_system_parts=True,
+    )
+    check_demands(request, request.capabilities, provider)
+    return _Writer(request, target, stream).write(options)
+
+
+class _Writer:
+    """Writes one request and notes what it had to leave out or change."""
+
+    def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
+        self.request = request
+        self.model = find_model(target.model)
+        self.target = target
+        self.stream = stream
+        self.history = fit_history(request, target)
+        schema = request.output_schema
+        self.held_to = None if schema is None else fit_schema(schema)
+        self.losses: list[Loss] = []
+        self.warnings: list[CallWarning] = []
+
+    def write(self, options: Mapping[str, Json]) -> WireCall:
+        extra = joined_options(self.request, _OPTIONS, self.target.provider)
+        betas = _names(options.get(BETA_HEADERS)) + _names(extra.pop(BETA_HEADERS, None))
+        auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
+        ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
+        if ttl not in TTLS:
+            raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
+        body = self._body(extra, self._habits(options, extra))
+        can = self.request.capabilities
+        hosts = self._host_may_mark()
+        if hosts:
+            keep_latest(body)
+        if auto_cache is not False and (can is None or can.supports_prompt_caching):
+            minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
+            mark(
+                body,
+                minimum=minimum,
+                ttl=str(ttl),
+                conversation="messages" not in extra and self._goes_on(),
+                tools_bytes=self._tools_bytes(body),
+                hosts=hosts,
+            )
+        headers = {"anthropic-version": response.VERSION}
+        if betas:
+            headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
+        history = self.history.with_losses(self.losses)
+        history.log()
+        warnings = history.warnings + tuple(self.warnings)
+        return WireCall(response.PATH, encode_json(body), headers, warnings, history.losses, history.tool_ids)
+
+    def _host_may_mark(self) -> bool:
+        """Whether there may be breakpoints of the host's: in its options, its tools, or blocks with fields."""
+        request = self.request
+        return (
+            bool(request.provider_options)
+            or len(self.history.plain) < len(request.messages)
+            or any(map(_FIELDS, request.tools))
+        )
+
+    def _tools_bytes(self, body: JsonObject) -> int:
+        """About the size of all tools: of ours, and of those that the host's options add to them."""
+        tools, ours = body.get("tools"), self.request.tools
+        more = tools[len(ours) :] if isinstance(tools, list) else None
+        return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
+
+    def _goes_on(self) -> bool:
+        """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""
+        request = self.request
+        return bool(request.session_id or request.tools) or any(
+            message.role is Role.ASSISTANT for message in request.messages
+        )
+
+    def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> Habits:
+        """How the server differs. Its options decide, and otherwise the name of the model."""
+        claude, back = _kind_of(self.target.model or "", self.model is not None)
+        given = options.get(THINKING_BACK)
+        back = given if isinstance(given, str) else back
+        thinking = extra.get("thinking")
+        off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
+        return Habits(
+            errors_in_words=options.get(ERRORS_IN_WORDS) is True,
+            unsigned_thinking=back != "signed",
+            thinking_stand_in=" " if back == "with_calls" and not off else None,
+            blank_results=claude,
+        )
+
+    def _body(self, extra: JsonObject, habits: Habits) -> JsonObject:
+        """The body, in the order in which the provider's cache reads it: tools, system, messages."""
+        request = self.request
+        check_choice(request, self.model, extra.get("thinking"))
+        limit, warnings = output_limit(request, self.model, self.target.provider)
+        body: JsonObject = {"model": self.target.model, "max_tokens": limit}
+        if request.tools:
+            body["tools"] = [
+                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
+            ]
+        merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
+        tools = body.get("tools")
+        choice = self._tool_choice(tools if isinstance(tools, list) else [])
+        if choice is not None:
+            body["tool_choice"] = choice
+        system = self._system()
+        if system is not None:
+            body["system"] = system
+        body["messages"], self.losses = write_messages(self.history, habits)
+        container = open_container(self.history)
+        if container is not None:  # the host's may be an object, of skills
+            body["container"] = {"id": container} if isinstance(extra.get("container"), dict) else container
+        tuning = Tuning(request, self.target.provider, self.model, extra)
+        tuning.write(body)
+        self.warnings += [*warnings, *tuning.warnings]
+        output = {**_object(body.pop("output_config", None)), **self._format()}
+        if output:
+            body["output_config"] = output
+        body["stream"] = self.stream
+        merge_options(body, extra)
+        return body
+
+    def _with_options(self, tool: ToolDefinition) -> JsonObject:
+        options = tool_options(tool, _OPTIONS, self.target.provider)
+        written = self._tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
+        merge_options(written, options)
+        return written
+
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        fields: JsonObject = {"name": tool.name}
+        if tool.description:
+            fields["description"] = tool.description
+        folded = fold_root(tool.input_schema)
+        if folded.folded:
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
+        fields["input_schema"] = _strict_schema(tool, folded.schema) if tool.strict else folded.schema
+        if tool.strict:
+            fields["strict"] = True
+        return fields
+
+    def _format(self) -> JsonObject:
+        if isinstance(self.held_to, dict):
+            return {"format": {"type": "json_schema", "schema": self.held_to}}
+        return {}
+
+    def _system(self) -> str | list[Json] | None:
+        """The system text, with the schema that the model can't be held to but can be told."""
+        schema, system = self.request.output_schema, write_system(self.history)
+        if schema is None or isinstance(self.held_to, dict):
+            return system
+        why = f"the model can't be held to the schema, which was told in the system text: {self.held_to}"
+        self.warnings.append(CallWarning(WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.target.provider}: {why}"))
+        told = instruction(schema, with_tools=bool(self.request.tools))
+        if isinstance(system, list):
+            return [*system, {"type": "text", "text": told}]
+        return "\n\n".join(text for text in (system, told) if text)
+
+    def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
+        choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls
+        check_tool_choice(choice, [tool.get("name") for tool in tools if isinstance(tool, dict)])
+        wire_choice: JsonObject
+        match choice.mode if choice is not None else None:
+            case None | "auto" | "none" if not tools:
+                return None
+            case None if parallel is not False:
+                return None
+            case "none":
+                return {"type": "none"}  # it knows nothing of parallel calls
+            case "required":
+                wire_choice = {"type": "any"}
+            case "named":
+                assert choice is not None
+                wire_choice = {"type": "tool", "name": choice.tool_name}
+            case _:
+                wire_choice = {"type": "auto"}
+        if parallel is False:
+            wire_choice["disable_parallel_tool_use"] = True
+        return wire_choice
+
+
+# -- pieces
+
+
+@lru_cache(maxsize=256)
+def _kind_of(model: str, known: bool) -> tuple[bool, str]:
+    """Whether a model is a Claude, and in which form it gets its thinking back."""
+    if known or "claude" in model.lower():
+        return True, "signed"
+    return False, "with_calls" if _WANT_THINKING.search(model) else "unsigned"
+
+
+def _vendors_tool(tool: ToolDefinition) -> JsonObject:
+    """A tool of the vendor's that the host runs, such as its shell: the model knows its arguments already."""
+    return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
+
+
+def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
+    fitted = fit_schema({"properties": {}, **schema})  # without any, it takes no arguments
+    if isinstance(fitted, str):
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
+    return fitted
+
+
+def _object(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def _names(value: Json) -> list[str]:
+    """Names from a list, or from one string with commas."""
+    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return [name.strip() for name in given if isinstance(name, str) and name.strip()]

@@ -1,0 +1,443 @@
+"""From a reply's content blocks, stop reason and usage to the assembler, for whole and streamed replies alike.
+
+A block has a beginning, perhaps deltas, and an end. A block of a whole reply has no deltas. So `begin_block` and
+`end_block` turn all content into canonical blocks:
+
+* Text, visible reasoning and tool calls are opened at once, with the content that their beginning already holds.
+* Any other block (server tools and their results, kinds invented later) is collected, and is handed over word for
+  word at its end, so that it can be sent back unchanged.
+
+A stream reports its usage twice. The later figures replace the earlier ones field by field. Null replaces nothing,
+and the two are never added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from callboard.bus.errors import AdapterError, WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
+
+from ...refusals.classify import error_without_status, read_error_value
+from ...replies.assembler import Assembler
+from ...replies.json_text import parse_object
+from ...requests.text import as_text
+from ...usage.counts import reported_count, source_of
+from .data import ERROR_CODES
+
+# The fields of the Messages API that are read here
+
+VERSION = "2023-06-01"
+PATH = "/v1/messages"
+
+CONTAINER = "container"
+"""Our name for the opaque block that keeps in which container a reply's tools run. It is no block on the wire."""
+
+FALLBACK = "fallback"
+"""The type of the block where a model declined and another went on."""
+
+ABSENT = msgspec.Raw(b"null")
+"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+
+
+class Reply(msgspec.Struct, gc=False):
+    """A whole message, or the `message` of a `message_start`. Also an error's body, which has `error` instead."""
+
+    type: object = None
+    id: object = None
+    model: object = None
+    content: list[Json] | None = None
+    stop_reason: object = None
+    stop_sequence: Json = None
+    stop_details: Json = None
+    container: Json = None
+    context_management: Json = None
+    input_transformations: Json = None
+    diagnostics: Json = None
+    usage: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
+
+
+class Delta(msgspec.Struct, gc=False):
+    """The `delta` of a `content_block_delta` or a `message_delta`; which fields are set depends on `type`."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+    signature: str | None = None
+    citation: Json = None
+    stop_reason: object = None
+    stop_sequence: Json = None
+    stop_details: Json = None
+    container: Json = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of a streamed reply, of any type."""
+
+    type: str | None = None
+    index: int | float | None = None
+    delta: Delta | None = None
+    content_block: msgspec.Raw = ABSENT
+    message: msgspec.Raw = ABSENT
+    usage: msgspec.Raw = ABSENT
+    context_management: Json = None
+    input_transformations: Json = None
+    error: msgspec.Raw = ABSENT
+
+
+class EventType(msgspec.Struct, gc=False):
+    """No more than an event's type and its delta, for events that can't be read as `Event`."""
+
+    type: object = None
+    delta: Json = None
+
+
+class BlockDelta(msgspec.Struct, gc=False):
+    """A delta as it came, for blocks that are kept word for word."""
+
+    delta: Json = None
+
+
+decode_reply = msgspec.json.Decoder(Reply).decode
+decode_event = msgspec.json.Decoder(Event).decode
+decode_event_type = msgspec.json.Decoder(EventType).decode
+decode_block_delta = msgspec.json.Decoder(BlockDelta).decode
+decode_json = msgspec.json.Decoder(Json).decode
+
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "end_turn": StopReason.END_TURN,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+    "tool_use": StopReason.TOOL_USE,
+    "pause_turn": StopReason.PAUSE_TURN,
+    "refusal": StopReason.REFUSAL,
+    "model_context_window_exceeded": StopReason.MAX_TOKENS,
+    # words of Chat Completions that servers in front of it let through
+    "stop": StopReason.END_TURN,
+    "length": StopReason.MAX_TOKENS,
+    "tool_calls": StopReason.TOOL_USE,
+    "content_filter": StopReason.CONTENT_FILTER,
+}
+
+
+@dataclass(slots=True)
+class WireBlock:
+    """A content block on its way in."""
+
+    key: int
+    """The assembler's key of the block."""
+    kind: str
+    """The type of the block."""
+    block: JsonObject
+    """The wire's object, as it grows."""
+    input_json: list[str] = field(default_factory=list)  # of a block that is kept word for word
+    """The fragments of a call's arguments."""
+
+    @property
+    def kept_whole(self) -> bool:
+        """True if nothing of the block is shown before its end."""
+        return self.kind not in _STREAMED
+
+
+_STREAMED = frozenset({"text", "thinking", "tool_use", "redacted_thinking"})
+
+
+def wire_block(key: int, value: Json) -> WireBlock | None:
+    """The block of a JSON value; None if it is none."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str):
+        return None
+    return WireBlock(key, kind, value)
+
+
+def begin_block(assembler: Assembler, state: WireBlock) -> None:
+    """Open a block with what its beginning holds."""
+    key, block = state.key, state.block
+    match block:
+        case {"type": "text"}:
+            assembler.text(key, _text(block.get("text")), implicit_end=True)
+        case {"type": "thinking"}:
+            assembler.thinking(key, _text(block.get("thinking")), implicit_end=True)
+            add_signature(assembler, state, _text(block.get("signature")))
+        case {"type": "tool_use"}:
+            raw = {name: block[name] for name in ("id", "caller", "toolset_name") if block.get(name)}
+            assembler.tool_start(key, _text(block.get("name")), raw=raw, implicit_end=True)
+        case {"type": "redacted_thinking"}:
+            assembler.redacted_thinking(key, _text(block.get("data")))
+        case {"type": kind, "to": {"model": str(model)}} if kind == FALLBACK and model:
+            assembler.model = model  # what comes next is its own, and so are the reply and its usage
+        case _:
+            pass
+
+
+def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> None:
+    """Sign a reasoning block; an empty signature is none."""
+    if not signature:
+        return
+    if assembler.is_closed(state.key):
+        assembler.warn(
+            WarningCode.LATE_SIGNATURE, "a signature came after its reasoning had ended, and was dropped"
+        )
+    else:
+        assembler.signature(state.key, signature)
+
+
+def end_block(assembler: Assembler, state: WireBlock) -> None:
+    """Close a block, with what only its end makes certain."""
+    key, block = state.key, state.block
+    match state.kind:
+        case "text":
+            citations = block.get("citations")
+            if citations:
+                assembler.text(key, "", raw={"citations": citations})
+        case "tool_use":
+            _take_input(assembler, key, block.get("input"))
+        case "thinking" | "redacted_thinking":
+            pass
+        case kind:
+            text = "".join(state.input_json)
+            if text.strip():  # a call without arguments gets an empty fragment, if any
+                parsed = parse_object(text)
+                block["input"] = text if parsed is None else parsed
+            assembler.whole(key, kind, block)
+    assembler.end(key)
+
+
+def _take_input(assembler: Assembler, key: int, given: Json) -> None:
+    """Use the input that the block began with, unless its deltas brought one."""
+    if not given or assembler.block_text(key).strip():
+        return
+    if isinstance(given, dict):
+        assembler.tool_input(key, given)
+    else:  # text from servers that don't parse it; anything else is no input at all, and marked as such
+        assembler.tool_arguments(key, as_text(given))
+
+
+def read_reply(body: bytes, assembler: Assembler) -> None:
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is none.
+
+    Raises AdapterError for an error that came with HTTP 200, and msgspec's decoding errors.
+    """
+    reply = decode_reply(body)
+    usage = read_usage(reply.usage)
+    if reply.error != ABSENT:
+        raise error_in_reply(decode_json(body), assembler.provider)
+    if reply.content is None and reply.stop_reason is None:
+        return
+    begin_message(assembler, reply)
+    note_details(assembler, reply, reply)
+    for position, value in enumerate(reply.content or ()):
+        state = wire_block(position, value)
+        if state is None:
+            assembler.warn(WarningCode.UNKNOWN_CONTENT, f"content[{position}] is no block and was left out")
+        else:
+            begin_block(assembler, state)
+            end_block(assembler, state)
+    keep_container(assembler, reply.container, reply.stop_reason)
+    finish(assembler, reply.stop_reason, reply.stop_details, token_usage(usage, raw=reply.usage.copy()))
+
+
+def begin_message(assembler: Assembler, reply: Reply) -> None:
+    """Take the reply's identity."""
+    if isinstance(reply.id, str):
+        assembler.response_id = reply.id
+    if isinstance(reply.model, str) and reply.model:
+        assembler.model = reply.model
+
+
+def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
+    """Note what is said beside the content.
+
+    Args:
+        assembler: The reply's.
+        message: The reply, or the changes that a `message_delta` makes to it.
+        around: The reply, or the event that has the changes.
+    """
+    said = {
+        "stop_sequence": message.stop_sequence,
+        "stop_details": message.stop_details,
+        "container": message.container,
+        "context_management": around.context_management,
+        "input_transformations": around.input_transformations,
+        "diagnostics": around.diagnostics if isinstance(around, Reply) else None,
+    }
+    for name, value in said.items():
+        if value:
+            assembler.details[name] = value
+        elif value is not None:  # an empty list goes before what the beginning said
+            assembler.details.pop(name, None)
+
+
+def warn_of_changes(assembler: Assembler) -> None:
+    """Say that the provider left out or changed parts of what it was sent."""
+    edits = assembler.details.get("context_management")
+    applied = edits.get("applied_edits") if isinstance(edits, dict) else None
+    for name, changes in (("edits", applied), ("transformations", assembler.details.get("input_transformations"))):
+        if isinstance(changes, list) and changes:
+            kinds = {str(change.get("type")) for change in changes if isinstance(change, dict)}
+            message = f"{assembler.provider} applied {name} to the request: {', '.join(sorted(kinds))}"
+            assembler.warn(WarningCode.PROVIDER_CHANGED_INPUT, message)
+
+
+def keep_container(assembler: Assembler, container: Json, stop_reason: object) -> None:
+    """Note where the tools of a reply that is to be continued run; otherwise nothing has to go on there."""
+    if stop_reason in ("tool_use", "pause_turn") and isinstance(container, dict) and container.get("id"):
+        assembler.whole(CONTAINER, CONTAINER, {**container, "type": CONTAINER})
+
+
+def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage: TokenUsage | None) -> None:
+    """End the reply. A stop reason that is missing or unknown is never taken for a regular end."""
+    raw = stop_reason if isinstance(stop_reason, str) else None
+    if raw is None:
+        assembler.end_unsaid()
+    reason = STOP_REASONS.get(raw or "", StopReason.PROVIDER_SPECIFIC)
+    if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
+        said = (stop_details.get(name) for name in ("category", "explanation"))
+        why = ": ".join(text for text in said if isinstance(text, str) and text)
+        assembler.warn(WarningCode.REFUSAL, why or "the provider gave no reason")
+    if assembler.details:
+        warn_of_changes(assembler)
+    assembler.finish(reason, raw, usage)
+
+
+def error_in_reply(value: Json, provider: str) -> AdapterError:
+    """The error of a body or event that came after HTTP 200, and so has no status of its own."""
+    return error_without_status(read_error_value(value), ERROR_CODES, provider)
+
+
+# -- usage
+
+
+def read_usage(raw: msgspec.Raw) -> JsonObject:
+    """A usage object's fields, those that are null left out; empty if there is none."""
+    value = decode_json(raw)
+    return {name: count for name, count in value.items() if count is not None} if isinstance(value, dict) else {}
+
+
+def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
+    """The usage of a stream after its `message_delta`. A count there replaces the one of the start.
+
+    Zero replaces no count, because several servers fill fields that they do not count with zeros. An end that
+    counts the prompt again is the exception: zeros beside another count of its tokens are counts, too.
+    """
+    counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
+    merged = dict(before)
+    for name, value in after.items():
+        known = before.get(name)
+        if isinstance(value, dict) and isinstance(known, dict):
+            merged[name] = {**known, **{key: count for key, count in value.items() if count or not known.get(key)}}
+        elif value != 0 or not known or (counted_again and name in _PROMPT_COUNTS):
+            merged[name] = value
+    return merged
+
+
+_PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: bool = True) -> TokenUsage | None:
+    """Counts from a usage object; None if it holds none.
+
+    The provider's input count already excludes cache reads and writes, and its output count includes reasoning.
+    Caches that are not mentioned were not used; input or output that is not mentioned is unknown, and makes the
+    figures partial, as does not being `final`. The top level is what the response's own model used for the reply.
+    What it used for compactions is added. What other models used, an advisor or one that declined, stays in `raw`,
+    and makes the figures partial as well.
+    """
+    kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    iterations = _iterations(usage)
+    usage = _with_compactions(usage, iterations)
+    fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
+    read = reported_count(usage.get("cache_read_input_tokens"))
+    split = _split(usage)
+    written, written_1h = _cache_writes(usage, split)
+    if fresh is None and output is None and read is None and written is None:
+        return None
+    details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
+    reasoning = reported_count(details.get("thinking_tokens")) if isinstance(details, dict) else None
+    parts = ((reasoning, output), (sum(split or (0,)), written))
+    whole = None not in (fresh, output) and not (iterations and _has_others(iterations))
+    source = source_of(*parts, raw=kept, whole=whole)
+    return TokenUsage(
+        input_tokens=fresh or 0,
+        output_tokens=output or 0,
+        cached_input_tokens=read or 0,
+        cache_creation_input_tokens=written or 0,
+        cache_creation_1h_input_tokens=written_1h,
+        reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
+        source=UsageSource.PARTIAL if source is UsageSource.REPORTED and not final else source,
+        raw=kept,
+        details=details_of(
+            web_search=reported_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0
+        ),
+        service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
+    )
+
+
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def _iterations(usage: JsonObject) -> list[JsonObject]:
+    given = usage.get("iterations")
+    return [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+
+
+def _with_compactions(usage: JsonObject, iterations: Sequence[JsonObject]) -> JsonObject:
+    for entry in iterations:
+        if entry.get("type") == "compaction":
+            usage = {**usage, **_sum(usage, entry, _COUNTS)}
+            lived, more = usage.get("cache_creation"), entry.get("cache_creation")
+            if isinstance(more, dict):
+                before = lived if isinstance(lived, dict) else {}
+                usage["cache_creation"] = {**before, **_sum(before, more, tuple(more))}
+    return usage
+
+
+def _sum(counts: JsonObject, more: JsonObject, names: Sequence[str]) -> JsonObject:
+    added = {name: reported_count(more.get(name)) for name in names}
+    return {name: (reported_count(counts.get(name)) or 0) + count for name, count in added.items() if count}
+
+
+def _has_others(iterations: Sequence[JsonObject]) -> bool:
+    """Whether other models worked on the reply: an advisor, or those that declined before the one that spoke."""
+    spoke = [entry.get("model") for entry in iterations if entry.get("type") == "fallback_message"]
+    declined = [
+        entry
+        for entry in iterations
+        if spoke and entry.get("model") not in (None, *spoke) and reported_count(entry.get("output_tokens"))
+    ]  # one that declined at once costs nothing
+    return bool(declined) or any(entry.get("type") == "advisor_message" for entry in iterations)
+
+
+def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
+    """Tokens written to the cache, and the part of them for an hour. `split` is what `_split` gives.
+
+    A stream's final total comes without the split, which then is that of its beginning. What the total has grown
+    by is taken to be for an hour only if all that was split is.
+    """
+    total = reported_count(usage.get("cache_creation_input_tokens"))
+    if split is None:
+        return total, 0
+    short, hour = split
+    if total is None:
+        return short + hour, hour
+    return total, total if hour and not short else min(hour, total)
+
+
+def _split(usage: JsonObject) -> tuple[int, int] | None:
+    """Tokens written to the cache for 5 minutes and for an hour; None where they aren't told apart."""
+    split = usage.get("cache_creation")
+    if not isinstance(split, dict):
+        return None
+    short = reported_count(split.get("ephemeral_5m_input_tokens")) or 0
+    return short, reported_count(split.get("ephemeral_1h_input_tokens")) or 0
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,334 @@
+"""The settings that tune a reply of the Messages API: sampling, effort and thinking. This module is pure.
+
+A setting that the model refuses, by the table in `data`, is left out with a warning. A model that is not in the
+table gets the settings word for word, but for temperature and top_p: no newer Claude takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from callboard.bus.errors import CapabilityError, UnsupportedToolChoiceError, WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import CallWarning
+
+from ...contract import CanonicalRequest
+from ...requests.settings import changed, dropped, nearest_effort, short_id, write_settings
+from ...schemas.sanitizer import describe, in_words, merge_all_of, normalise_schema, remembered
+from ...schemas.strict import NotStrict
+from .data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
+
+_WIRE_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_LONGEST_USER = 256
+_PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user_id"}
+
+
+class Tuning:
+    """Writes the tuning of one request into its body and notes what it had to leave out or change.
+
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        model: The model's row in the table; None if it has none.
+        extra: The host's own fields of the body, which go before ours.
+    """
+
+    def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
+        self.request = request
+        self.provider = provider
+        self.model = model
+        self.extra = extra
+        self.warnings: list[CallWarning] = []
+
+    def write(self, body: JsonObject) -> None:
+        """Raises CapabilityError for a schema, UnsupportedToolChoiceError for a demand, that the model refuses."""
+        self._stops(body)
+        effort = self._effort()
+        if effort is not None:
+            body["output_config"] = {"effort": effort}
+        thinking = self._thinking(body)
+        if thinking is not None:
+            body["thinking"] = thinking
+        self._sampling(body)
+        if self.request.output_schema is not None and self.model is not None and not self.model.structured:
+            raise CapabilityError(f"{self.request.wire_model} has no structured output")
+
+    def _stops(self, body: JsonObject) -> None:
+        stops = [stop for stop in self.request.stop_sequences if stop.strip()]
+        if len(stops) < len(self.request.stop_sequences):
+            self._warn(WarningCode.STOP_SEQUENCE_DROPPED, "stop sequences of white space only are not accepted")
+        if stops:
+            body["stop_sequences"] = list(stops)
+
+    # -- reasoning
+
+    def _effort(self) -> str | None:
+        asked = self.request.reasoning_effort
+        if asked is None:
+            return None
+        if not self._may_reason():
+            if asked != "none":
+                self.warnings.append(
+                    dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
+                )
+            return None
+        known = _WIRE_EFFORTS if self.model is None else self.model.efforts
+        if not known or (asked == "none" and self._can_be_off()):
+            return None
+        effort = nearest_effort(asked, known)
+        if effort != asked:
+            self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that the model knows"))
+        return effort
+
+    def _may_reason(self) -> bool:
+        can = self.request.capabilities
+        return can is None or can.supports_thinking or self.model is not None
+
+    def _can_be_off(self) -> bool:
+        return self.model is not None and ("disabled" in self.model.thinking or not self.model.thinking)
+
+    def _thinking(self, body: JsonObject) -> JsonObject | None:
+        """What the effort asks for of thinking; None leaves it to the model, or to the host."""
+        asked, model = self.request.reasoning_effort, self.model
+        if model is None or asked is None or "thinking" in self.extra:
+            return None
+        if asked == "none":
+            return {"type": "disabled"} if model.thinks_unasked and self._can_be_off() else None
+        if "adaptive" in model.thinking:
+            return None if model.thinks_unasked else {"type": "adaptive"}
+        if "enabled" not in model.thinking:
+            self.warnings.append(
+                dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
+            )
+            return None
+        return self._budget(asked, body)
+
+    def _budget(self, asked: str, body: JsonObject) -> JsonObject | None:
+        """Thinking with a budget, at most half of what the reply may have."""
+        why = None
+        limit = self.request.max_output_tokens
+        choice = body.get("tool_choice")
+        if isinstance(choice, dict) and choice["type"] in ("any", "tool"):
+            why = "the model can't think while it is made to call a tool"
+        elif limit <= LEAST_BUDGET:
+            why = f"it takes more than {LEAST_BUDGET} output tokens"
+        elif _mid_loop_without_thinking(body["messages"]):
+            why = "the tool calls to be continued were made without the model's own thinking"
+        if why is not None:
+            self.warnings.append(dropped("reasoning_effort", self.provider, why))
+            return None
+        return {"type": "enabled", "budget_tokens": max(LEAST_BUDGET, min(BUDGETS[asked], limit // 2))}
+
+    # -- sampling
+
+    def _sampling(self, body: JsonObject) -> None:
+        asked = self.request
+        self.warnings += write_settings(body, asked, _PATHS, self.provider, refused=self._refused(body))
+        metadata = body.get("metadata")
+        if asked.user is not None and isinstance(metadata, dict):
+            metadata["user_id"] = short_id(asked.user, _LONGEST_USER)
+        if asked.temperature is not None and asked.temperature > 1.0 and "temperature" in body:
+            body["temperature"] = 1.0
+            self._warn(
+                WarningCode.TEMPERATURE_LOWERED, f"temperature {asked.temperature:g} was sent as the highest, 1"
+            )
+
+    def _refused(self, body: JsonObject) -> dict[str, str]:
+        if self.request.temperature is None and self.request.top_p is None:
+            return {}
+        name = self.request.wire_model
+        if self.model is None:
+            newer = is_newer_claude(name)
+            return (
+                dict.fromkeys(("temperature", "top_p"), f"{name} is new, and new ones refuse it") if newer else {}
+            )
+        if self.model.sampling == "none":
+            return dict.fromkeys(("temperature", "top_p"), f"{name} refuses it")
+        if _thinks(self.extra.get("thinking", body.get("thinking"))):
+            return dict.fromkeys(("temperature", "top_p"), f"{name} refuses it while it thinks")
+        if self.model.sampling == "one" and self.request.temperature is not None:
+            return {"top_p": f"{name} takes it or temperature, not both"}
+        return {}
+
+    def _warn(self, code: WarningCode, message: str) -> None:
+        self.warnings.append(CallWarning(code, message))
+
+
+def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
+    """Check that the model doesn't refuse the demand for a tool call.
+
+    Args:
+        request: The request.
+        model: The model's row in the table; without one nothing is refused.
+        thinking: The field `thinking` of the body, as the host asked for it.
+
+    Raises:
+        UnsupportedToolChoiceError: The model refuses it.
+    """
+    if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
+        return
+    if not model.forced_tools:
+        raise UnsupportedToolChoiceError(f"{request.wire_model} can't be made to call a tool")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        raise UnsupportedToolChoiceError(
+            f"{request.wire_model} can't be made to call a tool while it thinks with a budget"
+        )
+
+
+def output_limit(request: CanonicalRequest, model: Model | None, provider: str) -> tuple[int, list[CallWarning]]:
+    """The limit of output tokens as the model takes it, and the warning if it is another than was asked for."""
+    asked = request.max_output_tokens
+    limit = None if model is None else model.max_output
+    if limit is None or asked <= limit:
+        return asked, []
+    return limit, [changed("max_output_tokens", asked, limit, f"{provider} gives {request.wire_model} no more")]
+
+
+def _thinks(thinking: Json) -> bool:
+    return isinstance(thinking, dict) and thinking.get("type") in ("adaptive", "enabled", "between_tools")
+
+
+def _mid_loop_without_thinking(messages: Json) -> bool:
+    """Whether tool results are being answered to calls whose message doesn't begin with thinking."""
+    assert isinstance(messages, list)
+    if len(messages) < 2:
+        return False
+    called, answered = messages[-2:]
+    assert isinstance(called, dict)
+    assert isinstance(answered, dict)
+    return _kind(answered, 0) == "tool_result" and _kind(called, 0) not in ("thinking", "redacted_thinking")
+
+
+def _kind(message: JsonObject, position: int) -> Json:
+    content = message["content"]
+    assert isinstance(content, list)
+    block = content[position]
+    assert isinstance(block, dict)
+    return block.get("type")
+
+
+# A JSON Schema as Anthropic's structured output and strict tools take it.
+
+_KEPT = frozenset({"type", "title", "enum", "const", "required"})
+_WITHOUT_MEANING = frozenset({"$id", "deprecated", "readOnly", "writeOnly", "additionalProperties"})
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
+_DEFINITION = "#/$defs/"
+
+
+@remembered
+def fit_schema(schema: JsonObject) -> JsonObject | str:
+    """The schema to send; or the text that says where and why there is none."""
+    try:
+        return _Fitter(normalise_schema(schema)).fit_root()
+    except NotStrict as reason:
+        return str(reason)
+
+
+class _Fitter:
+    def __init__(self, root: JsonObject) -> None:
+        self._root = root
+        definitions = root.get("$defs")
+        self._definitions: JsonObject = definitions if isinstance(definitions, dict) else {}
+
+    def fit_root(self) -> JsonObject:
+        self._refuse_recursion()
+        fitted = self._fit(self._root, "$")
+        if self._definitions:
+            fitted["$defs"] = {
+                name: self._fit(value, f"$.$defs.{name}") for name, value in self._definitions.items()
+            }
+        return fitted
+
+    def _fit(self, value: Json, path: str) -> JsonObject:
+        """One schema, without its definitions."""
+        if not isinstance(value, dict) or not value:
+            raise NotStrict(f"{path}: a schema without a type, which any value would fit")
+        schema = merge_all_of(value) if "allOf" in value else value
+        if "$ref" in schema:
+            return self._reference(schema, path)
+        fitted: JsonObject = {}
+        told: JsonObject = {}
+        for name, inner in schema.items():
+            if _is_kept(name, inner):
+                fitted[name] = inner
+            elif name in ("anyOf", "oneOf") and isinstance(inner, list):
+                fitted["anyOf"] = [self._fit(part, f"{path}.anyOf[{at}]") for at, part in enumerate(inner)]
+            elif name not in ("properties", "items", "description", "$defs", *_WITHOUT_MEANING):
+                told[name] = inner
+        self._write_shape(schema, fitted, path)
+        if isinstance(said := schema.get("description"), str) and said:
+            fitted["description"] = said
+        return describe(fitted, in_words(told))
+
+    def _write_shape(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:
+        """The parts of objects and arrays."""
+        kind = schema.get("type")
+        kinds = kind if isinstance(kind, list) else [kind]
+        if "object" in kinds or "properties" in schema:
+            self._write_object(schema, fitted, path)
+        if "array" in kinds:
+            if "prefixItems" in schema:
+                raise NotStrict(f"{path}: an array with a schema for each place")
+            fitted["items"] = self._fit(schema.get("items"), f"{path}.items")
+        if not fitted.keys() & {"type", "properties", "anyOf", "enum", "const"}:
+            raise NotStrict(f"{path}: a schema without a type, which any value would fit")
+
+    def _write_object(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:
+        properties = schema.get("properties")
+        free = schema.get("additionalProperties", "properties" not in schema)
+        if isinstance(free, dict) or "patternProperties" in schema or (free is True and not properties):
+            raise NotStrict(f"{path}: an object with free keys")
+        fitted["properties"] = {
+            name: self._fit(inner, f"{path}.properties.{name}")
+            for name, inner in (properties if isinstance(properties, dict) else {}).items()
+        }
+        fitted["additionalProperties"] = False
+
+    def _reference(self, schema: JsonObject, path: str) -> JsonObject:
+        """A reference, alone as it has to be. What is said beside it goes around it."""
+        target = schema["$ref"]
+        if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
+            raise NotStrict(f"{path}: a reference to {target!r}, which is no definition of the schema")
+        ignored = {"$ref", "$defs", "description", "title", *_WITHOUT_MEANING}
+        told = {name: inner for name, inner in schema.items() if name not in ignored}
+        said = schema.get("description")
+        around = describe({"description": said} if isinstance(said, str) and said else {}, in_words(told))
+        return {**around, "anyOf": [{"$ref": target}]} if around else {"$ref": target}
+
+    def _refuse_recursion(self) -> None:
+        for name in self._definitions:
+            seen: set[str] = set()
+            waiting = [name]
+            while waiting:
+                for target in _references(self._definitions.get(waiting.pop())):
+                    if target == name:
+                        raise NotStrict(f"$.$defs.{name}: a definition that holds itself")
+                    if target not in seen:
+                        seen.add(target)
+                        waiting.append(target)
+
+
+def _is_kept(name: str, value: Json) -> bool:
+    match name:
+        case "enum":
+            return isinstance(value, list) and not any(isinstance(entry, dict | list) for entry in value)
+        case "const":
+            return not isinstance(value, dict | list)
+        case "format":
+            return value in _FORMATS
+        case "minItems":
+            return value in (0, 1)
+        case _:
+            return name in _KEPT
+
+
+def _references(value: Json) -> Iterator[str]:
+    """The names of the definitions that a schema refers to."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _references(part)
+    elif isinstance(value, dict):
+        if isinstance(target := value.get("$ref"), str):
+            yield target.removeprefix(_DEFINITION)
+        for inner in value.values():
+            yield from _references(inner)

@@ -1,1 +1,0 @@
-"""Gemini's conversations, ``generateContent``: how a request is written, and how its reply is read."""

@@ -1,0 +1,352 @@
+"""From a canonical request to the body of an interaction. This module is pure.
+
+Nothing is stored at the provider: the whole conversation goes along as steps. A setting that only tunes the reply
+is left out with a warning if the API doesn't take it. The fields of a request's ``provider_options["gemini"]`` are
+merged into the body, object by object, and go before our own values.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+
+from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
+
+from ...contract import CanonicalRequest
+from ...refusals.required_capabilities import check_demands
+from ...requests.fitted import FittedHistory, Loss
+from ...requests.history import FAILED_SILENTLY, fit_history
+from ...requests.host_options import joined_options, merge_options, tool_options
+from ...requests.settings import changed, check_tool_choice, dropped, nearest_effort, write_settings
+from .contents import NEITHER, Media, sent_medium, target_of
+from .data import UNLISTED, find_model
+from .request import OPTIONS, BuiltRequest, fit_schema, takes_nothing
+
+# A fitted history as the steps of an interaction's input.
+
+CONTENT_TYPES = frozenset({"text", "image", "audio", "document", "video"})
+"""The types of what stands in a step's content. An opaque block of any other type is a step."""
+
+_OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
+"""What a host may say of a medium, in the `provider_raw` of its block."""
+
+
+def write_steps(history: FittedHistory, model: str) -> tuple[list[JsonObject], list[Loss]]:
+    """The steps of a history.
+
+    Args:
+        history: The fitted history.
+        model: The model, as the wire names it.
+
+    Returns:
+        The steps, and the losses.
+
+    Raises:
+        InvalidRequestError: There is nothing to send.
+    """
+    writer = _Writer(history, model)
+    return writer.write(), writer.losses
+
+
+class _Writer:
+    def __init__(self, history: FittedHistory, model: str) -> None:
+        self.history = history
+        self.model = model
+        self.losses: list[Loss] = []
+        self.steps: list[JsonObject] = []
+
+    def write(self) -> list[JsonObject]:
+        for message in self.history.messages:
+            match message.role:
+                case Role.ASSISTANT:
+                    self._model_turn(message)
+                case Role.TOOL:
+                    results = (block for block in message.content if isinstance(block, ToolResultBlock))
+                    self.steps += [self._result(block) for block in results]
+                case _:
+                    self._said(message)
+        if not self.steps:
+            raise InvalidRequestError(f"{self.history.adapter}: the request has no message to send")
+        return self.steps
+
+    def _add(self, kind: str, content: Iterable[Json]) -> None:
+        """Content for a step of a kind: for the step before, if that is one."""
+        last = self.steps[-1] if self.steps else {}
+        before = last.get("content") if last.get("type") == kind else None
+        if isinstance(before, list):
+            before += content
+        else:
+            self.steps.append({"type": kind, "content": [*content]})
+
+    # -- the user
+
+    def _said(self, message: Message) -> None:
+        for block in message.content:
+            if isinstance(block, OpaqueBlock) and _type(block) not in CONTENT_TYPES:
+                self.steps.append(block.provider_raw.data)
+            elif content := list(self._content(block)):
+                self._add("user_input", content)
+
+    def _content(self, block: ContentBlock) -> Iterator[JsonObject]:
+        match block:
+            case TextBlock():
+                yield {"type": "text", "text": block.text}
+            case ImageBlock() | AudioBlock() | DocumentBlock():
+                yield from self._media(block, block)
+            case OpaqueBlock():
+                yield block.provider_raw.data
+            case _:
+                self._lose(block, "this protocol has no such content")
+
+    def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
+        """A medium by its bytes or its address.
+
+        Args:
+            media: The medium.
+            home: The block of the message that the medium is in.
+        """
+        sent = sent_medium(media)
+        if sent is None:
+            self._lose(home, NEITHER)
+            return
+        of_type: JsonObject = {} if sent.media_type is None else {"mime_type": sent.media_type}
+        source: JsonObject = {"data": sent.data} if sent.url is None else {"uri": sent.url}
+        own = self._fields(media.provider_raw)
+        yield {"type": _kind(media, sent.media_type), **source, **of_type, **own}
+
+    def _fields(self, raw: ProviderRaw | None) -> JsonObject:
+        own = self.history.own(raw)
+        return {name: own[name] for name in _OF_MEDIA if own.get(name) is not None} if own else {}
+
+    # -- the model
+
+    def _model_turn(self, message: Message) -> None:
+        for block in message.content:
+            match block:
+                case TextBlock():
+                    self._add("model_output", [self._text(block)])
+                case ImageBlock():
+                    self._add("model_output", [self._own_image(block)])
+                case ToolUseBlock():
+                    self.steps.append(self._call(block))
+                case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
+                    self._lose(block, "it has no signature")
+                case ThinkingBlock():
+                    self.steps.append(self._thought(block))
+                case OpaqueBlock() if _type(block) in CONTENT_TYPES:
+                    self._add("model_output", [block.provider_raw.data])
+                case OpaqueBlock() if _type(block):
+                    told = block.provider_raw.data.items()
+                    self.steps.append({name: value for name, value in told if value is not None})
+                case _:
+                    self._lose(block, "this protocol has no such step")
+
+    def _text(self, block: TextBlock) -> JsonObject:
+        annotations = self.history.own(block.provider_raw).get("annotations")
+        return {"type": "text", "text": block.text, **({"annotations": annotations} if annotations else {})}
+
+    def _own_image(self, block: ImageBlock) -> JsonObject:
+        assert block.provider_raw is not None
+        source: JsonObject = {"uri": block.url}
+        if block.data is not None:
+            source = {"data": b64encode(block.data).decode()}
+        return {"type": "image", **block.provider_raw.data, **source}
+
+    def _call(self, block: ToolUseBlock) -> JsonObject:
+        own = self.history.own(block.provider_raw)
+        kept = {name: value for name, value in own.items() if name not in ("id", "arguments")}
+        return {
+            **kept,
+            "type": "function_call",
+            "id": self.history.tool_ids[block.id],
+            "name": block.name,
+            "arguments": block.input,
+        }
+
+    def _thought(self, block: ThinkingBlock) -> JsonObject:
+        step: JsonObject = {"type": "thought", "signature": block.signature}
+        summary = self.history.own(block.provider_raw).get("summary")
+        if summary is not None:
+            step["summary"] = summary
+        elif block.text:
+            step["summary"] = [{"type": "text", "text": block.text}]
+        return step
+
+    # -- the tools
+
+    def _result(self, block: ToolResultBlock) -> JsonObject:
+        result: list[Json] = []
+        for part in (TextBlock(block.content),) if isinstance(block.content, str) else block.content:
+            result += (
+                self._content(part) if isinstance(part, TextBlock | OpaqueBlock) else self._media(part, block)
+            )
+        if block.is_error and not block.text:
+            result.append({"type": "text", "text": FAILED_SILENTLY})
+        return {
+            "type": "function_result",
+            "call_id": self.history.tool_ids[block.tool_use_id],
+            "name": self.history.tool_names[block.tool_use_id],
+            "result": result,
+            **({"is_error": True} if block.is_error else {}),
+        }
+
+    def _lose(self, block: ContentBlock, reason: str) -> None:
+        self.losses.append(self.history.loss(block, reason))
+
+
+def _type(block: OpaqueBlock) -> str:
+    found = block.provider_raw.data.get("type")
+    return found if isinstance(found, str) else ""
+
+
+def _kind(media: Media, media_type: str | None) -> str:
+    match media:
+        case ImageBlock():
+            return "image"
+        case AudioBlock():
+            return "audio"
+        case _:
+            return "video" if media_type is None or media_type.startswith("video/") else "document"
+
+
+SETTINGS = {"temperature": "temperature", "top_p": "top_p", "seed": "seed"}
+"""Where the portable settings stand in the generation_config."""
+
+LEVELS = ("minimal", "low", "medium", "high")
+"""The thinking levels of a model that has no list of them."""
+
+_MODES = {"auto": "auto", "none": "none", "required": "any"}
+
+
+def build_interaction(request: CanonicalRequest, *, provider: str, stream: bool) -> BuiltRequest:
+    """The request on the wire.
+
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        stream: Whether the reply is to be streamed.
+
+    Raises:
+        CapabilityError: The model can't do this.
+        InvalidRequestError: The protocol can't express the request, or it asks for a reply in the background.
+    """
+    return _Builder(request, provider, stream).build()
+
+
+class _Builder:
+    def __init__(self, request: CanonicalRequest, provider: str, stream: bool) -> None:
+        self.request = request
+        self.provider = provider
+        self.stream = stream
+        self.row = find_model(request.wire_model) or UNLISTED
+        self.options = joined_options(request, OPTIONS, provider)
+        self.warnings: list[CallWarning] = []
+
+    def build(self) -> BuiltRequest:
+        request = self.request
+        if self.options.get("background"):
+            raise InvalidRequestError(f"{self.provider}: replies in the background are not taken up here")
+        check_demands(request, request.capabilities, self.provider)
+        target = target_of(self.provider, request.wire_model, self.row, takes_system=self.row.system)
+        history = fit_history(request, target)
+        steps, losses = write_steps(history, request.wire_model)
+        history = history.with_losses(losses)
+        body: JsonObject = {"model": request.wire_model, "input": list[Json](steps), "store": False}
+        if self.stream:
+            body["stream"] = True
+        if history.system:
+            body["system_instruction"] = history.system
+        config: JsonObject = {"max_output_tokens": request.max_output_tokens}
+        self._tools(body, config)
+        self._format(body)
+        self._thinking(config)
+        self._sampling(config)
+        body["generation_config"] = config
+        merge_options(body, self.options)
+        return BuiltRequest(body, history, (*history.warnings, *self.warnings))
+
+    def _left_out(self, parameter: str, why: str) -> None:
+        self.warnings.append(dropped(parameter, self.provider, why))
+
+    # -- tools
+
+    def _tools(self, body: JsonObject, config: JsonObject) -> None:
+        request = self.request
+        if request.tools and not self.row.tools:
+            raise CapabilityError(f"{self.provider}: {request.wire_model} takes no tools")
+        check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
+        if not request.tools:
+            return
+        body["tools"] = [self._tool(tool) for tool in request.tools]
+        if request.parallel_tool_calls is False:
+            self._left_out("parallel_tool_calls", "the protocol can't turn them off")
+        choice = request.tool_choice
+        if choice is not None and choice.mode == "named":
+            config["tool_choice"] = {"allowed_tools": {"mode": "any", "tools": [choice.tool_name]}}
+        elif choice is not None and choice.mode != "auto":
+            config["tool_choice"] = _MODES[choice.mode]
+        elif any(tool.strict for tool in request.tools):
+            config["tool_choice"] = "validated"  # as auto, with arguments that follow the schema
+        elif choice is not None:
+            config["tool_choice"] = "auto"
+
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        written: JsonObject = {"type": "function", "name": tool.name}
+        if tool.description:
+            written["description"] = tool.description
+        if not takes_nothing(tool.input_schema):
+            written["parameters"] = fit_schema(tool.input_schema)
+        merge_options(written, tool_options(tool, OPTIONS, self.provider))
+        return written
+
+    # -- the reply's form
+
+    def _format(self, body: JsonObject) -> None:
+        schema = self.request.output_schema
+        if schema is None:
+            return
+        form: JsonObject = {"type": "text", "mime_type": "application/json"}
+        if not set(schema) <= {"type", "title", "description"} or schema.get("type") != "object":
+            form["schema"] = fit_schema(schema)
+        body["response_format"] = form
+
+    # -- tuning
+
+    def _thinking(self, config: JsonObject) -> None:
+        asked, can = self.request.reasoning_effort, self.request.capabilities
+        if asked is None:
+            return
+        if not self.row.reasons or (can is not None and not can.supports_thinking):
+            if asked != "none":
+                self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
+            return
+        level = nearest_effort(asked, self.row.levels or LEVELS)
+        config["thinking_level"] = level
+        config["thinking_summaries"] = "auto"
+        if level != asked:
+            self.warnings.append(changed("reasoning_effort", asked, level, "the nearest that the model knows"))
+
+    def _sampling(self, config: JsonObject) -> None:
+        request = self.request
+        ignored = () if self.row.sampling else ("temperature", "top_p")
+        refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
+        if request.seed is not None and not -(2**31) <= request.seed < 2**31:
+            refused["seed"] = "it must fit into 32 bits"
+        self.warnings += write_settings(config, request, SETTINGS, self.provider, refused=refused)
+        stops = [stop for stop in request.stop_sequences if stop]
+        if stops:
+            config["stop_sequences"] = list[Json](stops)

@@ -1,0 +1,442 @@
+"""A fitted history as the input items of a Responses call. Pure.
+
+The call is stateless (`store` is false), so the history goes along each time. What OpenAI checks most strictly is
+that a reasoning item is followed by the very item that it preceded when it was made: so a reasoning item goes back
+whole, and the items after it with their own ids; where it can't go back, the ids of the items after it stay behind
+too. Ids are never sent alone, for nothing is stored under them; a message that has none of its own gets one made
+up, because several servers refuse a message without id and status. What goes back of items that only OpenAI can
+read: `sent_back`.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection, Iterable
+from mimetypes import guess_extension
+from typing import assert_never
+
+import msgspec
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role
+
+from ...requests.fitted import FittedHistory, Loss
+from ...requests.host_options import add_host_fields
+from ...requests.media import media_bytes, write_data_url
+from ...requests.settings import INPUT, free_text
+from ...requests.text import mend_text
+from .response import CUSTOM, IMAGE_CALL, REASONING_PART
+
+# What goes back of items that only OpenAI can read, and in which form.
+
+COMPACTION = "compaction"
+PROGRAM, PROGRAM_OUTPUT = "program", "program_output"
+_SELF_CONTAINED = frozenset(
+    {
+        IMAGE_CALL,
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "mcp_list_tools",
+        "mcp_call",
+        PROGRAM,
+        PROGRAM_OUTPUT,
+        "additional_tools",
+        COMPACTION,
+    }
+)
+"""Items that say all there is to say, and may go back without anything being stored."""
+
+_PAIRS = {
+    "computer_call": "computer_call_output",
+    "shell_call": "shell_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
+    "mcp_approval_request": "mcp_approval_response",
+}
+_OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
+"""Items that come in pairs, a call and its output; one may go back only with the other."""
+
+_IDS = {
+    "local_shell_call": ("call_id", "id"),
+    "local_shell_call_output": ("call_id", "id"),
+    "mcp_approval_request": ("id",),
+    "mcp_approval_response": ("approval_request_id",),
+}
+"""The fields by which the halves of a pair know each other, where it isn't `call_id`."""
+
+NEVER_NULL = {
+    IMAGE_CALL: ("error", "svg_usage"),
+    "computer_call": ("action", "actions"),
+    "mcp_call": ("status",),
+}
+"""Fields that replies may say to be null, and requests only leave out."""
+
+HALF = "a call can't go back without its output, nor an output without its call"
+
+
+class OwnItems:
+    """Which of a history's items may go back to a model.
+
+    Args:
+        blocks: All blocks of the history that only their provider can read.
+        model: The model, as the wire names it.
+    """
+
+    def __init__(self, blocks: Iterable[OpaqueBlock], model: str) -> None:
+        self._model = model
+        ours = [block for block in blocks if self._is_ours(block)]
+        self._pairs = {key for block in ours for key in _pair_keys(block)}
+        self._programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
+
+    def why_not(self, block: OpaqueBlock) -> str | None:
+        """Why an item can't go back; None if it can."""
+        if not self._is_ours(block):
+            return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
+        if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self._programs:
+            return "the program that it is of is not sent"
+        if block.kind == "additional_tools" and block.provider_raw.data.get("role") != "developer":
+            return "only a developer's tools can go back"
+        if block.kind in _SELF_CONTAINED:
+            return None
+        if block.kind in _OTHER_HALF:
+            return HALF if self.lacks_half(block) else None
+        return "an item of this kind can't go back while nothing is stored"
+
+    def caller(self, own: JsonObject) -> JsonObject:
+        """The caller of a call and of its result, unless it is a program that is not sent."""
+        caller = own.get("caller")
+        if not isinstance(caller, dict):
+            return {}
+        sent = caller.get("type") != PROGRAM or caller.get("caller_id") in self._programs
+        return {"caller": caller} if sent else {}
+
+    def lacks_half(self, block: OpaqueBlock) -> bool:
+        """Whether a block is a call whose output isn't there, or an output without its call."""
+        other = _OTHER_HALF.get(block.kind)
+        return other is not None and not any((other, call_id) in self._pairs for _, call_id in _pair_keys(block))
+
+    def _is_ours(self, block: OpaqueBlock) -> bool:
+        """Whether no other model's reasoning led to an item. A compaction is for all models."""
+        return block.kind == COMPACTION or block.provider_raw.model in (None, self._model)
+
+
+def reasoning_item(data: JsonObject) -> JsonObject | None:
+    """A reasoning item as it may go back; None if it has neither encrypted nor plain content."""
+    if data.get("type") != "reasoning" or not (data.get("encrypted_content") or data.get("content")):
+        return None
+    item: JsonObject = {name: value for name, value in data.items() if value is not None}
+    item.setdefault("summary", [])
+    return item
+
+
+def as_input(block: OpaqueBlock) -> JsonObject:
+    """An item of a reply as a request takes it: some of its fields may be absent there, but not null."""
+    absent = NEVER_NULL.get(block.kind, ())
+    item = {
+        name: value
+        for name, value in block.provider_raw.data.items()
+        if name != "created_by" and (value is not None or name not in absent)
+    }
+    action = item.get("action")
+    if block.kind == "web_search_call" and isinstance(action, dict):
+        item["action"] = {name: value for name, value in action.items() if value is not None}
+    return item
+
+
+def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
+    """What the other half of a call and its output may know this half by. A search of the server's has no id."""
+    data = block.provider_raw.data
+    told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
+    return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
+
+
+def write_items(
+    history: FittedHistory, model: str, free_form: Collection[str] = ()
+) -> tuple[list[Json], list[Loss]]:
+    """The items of a history.
+
+    Args:
+        history: The fitted history.
+        model: The model that the items go to, as the wire names it.
+        free_form: The names of the free-form tools of the request.
+
+    Returns:
+        The items, and the losses.
+    """
+    return _Writer(history, model, free_form).write()
+
+
+class _Writer:
+    def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
+        self.history = history
+        self.provider = history.adapter
+        self.losses: list[Loss] = []
+        self.items: list[Json] = [
+            _said({"type": "output_text", "text": text, "annotations": []}, place)
+            if place % 2
+            else {"role": "user", "content": text}
+            for place, text in enumerate(history.plain)
+        ]
+        self.reasoning: list[Json] = []  # ids of the items that were written
+        self.free_form = free_form
+        self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
+        self.rest = history.messages[len(history.plain) :]
+        blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
+        self.own_items = OwnItems([block for block in blocks if isinstance(block, OpaqueBlock)], model)
+
+    def write(self) -> tuple[list[Json], list[Loss]]:
+        for message in self.rest:
+            text = message.plain_text
+            match message.role:
+                case Role.ASSISTANT if text is not None:
+                    part: JsonObject = {"type": "output_text", "text": text, "annotations": []}
+                    self.items.append(_said(part, len(self.items)))
+                case Role.ASSISTANT:
+                    self._assistant(message)
+                case Role.TOOL:
+                    self.items += [self._result(block) for block in message.content]
+                case role if text is not None:
+                    self.items.append({"role": str(role), "content": text})
+                case role if any(isinstance(block, OpaqueBlock) for block in message.content):
+                    self._mixed(str(role), message.content)
+                case role:
+                    self.items.append({"role": str(role), "content": self._content(message.content)})
+        if not self.items:
+            self.items.append({"role": "user", "content": ""})  # an empty input is refused
+        return self.items, self.losses
+
+    def _assistant(self, message: Message) -> None:
+        former: ContentBlock | None = None
+        for block in self._pairs(message.content):
+            match block:
+                case ThinkingBlock():
+                    item = reasoning_item(self.history.own(block.provider_raw))
+                    assert item is not None
+                    item.setdefault("id", _made_up_id("rs", len(self.items)))
+                    self.reasoning.append(item["id"])
+                    self.items.append(item)
+                case TextBlock():
+                    self._text(block, former)
+                case ToolUseBlock():
+                    item = self._call(block)
+                    self.calls[block.id] = block, item["type"] == CUSTOM
+                    self.items.append(item)
+                case OpaqueBlock():
+                    self.items.append(as_input(block))
+                case ImageBlock():
+                    self.items.append(self._own_image(block))
+                case _:
+                    raise AssertionError(block)
+            former = block
+
+    def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
+        """What can go back. Read from the end, for a reasoning item needs the item that follows it."""
+        blocks = list(content)
+        kept: list[ContentBlock] = []
+        follower: ContentBlock | None = None
+        for block in reversed(blocks):
+            reason = None
+            match block:
+                case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
+                    continue  # it goes back with its item, which stands with a later block
+                case ThinkingBlock():
+                    reason = self._unled(block, follower)
+                case OpaqueBlock():
+                    reason = self.own_items.why_not(block)
+                case RedactedThinkingBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
+                    reason = "this protocol has no such block"
+                case ImageBlock():
+                    called = self.history.own(block.provider_raw).get("type") == IMAGE_CALL
+                    reason = None if called and block.data is not None else "no call of the model's made it"
+                case TextBlock() | ToolUseBlock():
+                    pass
+                case _:
+                    assert_never(block)
+            follower = block if reason is None else None
+            if reason is None:
+                kept.append(block)
+            else:
+                self._lose(block, reason)
+        return kept[::-1]
+
+    def _own_image(self, block: ImageBlock) -> JsonObject:
+        """The item in which the model's own image came."""
+        assert block.data is not None
+        absent = NEVER_NULL[IMAGE_CALL]
+        own = self.history.own(block.provider_raw).items()
+        return {name: value for name, value in own if value is not None or name not in absent} | {
+            "result": b64encode(block.data).decode()
+        }
+
+    def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
+        """Why a reasoning item can't go back before that block; None if it can."""
+        item = reasoning_item(self.history.own(block.provider_raw))
+        if item is None:
+            return "it has no encrypted content to be known by"
+        led_to = follower is not None and self.history.home(follower) == self.history.home(block)
+        if isinstance(follower, TextBlock | ToolUseBlock) and "id" in item:
+            led_to = self.history.own(follower.provider_raw).get("after") == item["id"]
+        return None if led_to else "the item that it led to is not sent"
+
+    def _item_id(self, own: JsonObject) -> Json:
+        """An item's own id, if the reasoning that led to it is sent as well."""
+        return own.get("item_id") if own.get("after") in self.reasoning else None
+
+    def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
+        own = self.history.own(block.provider_raw)
+        annotations = own.get("annotations")
+        part: JsonObject = {
+            "type": "output_text",
+            "text": block.text,
+            "annotations": annotations if isinstance(annotations, list) else [],
+        }
+        if own.get("type") == "refusal":
+            part = {"type": "refusal", "refusal": block.text}
+        named = own.get("item_id")
+        last = self.items[-1] if self.items else None
+        if (
+            named
+            and isinstance(former, TextBlock)
+            and self.history.own(former.provider_raw).get("item_id") == named
+        ):
+            assert isinstance(last, dict)
+            parts = last["content"]
+            assert isinstance(parts, list)
+            parts.append(part)
+            return
+        item = _said(part, len(self.items), self._item_id(own))
+        if "phase" in own:
+            item["phase"] = own["phase"]
+        self.items.append(item)
+
+    def _call(self, block: ToolUseBlock) -> JsonObject:
+        own = self.history.own(block.provider_raw)
+        item: JsonObject = {
+            "type": "function_call",
+            "call_id": self.history.tool_ids[block.id],
+            "name": block.name,
+        }
+        if own.get("type") == CUSTOM or (block.name in self.free_form and free_text(block) is not None):
+            item |= {"type": CUSTOM, INPUT: free_text(block) or ""}
+        else:
+            item["arguments"] = msgspec.json.encode(block.input).decode()
+        if item_id := self._item_id(own):
+            item["id"] = item_id
+        item |= {name: own[name] for name in ("namespace", "async") if name in own}
+        return item | self.own_items.caller(own)
+
+    def _result(self, block: ContentBlock) -> JsonObject:
+        assert isinstance(block, ToolResultBlock)
+        prefix = "Error: " if block.is_error else ""
+        output: Json
+        if isinstance(block.content, str):
+            output = prefix + block.content
+        elif all(isinstance(part, TextBlock) and not self._fields(part) for part in block.content):
+            output = prefix + block.text
+        else:
+            output = [{"type": "input_text", "text": prefix}] if prefix else []
+            output += [part for content in block.content for part in self._part(content, block)]
+        call, free_form = self.calls[block.tool_use_id]
+        own = self.history.own(call.provider_raw)
+        item: JsonObject = {
+            "type": f"{CUSTOM}_output" if free_form else "function_call_output",
+            "call_id": self.history.tool_ids[block.tool_use_id],
+            "output": output,
+        }
+        return add_host_fields(item | self.own_items.caller(own), self.history.own(block.provider_raw))
+
+    def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
+        """What a user says, with items of the provider's own kinds in it: messages and items, in their order."""
+        said: list[ContentBlock] = []
+        for block in (*blocks, None):
+            if block is not None and not _is_item(block):
+                said.append(block)
+                continue
+            if said:
+                self.items.append({"role": role, "content": self._content(tuple(said))})
+                said = []
+            if isinstance(block, OpaqueBlock):
+                if self.own_items.lacks_half(block):
+                    self._lose(block, HALF)
+                else:
+                    self.items.append(block.provider_raw.data)
+
+    def _content(self, blocks: tuple[ContentBlock, ...]) -> Json:
+        if len(blocks) == 1 and isinstance(blocks[0], TextBlock) and not self._fields(blocks[0]):
+            return blocks[0].text
+        return [part for block in blocks for part in self._part(block, block)]
+
+    def _part(self, block: ContentBlock, home: ContentBlock) -> list[JsonObject]:
+        match block:
+            case TextBlock():
+                part: JsonObject = {"type": "input_text", "text": block.text}
+            case ImageBlock():
+                part = _image_part(block)
+            case DocumentBlock():
+                part = _file_part(block)
+            case OpaqueBlock():
+                return [block.provider_raw.data]
+            case _:
+                self._lose(home, "this protocol has no such part")
+                return []
+        return [add_host_fields(part, self._fields(block))]
+
+    def _fields(self, block: TextBlock | ImageBlock | DocumentBlock) -> JsonObject:
+        """What the host says of a part by this provider's own names."""
+        return self.history.own(block.provider_raw)
+
+    def _lose(self, block: ContentBlock, reason: str) -> None:
+        self.losses.append(self.history.loss(block, reason))
+
+
+def _made_up_id(prefix: str, place: int) -> str:
+    """An id for an item, the same from send to send. Nobody looks it up, but servers insist on one."""
+    return f"{prefix}_{place:024x}"
+
+
+def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
+    """A reply's message of one part, for a place among the items."""
+    return {
+        "type": "message",
+        "role": "assistant",
+        "id": item_id or _made_up_id("msg", place),
+        "status": "completed",
+        "content": [part],
+    }
+
+
+def _is_item(block: ContentBlock) -> bool:
+    """Whether a block is an item of its own, and no part of a message."""
+    return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
+
+
+def _image_part(block: ImageBlock) -> JsonObject:
+    found = media_bytes(block)
+    url = block.url if found is None else write_data_url(*found)
+    return {"type": "input_image", "image_url": url, "detail": block.detail or "auto"}
+
+
+def _file_part(block: DocumentBlock) -> JsonObject:
+    """A file by address, which brings its name along, or as data, which needs one to be known by."""
+    if block.url is not None and not block.url.lower().startswith("data:"):
+        return {"type": "input_file", "file_url": block.url}
+    found = media_bytes(block)
+    url = block.url if found is None else write_data_url(*found)
+    assert url is not None
+    media_type = found[0] if found is not None else block.media_type or ""
+    name = mend_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
+    return {"type": "input_file", "filename": name, "file_data": url}

@@ -1,0 +1,413 @@
+"""From output items to content: one way, for items that arrive whole and for items that arrive in pieces.
+
+An `OutputItem` is fed with deltas, if there are any, and then with the whole item, which is authoritative: what
+the deltas left out is emitted from it, and all that is opaque (ids, encrypted reasoning, phases) is taken from it
+alone. A whole reply is the case without deltas.
+
+A message becomes one text block for each of its parts, a refusal included, with its annotations and the
+probabilities of its tokens. A reasoning item becomes one block of
+thinking for each part of its summary, or of its raw reasoning where it has no summary; the last one bears the item
+itself, the others are marked as its parts. A function call becomes a tool use; so does a custom tool's call, whose
+free text becomes the one argument `input`, so that other providers and our own tools know what to do with it. Any
+other item is kept as it is.
+
+What follows reasoning remembers which (`after`), for either may go back only with the other.
+"""
+
+from __future__ import annotations
+
+from weakref import proxy
+
+import msgspec
+
+from callboard.bus.errors import AdapterError, StreamError, WarningCode
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.usage import StopReason
+
+from ...contract import CanonicalRequest
+from ...replies.assembler import Assembler
+from ...replies.json_text import parse_arguments
+from ...replies.normaliser import image_of_base64
+from .data import error_in_reply
+from .quirks import Quirks
+from .wire import (
+    DETAILS,
+    IncompleteDetails,
+    Item,
+    Part,
+    Response,
+    ToolFees,
+    as_arguments,
+    as_object,
+    elements,
+    is_present,
+    read,
+    read_or_default,
+    read_usage,
+    read_value,
+)
+
+HOST_CALLS = frozenset(
+    {
+        "computer_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+        "mcp_approval_request",
+    }
+)
+"""Items, kept as opaque blocks, that ask the host to do something; unless the reply answers them itself."""
+
+CUSTOM = "custom_tool_call"
+TOOL_CALLS = ("function_call", CUSTOM)
+
+IMAGE_CALL = "image_generation_call"
+
+REASONING_PART = "reasoning_part"
+"""The type in the provider_raw of a thinking block whose item stands with a later block."""
+
+
+class Reply:
+    """One reply: its items in output order, and what is known only when all are there."""
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        self.assembler = assembler
+        self.quirks = quirks
+        self.items: list[OutputItem] = []
+        self.refused = False
+        self.host_calls: set[str | None] = set()
+        self.fees = ToolFees()
+
+    def add(self, kind: str) -> OutputItem:
+        item = OutputItem(self, len(self.items), kind)
+        self.items.append(item)
+        return item
+
+    def reasoning_before(self, number: int) -> str | None:
+        """The id of the reasoning item that came last before an item."""
+        before = (item.item_id for item in reversed(self.items[:number]) if item.kind == "reasoning")
+        return next(before, None)
+
+    def begin(self, response: Response) -> None:
+        """Which model serves the reply under which id, as far as it is said."""
+        if response.id:
+            self.assembler.response_id = response.id
+        if response.model:
+            self.assembler.model = response.model
+
+    def finish(self, response: Response) -> None:
+        """The reply is whole. Raises the error that it holds, if it holds one instead."""
+        usage = read_usage(
+            response.usage,
+            response.service_tier,
+            fees=self.fees.counts(response.tool_usage, response.usage),
+            tool_usage=response.tool_usage,
+        )
+        self.assembler.usage = usage or self.assembler.usage
+        self._note_details(response)
+        error = error_of(response, self.assembler.provider)
+        if error is not None:
+            raise error
+        if response.status in ("queued", "in_progress"):
+            raise StreamError(f"the response is still {response.status}, and is not polled", retryable=False)
+        reason, raw = self._stop_reason(response)
+        self.assembler.finish(reason, raw, usage)
+
+    def _note_details(self, response: Response) -> None:
+        if response.has_no_details:
+            return
+        said = {name: value for name in DETAILS if (value := read_value(getattr(response, name)))}
+        self.assembler.details |= said
+        removed = said.get("input_transformations")
+        if isinstance(removed, list) and removed:
+            reasons = {str(each.get("reason")) for each in removed if isinstance(each, dict)}
+            what = f"{self.assembler.provider} left {len(removed)} items of reasoning out of the request"
+            message = f"{what}: {', '.join(sorted(reasons))}"
+            self.assembler.warn(WarningCode.PROVIDER_CHANGED_INPUT, message)
+
+    def _stop_reason(self, response: Response) -> tuple[StopReason, str | None]:
+        raw = response.status
+        if raw != "completed" or is_present(response.incomplete_details):
+            raw = read_or_default(IncompleteDetails, response.incomplete_details).reason or raw
+        match raw:
+            case "max_output_tokens":
+                return StopReason.MAX_TOKENS, raw
+            case "content_filter":
+                return StopReason.CONTENT_FILTER, raw
+            case "completed" if self._at_limit():
+                return StopReason.MAX_TOKENS, raw
+            case "completed" if self.assembler.has_tool_use or self.host_calls:
+                return StopReason.TOOL_USE, raw
+            case "completed" if self.refused:
+                return StopReason.REFUSAL, raw
+            case "completed":
+                return StopReason.END_TURN, raw
+            case "cancelled":
+                return StopReason.CANCELLED, raw
+            case None:
+                self.assembler.end_unsaid()
+                return StopReason.PROVIDER_SPECIFIC, raw
+            case _:
+                return StopReason.PROVIDER_SPECIFIC, raw
+
+    def _at_limit(self) -> bool:
+        request, usage = self.assembler.request, self.assembler.usage
+        if not self.quirks.completed_at_limit or request is None or usage is None:
+            return False
+        return usage.output_tokens >= output_limit(request, self.quirks)
+
+
+class OutputItem:
+    """One item of the output; see the module's text."""
+
+    def __init__(self, reply: Reply, number: int, kind: str) -> None:
+        self.kind = kind
+        self.number = number
+        self.placed = False
+        """Whether the item has begun to be content, or is over."""
+        self.is_done = False
+        self.item_id: str | None = None
+        self.wire_id: str | None = None
+        """The id by which the item was announced, or that it has at its end."""
+        self.call_id: str | None = None
+        self.index: int | None = None
+        """The index that the server gave it, which may be that of another item, too."""
+        self._reply: Reply = proxy(reply)  # which holds its items
+        self._assembler = reply.assembler
+        self._implicit_end = reply.quirks.late_ends
+        self._part: int | None = None
+        self._key: tuple[int, int] = (number, 0)
+        self._keys: list[tuple[int, int]] = []
+        self._source = ""
+        self._arguments: list[str] = []  # that came before the call's name
+
+    def text(self, part: int, fragment: str) -> None:
+        """More text of that part of a message."""
+        if fragment:
+            if part != self._part:
+                self._enter(part)
+            self._assembler.text(self._key, fragment, implicit_end=self._implicit_end)
+            self.placed = True
+
+    def _enter(self, part: int) -> None:
+        if self._part is not None:
+            self._assembler.end(self._key)
+        self._part = part
+        self._key = (self.number, part)
+        if self._key not in self._keys:
+            self._keys.append(self._key)
+
+    def refusal(self, part: int, fragment: str) -> None:
+        """More of the refusal that is that part of a message."""
+        if fragment:
+            self._reply.refused = True
+            self.text(part, fragment)
+
+    def thinking(self, source: str, part: int, fragment: str) -> None:
+        """More reasoning: of a summary or of the raw content, whichever came first."""
+        if fragment and self._source in ("", source):
+            self._source = source
+            if part != self._part:
+                if self._part is not None:
+                    self._assembler.block_raw(self._key, {"type": REASONING_PART})
+                self._enter(part)
+            self._assembler.thinking(self._key, fragment, implicit_end=self._implicit_end)
+            self.placed = True
+
+    def begin_call(self, item: Item) -> None:
+        """A tool's call has its name."""
+        if item.name and not self.placed:
+            self._assembler.tool_start(
+                self._key, item.name, raw=self._call_raw(item), implicit_end=self._implicit_end
+            )
+            self.placed = True
+            for fragment in self._arguments:
+                self._assembler.tool_arguments(self._key, fragment)
+
+    def arguments(self, fragment: str) -> None:
+        """More arguments of a call."""
+        if not fragment:
+            return
+        if self.placed:
+            self._assembler.tool_arguments(self._key, fragment)
+        else:
+            self._arguments.append(fragment)
+
+    def custom_input(self, fragment: str) -> None:
+        """More of a custom tool's text, which is the only argument of its call."""
+        if fragment:
+            begun = self._assembler.block_text(self._key) if self.placed else self._arguments
+            self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if begun else 0 : -len(_CUSTOM_TAIL)])
+
+    def all_arguments(self, text: str) -> None:
+        """The arguments as a whole: what the deltas left out of them is emitted. Others replace the deltas'."""
+        so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
+        if text.startswith(so_far):
+            self.arguments(text[len(so_far) :])
+        elif self.placed:
+            self._assembler.replace_arguments(self._key, text)
+        elif parse_arguments(text).value is not None:
+            self._arguments = [text]
+
+    def part_done(self, position: int, part: Part) -> None:
+        """A message's part is whole; its end is left to its item, for some servers say this more than once."""
+        self._whole_part(position, part, {})
+
+    def done(self, item: Item, raw: msgspec.Raw) -> None:
+        """The item is whole. Idempotent."""
+        if self.is_done:
+            return
+        self.item_id = item.id
+        self.wire_id = item.id or self.wire_id
+        self.call_id = item.call_id or self.call_id
+        match self.kind:
+            case "message":
+                self._message_done(item)
+            case "reasoning":
+                self._reasoning_done(item, raw)
+            case "function_call" | "custom_tool_call":
+                self._call_done(item)
+            case kind:
+                self._reply_waits(item)
+                self._reply.fees.note(kind, item)
+                self._other_item(kind, as_object(raw))
+        self.is_done = self.placed = True
+
+    def _other_item(self, kind: str, raw: JsonObject) -> None:
+        image = image_of_base64(raw.get("result")) if kind == IMAGE_CALL else None
+        if image is None:
+            self._assembler.whole(self._key, kind, raw)
+            return
+        rest = {name: value for name, value in raw.items() if name != "result"}
+        self._assembler.image(self._key, kind, raw, image, rest)
+
+    def _message_done(self, item: Item) -> None:
+        parts = [(raw, read_or_default(Part, raw)) for raw in elements(item.content)]
+        whole = "".join(part.text or part.refusal or "" for _, part in parts)
+        streamed = "".join(self._assembler.block_text(key) for key in self._keys)
+        known: JsonObject = {}
+        after = self._reply.reasoning_before(self.number)
+        if item.id and after:
+            known |= {"item_id": item.id, "after": after}
+        if item.phase:
+            known["phase"] = item.phase
+        for position, (raw, part) in enumerate(parts):
+            if part.type in ("output_text", "refusal", "text", None):
+                self._whole_part(position, part, known, add_text=streamed != whole)
+            else:
+                self._assembler.whole((self.number, position), part.type, as_object(raw))
+        for key in self._keys:
+            self._assembler.end(key)
+
+    def _whole_part(self, position: int, part: Part, known: JsonObject, *, add_text: bool = True) -> None:
+        raw = dict(known)
+        if part.refusal is not None:
+            raw["type"] = "refusal"
+            self._reply.refused = True
+        annotations = elements(part.annotations)
+        if annotations:
+            raw["annotations"] = [as_object(annotation) for annotation in annotations]
+        logprobs = elements(part.logprobs)
+        if logprobs:
+            raw["logprobs"] = [as_object(logprob) for logprob in logprobs]
+        key = (self.number, position)
+        if add_text:
+            self.text(position, _remainder(part.text or part.refusal or "", self._assembler.block_text(key)))
+        if raw:
+            self._assembler.text(key, "", raw=raw)
+
+    def _reasoning_done(self, item: Item, raw: msgspec.Raw) -> None:
+        texts = {"summary": _texts(item.summary), "content": _texts(item.content)}
+        source = self._source or ("summary" if any(texts["summary"]) else "content")
+        if self._implicit_end and self.placed:
+            return  # the block is closed, and this server takes no reasoning back
+        for part, text in enumerate(texts[source]):
+            self.thinking(source, part, _remainder(text, self._assembler.block_text((self.number, part))))
+        self._assembler.thinking(self._key, "", raw=as_object(raw), implicit_end=self._implicit_end)
+        if item.encrypted_content:
+            self._assembler.signature(self._key, item.encrypted_content)
+        self._assembler.end(self._key)
+
+    def _call_done(self, item: Item) -> None:
+        if not self.placed:
+            self.begin_call(item if item.name else Item(name="unknown", call_id=item.call_id, id=item.id))
+        custom = self.kind == CUSTOM
+        self.all_arguments(custom_arguments(as_arguments(item.input)) if custom else as_arguments(item.arguments))
+        self._assembler.block_raw(self._key, self._call_raw(item))
+        self._assembler.end(self._key, incomplete=item.status == "incomplete")
+
+    def _call_raw(self, item: Item) -> JsonObject:
+        after = self._reply.reasoning_before(self.number)
+        known: JsonObject = {
+            "id": item.call_id or item.id,
+            "item_id": item.id if after else None,
+            "after": after,
+            "namespace": item.namespace,
+            "caller": read_value(item.caller),
+            "async": item.is_async,
+            "type": CUSTOM if self.kind == CUSTOM else None,
+        }
+        return {name: value for name, value in known.items() if value}
+
+    def _reply_waits(self, item: Item) -> None:
+        if self.kind in HOST_CALLS or item.execution == "client":
+            self._reply.host_calls.add(item.call_id)
+        elif self.kind.endswith("_output"):
+            self._reply.host_calls.discard(item.call_id)
+
+    def close(self) -> None:
+        """The reply is over, and this item was never said to be."""
+        if self.kind in TOOL_CALLS and not self.placed:
+            self.begin_call(Item(name="unknown"))
+            self._assembler.end(self._key, incomplete=True)
+
+
+def _remainder(whole: str, so_far: str) -> str:
+    """What is missing of `whole`; nothing if what has been emitted is no beginning of it."""
+    return whole[len(so_far) :] if whole.startswith(so_far) else ""
+
+
+def _texts(data: msgspec.Raw) -> list[str]:
+    return [read_or_default(Part, part).text or "" for part in elements(data)]
+
+
+_CUSTOM_HEAD, _CUSTOM_TAIL = '{"input":"', '"}'
+
+
+def custom_arguments(text: str) -> str:
+    """A custom tool's text as a call's arguments."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def output_limit(request: CanonicalRequest, quirks: Quirks) -> int:
+    """The limit that is sent, in tokens."""
+    return max(request.max_output_tokens, quirks.min_output_tokens)
+
+
+def error_of(response: Response, provider: str) -> AdapterError | None:
+    """The error of a failed response; None of any other."""
+    if is_present(response.error):
+        return error_in_reply({"error": msgspec.json.decode(response.error)}, provider)
+    if response.status == "failed":
+        return error_in_reply(
+            {"code": "server_error", "message": "the response failed without a reason"}, provider
+        )
+    return None
+
+
+def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
+    """Feed a whole reply to the assembler. Raises AdapterError, or msgspec's decoding errors."""
+    response = read(Response, body)
+    reply = Reply(assembler, quirks)
+    reply.begin(response)
+    output = elements(response.output)
+    if not output and response.object != "response":
+        raise error_of(response, assembler.provider) or StreamError("the reply is no response object")
+    seen: set[tuple[str | None, str | None, str | None]] = set()
+    for raw, item in [(raw, read(Item, raw)) for raw in output]:
+        named = (item.type, item.id, item.call_id)
+        if item.id and named in seen and item.type in (*TOOL_CALLS, "message", "reasoning"):
+            continue  # the same item again
+        seen.add(named)
+        reply.add(item.type or "unknown").done(item, raw)
+    reply.finish(response)

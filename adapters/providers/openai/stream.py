@@ -1,0 +1,334 @@
+"""From the Responses API's events to an assembler's.
+
+Which item an event is about is said by its kind and its `output_index`. If a server leaves the index out, or gives
+it to several items, `item_id` decides. It comes second, because some servers change it from event to event. The
+`call_id` of a call decides at its end. If nothing helps, it is the last item of the kind that is still open.
+
+Blocks keep the order of the items, not that of their first deltas. An item that was announced but has shown
+nothing takes no place in the assembler yet, because a place would be an event, and an attempt that fails before
+its first content can be repeated. So events of later items wait until every earlier item has shown something or is
+over: `_head` is the first item that has done neither. At the end of the reply nothing waits any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from callboard.bus.errors import StreamError
+
+from ...replies.assembler import Assembler
+from ...replies.normaliser import SseNormaliser
+from .data import CODES, error_in_reply
+from .quirks import Quirks
+from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
+from .wire import (
+    Event,
+    Item,
+    Part,
+    Response,
+    as_arguments,
+    decode_event,
+    elements,
+    is_present,
+    read,
+    read_or_default,
+)
+
+Step: TypeAlias = Callable[[OutputItem, Event], None]
+
+
+class ResponsesNormaliser(SseNormaliser):
+    """Reads one streamed reply."""
+
+    error_codes = CODES
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        super().__init__(assembler)
+        self._quirks = quirks
+        self._reply = Reply(assembler, quirks)
+        self._found: dict[tuple[str, int | None, str | None], OutputItem] = {}  # until items come or end
+        self._head = 0
+        self._waiting: dict[int, list[tuple[Step, Event]]] = {}
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        try:
+            event = decode_event(data)
+        except msgspec.ValidationError:
+            event = read(Event, data)
+        except msgspec.DecodeError:
+            if data.strip() == b"[DONE]":
+                self.on_end()
+                return
+            raise
+        kind = event.type
+        known = _DELTAS.get(kind) if kind is not None else None
+        if known is not None:
+            self._apply(self._find(event, known[0]), known[1], event)
+        else:
+            self._on_other(kind or name.decode("utf-8", "replace"), event, data)
+
+    def _on_other(self, kind: str, event: Event, data: bytes) -> None:
+        match kind:
+            case "response.output_item.added":
+                self._on_added(event)
+            case "response.output_item.done":
+                self._on_done(event)
+            case "response.content_part.done":
+                if read_or_default(Part, event.part).type in ("output_text", "refusal"):
+                    self._apply(self._find(event, "message"), _part_done, event)
+            case "response.created" | "response.in_progress" | "response.queued":
+                self._reply.begin(read_or_default(Response, event.response))
+            case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
+                self._on_terminal(kind.removeprefix("response."), event)
+            case "error":
+                raise error_in_reply(msgspec.json.decode(data), self.assembler.provider)
+            case _ if event.type is None and is_present(event.error):
+                raise error_in_reply(msgspec.json.decode(data), self.assembler.provider)
+            case _ if event.type is not None and kind not in _SAID_AGAIN:
+                # progress of items that arrive whole, and what is not invented yet
+                self.assembler.provider_event(kind, msgspec.json.decode(data))
+            case _:
+                pass
+
+    # -- which item
+
+    def _find(self, event: Event, kind: str) -> OutputItem:
+        """The item that a delta is about."""
+        index, item_id = event.output_index, event.item_id
+        item = self._found.get((kind, index, item_id))
+        if item is not None:
+            return item
+        item = self._at(kind, index, item_id) if index is not None else None
+        item = item or self._of_id(kind, item_id)
+        if item is None and index is None:
+            item = self._last_open(kind)
+        item = item or self._add(kind, index, item_id)
+        self._found[kind, index, item_id] = item
+        return item
+
+    def item_of(self, wire: Item, index: int | None) -> OutputItem:
+        """The item that a whole item of the reply is the end of, or a new one."""
+        return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
+
+    def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
+        """The item that an event with a whole item is about, if it began already.
+
+        Args:
+            wire: The whole item.
+            index: The index that the event gives it.
+            ended: Whether the event is the item's end, and not its beginning.
+        """
+        kind = wire.type or "unknown"
+        item = self._at(kind, index, wire.id) if index is not None else None
+        if item is None or (item.call_id and wire.call_id and item.call_id != wire.call_id):
+            same = [each for each in self._of_kind(kind) if wire.call_id and each.call_id == wire.call_id]
+            if same and (ended or index is None):
+                return same[-1]
+        if item is None:
+            item = self._of_id(kind, wire.id)
+            if item is not None and item.is_done and index is not None:
+                item = None
+        if item is not None and item.call_id and wire.call_id and item.call_id != wire.call_id:
+            return None
+        return item
+
+    def _at(self, kind: str, index: int, item_id: str | None) -> OutputItem | None:
+        """The item of that kind at an index. If several share it, the id decides, or the last that is open."""
+        items = [item for item in self._of_kind(kind) if item.index == index]
+        if len(items) < 2:
+            return items[0] if items else None
+        named = [item for item in items if item_id and item.wire_id == item_id]
+        still_open = [item for item in items if not item.is_done]
+        return (named or still_open or items)[-1]
+
+    def _of_id(self, kind: str, item_id: str | None) -> OutputItem | None:
+        items = self._of_kind(kind) if item_id else []
+        return next((item for item in reversed(items) if item.wire_id == item_id), None)
+
+    def _of_kind(self, kind: str) -> list[OutputItem]:
+        return [item for item in self._reply.items if item.kind == kind]
+
+    def _last_open(self, kind: str) -> OutputItem | None:
+        items = reversed(self._reply.items)
+        return next((item for item in items if item.kind == kind and not item.is_done), None)
+
+    def _add(self, kind: str, index: int | None, item_id: str | None, call_id: str | None = None) -> OutputItem:
+        self._found.clear()
+        item = self._reply.add(kind)
+        item.index, item.wire_id, item.call_id = index, item_id, call_id
+        return item
+
+    # -- items
+
+    def _on_added(self, event: Event) -> None:
+        wire = read_or_default(Item, event.item)
+        item = self._announced(wire, event.output_index, ended=False)
+        if item is None or (item.is_done and not (wire.call_id and item.call_id == wire.call_id)):
+            item = self._add(wire.type or "unknown", event.output_index, wire.id, wire.call_id)
+        elif not item.is_done:
+            item.call_id = item.call_id or wire.call_id
+        if item.kind in TOOL_CALLS:
+            self._apply(item, _begin_call, event)
+
+    def _on_done(self, event: Event) -> None:
+        wire = read_or_default(Item, event.item)
+        self._found.clear()
+        kind = wire.type or "unknown"
+        item = self._announced(wire, event.output_index)
+        if item is None:
+            item = self._last_open(kind)
+            if item is not None and not _may_be(item, event, wire):
+                item = None
+        if item is None:
+            item = self._add(kind, event.output_index, wire.id, wire.call_id)
+        self._apply(item, _finish_item, event)
+
+    def _apply(self, item: OutputItem, step: Step, event: Event) -> None:
+        if item.number > self._head and not self._quirks.late_ends:
+            self._advance()
+            if item.number > self._head:
+                self._waiting.setdefault(item.number, []).append((step, event))
+                return
+        step(item, event)
+        if self._waiting:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Move on from items that have shown something, and let those that come next do what they waited with."""
+        items = self._reply.items
+        while self._head < len(items) and items[self._head].placed:
+            self._head += 1
+            self._release(self._head)
+
+    def _release(self, number: int) -> None:
+        for step, event in self._waiting.pop(number, ()):
+            step(self._reply.items[number], event)
+
+    # -- the end
+
+    def _on_terminal(self, status: str, event: Event) -> None:
+        response = read_or_default(Response, event.response)
+        response.status = response.status or status
+        self._reply.begin(response)
+        output = elements(response.output)
+        for number, item in enumerate(self._reply.items):
+            self._release(number)
+            if not item.is_done:
+                self._finish_from(item, output)
+        if not self._reply.items:
+            for raw in output:
+                wire = read_or_default(Item, raw)
+                self._reply.add(wire.type or "unknown").done(wire, raw)
+        self._reply.finish(response)
+        self.finished = True
+
+    def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
+        """End an item whose own end never came, with the response's copy of it.
+
+        The copy is the one with its ids, or else the one in its place.
+        """
+        raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
+        named = [each for each in output if self._is_named(item, read_or_default(Item, each))]
+        if len(named) == 1:
+            raw = named[0]
+        wire = read_or_default(Item, raw)
+        if wire.type == item.kind:
+            item.done(wire, raw)
+        else:
+            item.close()
+
+    @staticmethod
+    def _is_named(item: OutputItem, copy: Item) -> bool:
+        same_id = item.wire_id is not None and copy.id == item.wire_id
+        same_call = item.call_id is not None and copy.call_id == item.call_id
+        return copy.type == item.kind and (same_id or same_call)
+
+    def on_end(self) -> None:
+        raise StreamError("the stream ended before the response was complete")
+
+
+def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
+    """Whether a whole item can be the end of an open one. Neither index nor id has named that."""
+    if event.output_index is None and not wire.id:
+        return True
+    other_call = item.call_id and wire.call_id and item.call_id != wire.call_id
+    other_id = item.wire_id and wire.id and item.wire_id != wire.id
+    return not other_call and not other_id and item.index is not None and item.placed
+
+
+def _text_delta(item: OutputItem, event: Event) -> None:
+    item.text(event.content_index or 0, event.delta or "")
+
+
+def _refusal_delta(item: OutputItem, event: Event) -> None:
+    item.refusal(event.content_index or 0, event.delta or "")
+
+
+def _reasoning_delta(item: OutputItem, event: Event) -> None:
+    item.thinking("content", event.content_index or 0, event.delta or "")
+
+
+def _summary_delta(item: OutputItem, event: Event) -> None:
+    item.thinking("summary", event.summary_index or 0, event.delta or "")
+
+
+def _arguments_delta(item: OutputItem, event: Event) -> None:
+    item.arguments(event.delta or "")
+
+
+def _arguments_done(item: OutputItem, event: Event) -> None:
+    item.begin_call(Item(name=event.name))
+    item.all_arguments(as_arguments(event.arguments))
+
+
+def _custom_delta(item: OutputItem, event: Event) -> None:
+    item.custom_input(event.delta or "")
+
+
+def _custom_done(item: OutputItem, event: Event) -> None:
+    item.begin_call(Item(name=event.name))
+    item.all_arguments(custom_arguments(as_arguments(event.input)))
+
+
+def _part_done(item: OutputItem, event: Event) -> None:
+    item.part_done(event.content_index or 0, read_or_default(Part, event.part))
+
+
+def _begin_call(item: OutputItem, event: Event) -> None:
+    wire = read_or_default(Item, event.item)
+    item.begin_call(wire)
+    if item.kind != CUSTOM:  # which is announced with empty text, and that would already be an argument
+        item.all_arguments(as_arguments(wire.arguments))
+
+
+def _finish_item(item: OutputItem, event: Event) -> None:
+    item.done(read_or_default(Item, event.item), event.item)
+
+
+_SAID_AGAIN = frozenset(
+    {
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.output_text.annotation.added",
+        "response.refusal.done",
+        "response.reasoning_text.done",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_part.done",
+        "response.reasoning_summary_text.done",
+    }
+)
+"""Events that say what deltas and whole items say as well."""
+
+_DELTAS: Mapping[str, tuple[str, Step]] = {
+    "response.output_text.delta": ("message", _text_delta),
+    "response.refusal.delta": ("message", _refusal_delta),
+    "response.reasoning_summary_text.delta": ("reasoning", _summary_delta),
+    "response.reasoning_text.delta": ("reasoning", _reasoning_delta),
+    "response.function_call_arguments.delta": ("function_call", _arguments_delta),
+    "response.function_call_arguments.done": ("function_call", _arguments_done),
+    "response.custom_tool_call_input.delta": (CUSTOM, _custom_delta),
+    "response.custom_tool_call_input.done": (CUSTOM, _custom_done),
+}

@@ -1,0 +1,362 @@
+"""The fields of the Responses API that are read here, and a lenient way to read them.
+
+Every field is optional, because servers of this protocol leave out any of them. A field of the wrong type counts
+as absent, so that it doesn't fail the reply. For this `read` first decodes a struct in one go. Only if that fails,
+`read` decodes the fields one by one. Nested values stay raw until they are asked for, so one odd part spoils no
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
+
+import msgspec
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
+
+from ...protocols.openai_images import read_usage as read_image_usage
+from ...usage.counts import (
+    cache_writes,
+    first_count,
+    only_written,
+    reported_cost,
+    reported_count,
+    reported_detail,
+    source_of,
+)
+
+EMPTY = msgspec.Raw()
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of a stream, of any type: a delta needs the first six fields only."""
+
+    type: str | None = None
+    delta: str | None = None
+    output_index: int | None = None
+    content_index: int | None = None
+    summary_index: int | None = None
+    item_id: str | None = None
+    arguments: msgspec.Raw = EMPTY
+    name: str | None = None
+    part: msgspec.Raw = EMPTY
+    item: msgspec.Raw = EMPTY
+    response: msgspec.Raw = EMPTY
+    error: msgspec.Raw = EMPTY
+    input: msgspec.Raw = EMPTY
+
+
+class Item(msgspec.Struct, gc=False):
+    """One output item, of any type."""
+
+    type: str | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    execution: str | None = None
+    encrypted_content: str | None = None
+    arguments: msgspec.Raw = EMPTY
+    content: msgspec.Raw = EMPTY
+    summary: msgspec.Raw = EMPTY
+    input: msgspec.Raw = EMPTY
+    caller: msgspec.Raw = EMPTY
+    action: msgspec.Raw = EMPTY
+    container_id: str | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
+
+
+class Part(msgspec.Struct, gc=False):
+    """One part of an item's content or summary."""
+
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+    annotations: msgspec.Raw = EMPTY
+    logprobs: msgspec.Raw = EMPTY
+
+
+class Response(msgspec.Struct, gc=False):
+    """The response object: a whole reply, or what a stream says at its beginning and end."""
+
+    id: str | None = None
+    object: str | None = None
+    model: str | None = None
+    status: str | None = None
+    error: msgspec.Raw = EMPTY
+    incomplete_details: msgspec.Raw = EMPTY
+    output: msgspec.Raw = EMPTY
+    usage: msgspec.Raw = EMPTY
+    tool_usage: msgspec.Raw = EMPTY
+    service_tier: str | None = None
+    access_programs: msgspec.Raw = EMPTY
+    conversation: msgspec.Raw = EMPTY
+    input_transformations: msgspec.Raw = EMPTY
+    moderation: msgspec.Raw = EMPTY
+    prompt_cache_diagnostics: msgspec.Raw = EMPTY
+
+    @property
+    def has_no_details(self) -> bool:
+        """Whether none of DETAILS was sent, as in nearly all replies."""
+        return (
+            self.access_programs is self.conversation is self.input_transformations is EMPTY
+            and self.moderation is self.prompt_cache_diagnostics is EMPTY
+        )
+
+
+DETAILS = (
+    "access_programs",
+    "conversation",
+    "input_transformations",
+    "moderation",
+    "prompt_cache_diagnostics",
+)
+"""The fields of a response that say something beside its content, and not what the request said."""
+
+
+class IncompleteDetails(msgspec.Struct, gc=False):
+    reason: str | None = None
+
+
+class Usage(msgspec.Struct, gc=False):
+    """Token counts, which some proxies send as floats."""
+
+    input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
+    input_tokens_details: msgspec.Raw = EMPTY
+    output_tokens_details: msgspec.Raw = EMPTY
+    cost: Json = None  # OpenRouter's, in US dollars
+    cost_details: Json = None
+    is_byok: Json = None
+    cost_in_usd_ticks: Json = None  # xAI's
+    cache_read_input_tokens: Json = None  # gateways in front of Claude, as are the next two
+    cache_creation_input_tokens: Json = None
+    cache_creation: Json = None
+
+
+class UsageDetails(msgspec.Struct, gc=False):
+    """The parts of either count."""
+
+    reasoning_tokens: int | float | None = None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_DECODE: dict[type[msgspec.Struct], Callable[[bytes | msgspec.Raw], object]] = {
+    kind: msgspec.json.Decoder(kind).decode
+    for kind in (Event, Item, Part, Response, IncompleteDetails, Usage, UsageDetails)
+}
+_FIELDS: dict[type[msgspec.Struct], dict[str, tuple[str, msgspec.json.Decoder[object]]]] = {
+    kind: {
+        field.encode_name: (field.name, msgspec.json.Decoder(field.type)) for field in msgspec.structs.fields(kind)
+    }
+    for kind in _DECODE
+}
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_OBJECT = msgspec.json.Decoder(JsonObject)
+decode_event = msgspec.json.Decoder(Event).decode
+
+
+def read(kind: type[T], data: bytes | msgspec.Raw) -> T:
+    """A struct of that kind. Raises msgspec's DecodeError for what is no JSON, ValidationError for no object."""
+    try:
+        return cast("T", _DECODE[kind](data))
+    except msgspec.ValidationError:
+        return _read_fields(kind, data)
+
+
+def _read_fields(kind: type[T], data: bytes | msgspec.Raw) -> T:
+    decoders = _FIELDS[kind]
+    kept: dict[str, object] = {}
+    for name, raw in _RAW_FIELDS.decode(data).items():
+        if name in decoders:
+            field, decoder = decoders[name]
+            try:
+                kept[field] = decoder.decode(raw)
+            except msgspec.ValidationError:
+                continue
+    return kind(**kept)
+
+
+def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
+    """As `read`, but an empty struct where there is no object."""
+    try:
+        return read(kind, data) if is_present(data) else kind()
+    except msgspec.ValidationError:
+        return kind()
+
+
+def is_present(data: msgspec.Raw) -> bool:
+    """True unless the field was absent or null."""
+    return data is not EMPTY and bytes(data) not in (b"", b"null")
+
+
+def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
+    """The elements of a list; none of anything else."""
+    try:
+        return _RAW_LIST.decode(data) if is_present(data) else []
+    except msgspec.ValidationError:
+        return []
+
+
+def as_object(data: msgspec.Raw) -> JsonObject:
+    """A JSON object as it came. Raises msgspec's DecodeError if it is none."""
+    return _OBJECT.decode(data)
+
+
+def read_value(data: msgspec.Raw) -> Json:
+    """Any JSON value; None if the field was absent."""
+    return msgspec.json.decode(data, type=Json) if is_present(data) else None
+
+
+def as_arguments(data: msgspec.Raw) -> str:
+    """A call's arguments as text: servers send them as a string, some as an object, some as null."""
+    if not is_present(data):
+        return ""
+    try:
+        return msgspec.json.decode(data, type=str)
+    except msgspec.ValidationError:
+        return bytes(data).decode()
+
+
+# The uses of the Responses API's own tools.
+
+
+class ToolFees:
+    """Counts the items of one reply that are billed."""
+
+    def __init__(self) -> None:
+        self._searches = 0
+        self._file_searches = 0
+        self._images = 0
+        self._containers: set[str | None] = set()
+
+    def note(self, kind: str, item: Item) -> None:
+        """An item is whole. Opening a page, or looking for something in it, is no search."""
+        match kind:
+            case "web_search_call":
+                action = read_value(item.action)
+                what = action.get("type") if isinstance(action, dict) else None
+                self._searches += what in (None, "search")
+            case "file_search_call":
+                self._file_searches += 1
+            case "code_interpreter_call":
+                self._containers.add(item.container_id)
+            case "image_generation_call":
+                self._images += 1
+            case _:
+                pass
+
+    def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
+        """The counts by the names of the rates.
+
+        Args:
+            tool_usage: The reply's `tool_usage`.
+            usage: The reply's `usage`, in which xAI names its tools.
+        """
+        searches, drawn = 0, None
+        if is_present(tool_usage):
+            told = _object(read_value(tool_usage))
+            searches = reported_count(_object(told.get("web_search")).get("num_requests")) or 0
+            drawn = drawn_with(tool_usage)
+        counts = details_of(
+            web_search=max(searches, self._searches),
+            file_search=self._file_searches,
+            code_interpreter=len(self._containers),
+            image_tool=0 if drawn else self._images,
+        )
+        return {**(counts or {}), **(drawn or {}), **_named(usage)}
+
+
+_NAMED = b"server_side_tool_usage_details"
+_FREE = frozenset({"mcp_calls"})
+
+
+def _named(usage: msgspec.Raw) -> dict[str, int]:
+    """What xAI counts of its own tools."""
+    if _NAMED not in bytes(usage):
+        return {}
+    own = _object(_object(read_value(usage)).get(_NAMED.decode()))
+    counts = {
+        name.removesuffix("_calls"): reported_count(count) for name, count in own.items() if name not in _FREE
+    }
+    return {name: count for name, count in counts.items() if count and name.isidentifier()}
+
+
+def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
+    """The tokens of the model that drew images, as pieces; None where the reply tells none."""
+    if not is_present(tool_usage):
+        return None
+    drawn = read_image_usage(msgspec.json.encode(_object(read_value(tool_usage)).get("image_gen")))
+    if drawn is None:
+        return None
+    pictured = (drawn.details or {}).get("image_input", 0)
+    return details_of(
+        image_tool_input=drawn.input_tokens - pictured,
+        image_tool_image_input=pictured,
+        image_tool_cached=drawn.cached_input_tokens,
+        image_tool_output=drawn.output_tokens,
+    )
+
+
+def with_tool_usage(usage: msgspec.Raw, tool_usage: msgspec.Raw) -> msgspec.Raw:
+    """The usage as it came, with the tools' beside it if they used anything."""
+    if not is_present(tool_usage) or not _used(read_value(tool_usage)):
+        return msgspec.Raw(bytes(usage))
+    fields = msgspec.json.decode(usage, type=dict[str, msgspec.Raw])
+    return msgspec.Raw(msgspec.json.encode({**fields, "tool_usage": tool_usage}))
+
+
+def _used(value: Json) -> bool:
+    return any(map(_used, value.values())) if isinstance(value, dict) else bool(value)
+
+
+def _object(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def read_usage(
+    data: msgspec.Raw,
+    service_tier: str | None = None,
+    *,
+    fees: Mapping[str, int] | None = None,
+    tool_usage: msgspec.Raw = EMPTY,
+) -> TokenUsage | None:
+    """Usage in disjoint buckets; None if nothing was reported.
+
+    Args:
+        data: The usage of the reply.
+        service_tier: The service tier that was served.
+        fees: The things that are billed besides tokens.
+        tool_usage: The usage of tools in the reply, which is kept beside its usage.
+    """
+    usage = read_or_default(Usage, data)
+    if usage.input_tokens is None and usage.output_tokens is None:
+        return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None
+    read_in = read_value(usage.input_tokens_details)
+    total, output = reported_count(usage.input_tokens) or 0, reported_count(usage.output_tokens) or 0
+    flat = reported_count(usage.cache_read_input_tokens)
+    cached = first_count(reported_detail(read_in, "cached_tokens"), flat) or 0
+    written, written_1h = cache_writes(read_in, usage.cache_creation_input_tokens, usage.cache_creation)
+    written = only_written(cached, written, total)
+    thought = reported_count(read_or_default(UsageDetails, usage.output_tokens_details).reasoning_tokens)
+    stated = reported_cost(usage.cost, usage.is_byok, usage.cost_details, usage.cost_in_usd_ticks)
+    return TokenUsage(
+        input_tokens=max(0, total - cached - written),
+        output_tokens=output,
+        cached_input_tokens=cached,
+        cache_creation_input_tokens=written,
+        cache_creation_1h_input_tokens=min(written_1h, written),
+        reasoning_tokens=None if thought is None else min(thought, output),
+        source=source_of((cached + written, total), (thought, output), raw=data),
+        reported_cost_nano_usd=stated.total,
+        upstream_cost_nano_usd=stated.upstream,
+        details=dict(fees) if fees else None,
+        raw=with_tool_usage(data, tool_usage),
+        service_tier=unusual_tier(service_tier),
+    )

@@ -1,0 +1,475 @@
+"""A fitted history as messages of Chat Completions. This module is pure.
+
+Content that the protocol or the server doesn't take is left out and named among the losses. A tool's result has
+only text in this protocol, so its images follow in a message of the user. Messages of one role are joined where
+chat templates want the roles to alternate.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import cycle
+from typing import TypeAlias
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ResultPart,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role
+
+from ...contract import AdapterCapabilities, CanonicalRequest
+from ...requests.fitted import FittedHistory, Loss
+from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
+from ...requests.host_options import add_host_fields
+from ...requests.media import media_bytes, write_data_url
+from ...requests.settings import CUSTOM, INPUT, free_text
+from ...requests.text import encode_json, join_text
+from .quirks import Quirks
+
+# Images, audio and documents as parts of a user's message.
+
+MediaBlock: TypeAlias = ImageBlock | AudioBlock | DocumentBlock
+
+AUDIO_FORMATS = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+TEXT_TYPES = ("text/plain", "text/markdown", "text/html", "text/csv", "application/json", "application/xml")
+PDF = "application/pdf"
+
+
+def hears(quirks: Quirks, model: str) -> bool:
+    """Whether a model takes audio."""
+    return bool(quirks.audio_models and re.search(quirks.audio_models, model))
+
+
+def document_types(quirks: Quirks) -> tuple[str, ...]:
+    """The media types of documents that the server takes."""
+    return TEXT_TYPES if quirks.documents == "text" else (PDF, *TEXT_TYPES)
+
+
+def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
+    """Why the server doesn't take a block in the form that it has; None if it does."""
+    found = media_bytes(block)
+    if found is None:
+        return _address_refusal(block, quirks)
+    media_type = found[0]
+    match block:
+        case AudioBlock() if media_type not in AUDIO_FORMATS:
+            return f"the server takes no {media_type or 'untyped'} audio, only WAV and MP3"
+        case DocumentBlock() if media_type not in document_types(quirks):
+            return f"the server takes no {media_type or 'untyped'} documents"
+        case _:
+            return None
+
+
+def _address_refusal(block: MediaBlock, quirks: Quirks) -> str | None:
+    match block:
+        case ImageBlock():
+            return None if quirks.image_urls else "the server takes images as data only, not by address"
+        case AudioBlock():
+            return "the server takes audio as data only, not by address"
+        case DocumentBlock():
+            return None if quirks.document_urls else "the server takes documents as data only, not by address"
+
+
+def media_part(block: MediaBlock, quirks: Quirks) -> JsonObject:
+    """The part for a block that isn't refused."""
+    match block:
+        case ImageBlock():
+            return _image(block)
+        case AudioBlock():
+            found = media_bytes(block)
+            assert found is not None
+            sound: JsonObject = {"data": b64encode(found[1]).decode(), "format": AUDIO_FORMATS[found[0]]}
+            return {"type": "input_audio", "input_audio": sound}
+        case DocumentBlock():
+            return _document(block, quirks)
+
+
+def _image(block: ImageBlock) -> JsonObject:
+    found = media_bytes(block)
+    url = block.url if found is None else write_data_url(*found)
+    image: JsonObject = {"url": url}
+    if block.detail is not None:
+        image["detail"] = block.detail
+    return {"type": "image_url", "image_url": image}
+
+
+def _document(block: DocumentBlock, quirks: Quirks) -> JsonObject:
+    found = media_bytes(block)
+    if found is not None and found[0] in TEXT_TYPES:
+        text = found[1].decode("utf-8", "replace")
+        return {"type": "text", "text": f"{block.name}:\n\n{text}" if block.name else text}
+    url = block.url if found is None else write_data_url(*found)
+    if quirks.documents == "document_url":
+        part: JsonObject = {"type": "document_url", "document_url": url}
+        if block.name:
+            part["document_name"] = block.name
+        return part
+    return {"type": "file", "file": {"filename": block.name or "document.pdf", "file_data": url}}
+
+
+_TEXT = {"type", "text"}
+"""The fields of a part that is text and nothing else."""
+
+REASONING_FIELD = "reasoning_field"
+"""The key in the data of a thinking block with the field that it came in, if that is not `reasoning_content`."""
+
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+
+_MISTRAL = re.compile(r"(?i)(?:mi|dev|mini|magi)stral")
+"""Models that refuse a user's message right after tool results on any server (NousResearch/hermes-agent#20154)."""
+
+_RESULTS_READ = "I have the results."
+"""The assistant's message between tool results and a user's message, where the server wants one."""
+
+
+def write_messages(
+    request: CanonicalRequest,
+    history: FittedHistory,
+    quirks: Quirks,
+    capabilities: AdapterCapabilities,
+    provider: str,
+    *,
+    free_form: Collection[str] = (),
+) -> tuple[list[JsonObject], list[Loss]]:
+    """The messages, without the system text, and what had to be left out of them.
+
+    Args:
+        request: The request.
+        history: Its history, fitted.
+        quirks: What is special about the server.
+        capabilities: What the model can do.
+        provider: The adapter's name.
+        free_form: The names of the free-form tools of the request.
+    """
+    return _Writer(request, history, quirks, capabilities, provider, free_form).write()
+
+
+class _Writer:
+    def __init__(
+        self,
+        request: CanonicalRequest,
+        history: FittedHistory,
+        quirks: Quirks,
+        capabilities: AdapterCapabilities,
+        provider: str,
+        free_form: Collection[str],
+    ) -> None:
+        self.request = request
+        self.history = history
+        self.quirks = quirks
+        self.capabilities = capabilities
+        self.provider = provider
+        self.free_form = free_form
+        self.losses: list[Loss] = []
+        self.stands_in = quirks.replays == "tool_loop" or (
+            bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, request.wire_model))
+        )
+        speakers = cycle(("user", "assistant"))
+        self.messages: list[JsonObject] = [
+            {"role": role, "content": text} for role, text in zip(speakers, history.plain, strict=False)
+        ]
+
+    def write(self) -> tuple[list[JsonObject], list[Loss]]:
+        history = self.history.messages
+        tool_turns = _tool_turns(history) if self.quirks.replays == "tool_loop" else frozenset()
+        done = len(self.messages)
+        before = history[done - 1].role if done else Role.ASSISTANT
+        for position, message in enumerate(history[done:], done):
+            role, text, follows = message.role, message.plain_text, before
+            before = role
+            if text is not None and (role is Role.ASSISTANT or (role is Role.USER and follows is Role.ASSISTANT)):
+                self.messages.append({"role": "user" if role is Role.USER else "assistant", "content": text})
+                continue
+            match role:
+                case Role.USER if self._only_text(message):
+                    text = message.plain_text or "\n\n".join(map(_text, message.content))
+                    self.messages.append({"role": "user", "content": text})
+                case Role.USER:
+                    self._say(self._parts(message.content, message))
+                case Role.ASSISTANT:
+                    wire = self._assistant(message, in_tool_turn=position in tool_turns)
+                    if wire["content"] or len(wire) > len(("role", "content")):
+                        self.messages.append(wire)  # else all that it held is among the losses
+                case Role.TOOL:
+                    self._results(message)
+                case _:
+                    content = self._marked(message.content) or join_text(message.content)
+                    self.messages.append({"role": message.role.value, "content": content})
+        if not self.quirks.user_after_tool or _MISTRAL.search(self.request.wire_model):
+            self._answer_results()
+        return self.messages, self.losses
+
+    def _answer_results(self) -> None:
+        """Put an assistant's message between tool results and a user's message."""
+        separated: list[JsonObject] = []
+        for wire in self.messages:
+            if wire["role"] == "user" and separated and separated[-1]["role"] == "tool":
+                separated.append({"role": "assistant", "content": _RESULTS_READ})
+            separated.append(wire)
+        self.messages = separated
+
+    def _only_text(self, message: Message) -> bool:
+        """Whether a user's message is text alone, with no user's message before it that it would join."""
+        if self.messages and self.messages[-1]["role"] == "user":
+            return False
+        return message.plain_text is not None or all(
+            type(block) is TextBlock and block.provider_raw is None for block in message.content
+        )
+
+    def _say(self, parts: list[JsonObject]) -> None:
+        """A user's words. They join a user message before them: chat templates want roles to alternate."""
+        if not parts:
+            return
+        before = self.messages[-1] if self.messages and self.messages[-1]["role"] == "user" else None
+        if before is not None:
+            content = before["content"]
+            old: list[Json] = [_text_part(content)] if isinstance(content, str) else _as_list(content)
+            before["content"] = [*old, *parts]
+        elif all(part.keys() == _TEXT and part["type"] == "text" for part in parts):
+            self.messages.append({"role": "user", "content": "\n\n".join(str(part["text"]) for part in parts)})
+        else:
+            self.messages.append({"role": "user", "content": list(parts)})
+
+    def _parts(self, content: Iterable[ContentBlock], message: Message) -> list[JsonObject]:
+        parts: list[JsonObject] = []
+        for block in content:
+            match block:
+                case TextBlock():
+                    parts.append(add_host_fields(_text_part(block.text), self.history.own(block.provider_raw)))
+                case ImageBlock() if not self.capabilities.supports_images:
+                    self._lose(message, block, "the model takes no images")
+                case ImageBlock() | AudioBlock() | DocumentBlock():
+                    reason = refusal(block, self.quirks)
+                    if reason is None:
+                        own = self.history.own(block.provider_raw)
+                        parts.append(add_host_fields(media_part(block, self.quirks), own))
+                    else:
+                        self._lose(message, block, reason)
+                case OpaqueBlock():
+                    parts.append(block.provider_raw.data)
+                case _:
+                    pass
+        return parts
+
+    def _assistant(self, message: Message, *, in_tool_turn: bool) -> JsonObject:
+        calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
+        text = join_text(message.content)
+        wire: JsonObject = {"role": "assistant", "content": self._marked(message.content) or text}
+        if calls:
+            wire["content"] = wire["content"] or (None if self.quirks.null_content else "")
+            wire["tool_calls"] = [self._call(call) for call in calls]
+        self._replay(wire, message, with_calls=bool(calls), in_tool_turn=in_tool_turn)
+        return wire
+
+    def _marked(self, content: Iterable[ContentBlock]) -> list[Json] | None:
+        """Texts as parts, if the host gave one of them fields of its own."""
+        texts = [block for block in content if isinstance(block, TextBlock)]
+        if all(block.provider_raw is None for block in texts):
+            return None
+        parts = text_parts(texts, self.history)
+        return [*parts] if any(len(part) > 2 for part in parts) else None
+
+    def _call(self, call: ToolUseBlock) -> JsonObject:
+        own = self.history.own(call.provider_raw)
+        text = free_text(call)
+        if text is not None and (own.get("type") == CUSTOM or call.name in self.free_form):
+            said: JsonObject = {"name": call.name, INPUT: text}
+            return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: said}
+        wire: JsonObject = {
+            "id": self.history.tool_ids[call.id],
+            "type": "function",
+            # always an object: chat templates parse it
+            "function": {"name": call.name, "arguments": encode_json(call.input).decode()},
+        }
+        if self.quirks.replays == "extra_content" and "extra_content" in own:
+            wire["extra_content"] = own["extra_content"]
+        return wire
+
+    def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool, in_tool_turn: bool) -> None:
+        """The reasoning that the server wants back; the rest is lost, and said to be."""
+        details: list[Json] = []
+        for block in message.content:
+            if isinstance(block, TextBlock | ToolUseBlock):
+                continue
+            data = block.provider_raw.data if isinstance(block, ThinkingBlock) and block.provider_raw else {}
+            match self.quirks.replays:
+                case "tool_loop" if isinstance(block, ThinkingBlock) and in_tool_turn:
+                    wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
+                case "reasoning_details" | "as_sent" if "reasoning_details" in data:
+                    details += _as_list(data["reasoning_details"])
+                case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
+                    # DeepSeek's models behind OpenRouter send no details, and want their words back
+                    wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
+                case "as_sent" if isinstance(block, ThinkingBlock) and with_calls:
+                    field = str(data.get(REASONING_FIELD, "reasoning_content"))
+                    wire[field] = f"{wire.get(field, '')}{block.text}"
+                case "extra_content" if "extra_content" in data:
+                    wire["extra_content"] = data["extra_content"]
+                case _ if isinstance(block, ThinkingBlock):
+                    self._lose(message, block, "this server takes no such reasoning back")
+                case _ if isinstance(block, OpaqueBlock):
+                    self._lose(message, block, "this protocol can't carry it")
+                case _:
+                    pass
+        if details:
+            wire["reasoning_details"] = details
+        if with_calls and self.stands_in and not any(wire.get(field) for field in _REASONING):
+            field = "reasoning" if self.quirks.replays == "reasoning_details" else "reasoning_content"
+            wire[field] = self.quirks.reasoning_stand_in
+
+    def _results(self, message: Message) -> None:
+        """One message for each result; their images follow in a user message, for results carry only text here."""
+        images: list[JsonObject] = []
+        for block in message.content:
+            if not isinstance(block, ToolResultBlock):
+                continue
+            name = self.history.tool_names[block.tool_use_id]
+            pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], message)
+            text = block.text or ("The result is an image; it follows." if pictures else "")
+            if not self.quirks.blank_results and not text.strip():
+                text = FAILED_SILENTLY if block.is_error else NO_OUTPUT
+            result: JsonObject = {
+                "role": "tool",
+                "tool_call_id": self.history.tool_ids[block.tool_use_id],
+                "content": f"Error: {text}" if block.is_error else text,
+            }
+            if not isinstance(block.content, str) and not block.is_error:
+                result["content"] = self._marked(block.content) or result["content"]
+            if self.quirks.tool_result_name:
+                result["name"] = name
+            self.messages.append(add_host_fields(result, self.history.own(block.provider_raw)))
+            if pictures:
+                images += [_text_part(f"Result of {name}:"), *pictures]
+        self._say(images)
+
+    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
+        kind = str(type(block).__struct_config__.tag)
+        session_id = self.request.session_id
+        self.losses.append(Loss(session_id, message.id or "", kind, self.provider, reason, block))
+
+
+def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
+    """The positions of all messages of user turns in which the model called a tool."""
+    positions: set[int] = set()
+    start, called = 0, False
+    for position, message in enumerate(history):
+        if message.role is Role.USER and not message.steers:
+            start, called = position, False
+        called = called or any(isinstance(block, ToolUseBlock) for block in message.content)
+        if called:
+            positions.update(range(start, position + 1))
+            start = position + 1
+    return frozenset(positions)
+
+
+def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
+    """Texts as parts, each with the fields that the host gave it."""
+    return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
+
+
+def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:
+    return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
+
+
+def _text(block: ContentBlock) -> str:
+    return block.text if isinstance(block, TextBlock) else ""
+
+
+def _text_part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+# Marks of the prompt cache in a body of Chat Completions.
+
+MOST = 4
+"""The largest number of marks in a request."""
+
+_MARK = "cache_control"
+
+
+def keep_latest(body: JsonObject) -> None:
+    """Remove marks from a body until at most `MOST` are left. Marks on empty texts are removed first.
+
+    Args:
+        body: The body. Messages that change are copied.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return
+    marked = [place for place, message in enumerate(messages) if _count(message)]
+    if not marked:
+        return
+    for place in marked:
+        messages[place], _ = _without(messages[place], only_empty=True)
+    tools = body.get("tools")
+    surplus = (_MARK in body) + _count(tools) + sum(map(_count, messages)) - MOST
+    first = [place for place in marked if not _is_system(messages[place])]
+    last = [place for place in marked if _is_system(messages[place])]
+    for place in (*first, *last):
+        while surplus > 0 and _count(messages[place]):
+            messages[place], removed = _without(messages[place], only_empty=False)
+            surplus -= removed
+
+
+def _is_system(message: Json) -> bool:
+    return isinstance(message, dict) and message.get("role") in ("system", "developer")
+
+
+def _count(value: Json) -> int:
+    return sum(1 for _ in _marked(value))
+
+
+def _marked(value: Json) -> Iterator[JsonObject]:
+    """Messages, parts, calls and tools with a mark."""
+    if isinstance(value, list):
+        for entry in value:
+            yield from _marked(entry)
+    elif isinstance(value, dict):
+        if _MARK in value:
+            yield value
+        for name in ("content", "tool_calls", "function"):
+            if isinstance(inner := value.get(name), list | dict):
+                yield from _marked(inner)
+
+
+def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
+    """A copy without the marks on empty texts, or without its first mark, and the number of removed marks."""
+    if isinstance(value, list):
+        entries, removed = list(value), 0
+        for at, entry in enumerate(entries):
+            if only_empty or not removed:
+                entries[at], count = _without(entry, only_empty=only_empty)
+                removed += count
+        return entries, removed
+    if not isinstance(value, dict):
+        return value, 0
+    text = value.get("text", value.get("content"))
+    if _MARK in value and (not only_empty or (isinstance(text, str) and not text.strip())):
+        return {name: inner for name, inner in value.items() if name != _MARK}, 1
+    copy, removed = dict(value), 0
+    for name in ("content", "tool_calls", "function"):
+        if isinstance(copy.get(name), list | dict) and (only_empty or not removed):
+            copy[name], count = _without(copy[name], only_empty=only_empty)
+            removed += count
+    return copy, removed

@@ -1,0 +1,495 @@
+"""The possible differences between servers of Chat Completions, one field for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.base import Json
+
+from ...replies.block import Meaning
+from ...requests.settings import EFFORTS
+
+
+def settings(*names: str, **renamed: str) -> dict[str, str]:
+    """Settings that go by their own names, and others with the wire's name for each."""
+    return {**{name: name for name in names}, **renamed}
+
+
+_SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+COMMON_SETTINGS: Mapping[str, str] = settings(*_SAMPLING, "seed", "user")
+OPENAI_SETTINGS: Mapping[str, str] = settings(*_SAMPLING, "seed", "user", "verbosity")
+ANONYMOUS_SETTINGS: Mapping[str, str] = settings(*_SAMPLING, "seed")
+
+EffortStyle: TypeAlias = Literal["field", "openrouter", "thinking", "none"]
+
+
+class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One server's differences. The defaults are for a server that nothing is known about."""
+
+    path: str = "/v1/chat/completions"
+    """The path of the endpoint, from the host on. The part that the base URL already has is not repeated."""
+
+    auth: Literal["bearer", "api-key"] = "bearer"
+    """The header that carries the key."""
+
+    system_role: Literal["system", "developer", "user"] = "system"
+    """The role of the first message, which holds all system text."""
+
+    developer_role: bool = False
+    """Whether DEVELOPER messages stay where they are. Otherwise they are merged into the system text."""
+
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The name of the limit of output tokens. Many servers ignore the newer name."""
+
+    needs_max_tokens: bool = False
+    """Without a limit of output tokens the server would give a very short reply."""
+
+    max_stop: int = 4
+    """The number of stop sequences that are accepted. Further ones are left out with a warning."""
+
+    tool_id_length: int = 40
+    """The longest tool-call id that is accepted."""
+
+    tool_id_alphanumeric: bool = False
+    """Tool-call ids have letters and digits only, and exactly `tool_id_length` of them."""
+
+    tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
+    """The modes of tool choice that the server honours. Without ``none``, the tools are left out instead."""
+
+    required_word: str = "required"
+    """The wire's word for "some tool must be called"."""
+
+    parallel_tool_calls: bool = True
+    """The parameter of that name is known."""
+
+    strict: bool = False
+    """Whether `strict` is known. It is then always sent, and true if a schema already fulfils its rules."""
+
+    top_p_of_one: bool = True
+    """Whether a top_p of 1 is taken. Otherwise it is left out, for it changes nothing."""
+
+    root_unions: bool = False
+    """Whether a schema may have a union at its root. Otherwise the union is folded into one object."""
+
+    schemas: Literal["any", "moonshot"] = "any"
+    """The form of JSON Schema that the server takes. ``moonshot``: each property and alternative has a type."""
+
+    tool_result_name: bool = False
+    """A tool's result carries the tool's name as well."""
+
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+
+    null_content: bool = True
+    """Whether the content of an assistant message that only calls tools is null. Otherwise it is an empty
+    string."""
+
+    image_urls: bool = True
+    """Whether images may be given by http address. Otherwise they are sent as data only."""
+
+    structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
+    """The part of an output schema that the server enforces. With ``json_object`` the schema is in the system
+    text. With ``json_value`` it is the format's `value`."""
+
+    json_objects: bool = True
+    """The format ``json_object`` is known. Otherwise any object is asked for by a schema."""
+
+    finish_reasons: bool = True
+    """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
+    limit of output tokens was reached."""
+
+    stream_usage: bool = True
+    """Whether `stream_options.include_usage` is known. Other servers report usage unasked, or never."""
+
+    streams: Literal["always", "without tools", "never"] = "always"
+    """When the server can stream. A reply that it can't stream is asked for whole, and comes in whole pieces."""
+
+    effort: EffortStyle = "field"
+    """How effort is asked for: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
+
+    efforts: tuple[str, ...] = EFFORTS
+    """The efforts that are known. Another effort becomes the nearest, with a warning."""
+
+    replays: Literal["nothing", "as_sent", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
+    """Which reasoning goes back.
+
+    ``as_sent``: with messages that call tools, in the field in which the server sent it. ``tool_loop``: the
+    `reasoning_content` of every turn that called tools. The others: the opaque fields of that name.
+    DeepSeek's service answers 400 if a later user turn misses the reasoning of a turn that called tools
+    (https://api-docs.deepseek.com/guides/thinking_mode).
+    """
+
+    reasoning_stand_in: str = ""
+    """The reasoning of calls that have none, because another model made them, where the server wants some.
+
+    Moonshot counts an empty text as missing and takes a space (earendil-works/pi#4178).
+    """
+
+    reasoning_models: str = ""
+    """A regular expression: models behind this gateway that want reasoning with every call."""
+
+    user_after_tool: bool = True
+    """Whether a user's message may follow tool results. Otherwise an assistant's message goes between them."""
+
+    tool_arguments: Meaning = "either"
+    """What the fragments of a call's arguments are: ``pieces``, or all of them ``so_far`` in each chunk. With
+    ``either`` a fragment that begins with all that came before replaces it, unless that was complete JSON."""
+
+    think_tags: Literal["off", "paired", "open"] = "off"
+    """Reasoning stands in the text, between <think> tags. ``open``: the first tag may be missing, so the reply
+    begins as reasoning."""
+
+    settings: Mapping[str, str] = msgspec.field(default_factory=lambda: COMMON_SETTINGS)
+    """The portable settings that the server knows, and the wire's names for them."""
+
+    fixed_sampling: str = ""
+    """A regular expression: models that refuse `fixed_settings` while they reason."""
+
+    fixed_without_thinking: bool = False
+    """Whether those models refuse `fixed_settings` while they do not reason as well."""
+
+    fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
+    """What such models refuse: portable settings, and ``stop``."""
+
+    forced_while_thinking: bool = True
+    """A model may be made to call a tool while it reasons."""
+
+    audio_models: str = ""
+    """A regular expression: models that hear. Empty for none."""
+
+    documents: Literal["text", "file", "document_url"] = "text"
+    """The part that carries a PDF, as data. With ``text``, only documents of plain text are taken. Those go as
+    text everywhere."""
+
+    document_urls: bool = False
+    """PDFs may be given by http address as well."""
+
+    empty_error_is_overflow: bool = False
+    """A 400 or 413 without a body means that the prompt is too long."""
+
+    base64_vectors: bool = False
+    """Embeddings can be had as base64."""
+
+    dimensions_field: str = "dimensions"
+    """What the dimensions of an embedding are called."""
+
+    batches: Literal["none", "openai", "mistral"] = "none"
+    """The way in which the server takes batches: OpenAI's files and batches, or Mistral's jobs."""
+
+    beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
+    """The way in which a model is told to go on with the last message, which is its own: no word, or that field of
+    the message, or vLLM's fields of the body. ``none``: it would begin anew."""
+
+    beginning_at: str = ""
+    """What the base URL must end with for that."""
+
+    echoes_beginning: bool = False
+    """Whether a reply that goes on with a beginning repeats it."""
+
+    tools: Literal["native", "emulate"] = "native"
+    """The way in which tools are called. ``emulate`` is for models that can't, see
+    `adapters.requests.emulation`."""
+
+
+# The known servers of Chat Completions, each with its differences, as data.
+
+_OPENAI_REASONING = r"o\d|gpt-5(?!.*chat)"
+
+_OPENAI = Quirks(
+    developer_role=True,
+    max_tokens_field="max_completion_tokens",
+    strict=True,
+    settings=OPENAI_SETTINGS,
+    fixed_sampling=_OPENAI_REASONING,
+    audio_models=r"^gpt-(?:4o-(?:mini-)?)?audio",
+    documents="file",
+    base64_vectors=True,
+)
+
+_WANT_REASONING = r"(?i)deepseek|kimi"
+"""Models whose vendors refuse calls without reasoning, also through a gateway (danny-avila/LibreChat#13366)."""
+
+QUIRKS: Mapping[str, Quirks] = {
+    "default": Quirks(replays="as_sent", reasoning_stand_in=" ", reasoning_models=_WANT_REASONING),
+    "openai": _OPENAI,
+    "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
+    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True, replays="as_sent", root_unions=True),
+    "vllm": Quirks(
+        null_content=False,
+        settings=ANONYMOUS_SETTINGS,
+        base64_vectors=True,
+        replays="as_sent",
+        beginning="final_message",
+        root_unions=True,
+    ),
+    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, replays="as_sent", root_unions=True),
+    "ollama": Quirks(
+        tool_choices=("auto",),
+        parallel_tool_calls=False,
+        image_urls=False,
+        replays="as_sent",
+        settings=ANONYMOUS_SETTINGS,
+    ),
+    "lmstudio": Quirks(
+        tool_choices=("auto", "none", "required"),
+        parallel_tool_calls=False,
+        image_urls=False,
+        replays="as_sent",
+        settings=ANONYMOUS_SETTINGS,
+        json_objects=False,
+    ),
+    "cloudflare": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "perplexity": Quirks(
+        path="/chat/completions",
+        user_after_tool=False,  # user and assistant alternate, and a tool's results count as the user's
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+    ),
+    "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
+        needs_max_tokens=True,
+        parallel_tool_calls=False,
+        structured="json_value",
+        effort="none",
+        top_p_of_one=False,
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"),
+    ),
+    "groq": Quirks(
+        path="/openai/v1/chat/completions",
+        think_tags="paired",
+        settings=settings("temperature", "top_p", "seed", "user"),
+        batches="openai",
+        beginning="plain",
+    ),
+    "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS, replays="as_sent"),
+    "huggingface": Quirks(
+        think_tags="paired",
+        settings=ANONYMOUS_SETTINGS,
+        replays="as_sent",
+        reasoning_stand_in=" ",
+        reasoning_models=_WANT_REASONING,
+    ),
+    "deepseek": Quirks(
+        max_stop=16,
+        parallel_tool_calls=False,
+        null_content=False,
+        structured="json_object",
+        effort="thinking",
+        replays="tool_loop",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        forced_while_thinking=False,
+        beginning="prefix",
+        beginning_at="/beta",
+    ),
+    "mistral": Quirks(
+        tool_id_length=9,
+        user_after_tool=False,
+        tool_id_alphanumeric=True,
+        required_word="any",
+        tool_result_name=True,
+        null_content=False,
+        stream_usage=False,
+        efforts=("none", "high"),
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", seed="random_seed"),
+        audio_models=r"voxtral",
+        documents="document_url",
+        document_urls=True,
+        dimensions_field="output_dimension",
+        batches="mistral",
+        beginning="prefix",
+        echoes_beginning=True,
+    ),
+    "moonshot": Quirks(
+        tool_choices=("auto", "none"),
+        parallel_tool_calls=False,
+        null_content=False,
+        image_urls=False,
+        effort="none",
+        replays="tool_loop",
+        reasoning_stand_in=" ",
+        blank_results=False,
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        beginning="partial",
+        schemas="moonshot",
+        fixed_sampling=r"kimi-(?:k2[.-]?[5-9]|k[3-9]|for-coding)",
+        fixed_without_thinking=True,
+        fixed_settings=("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+    ),
+    "xai": Quirks(
+        efforts=("none", "low", "medium", "high"),
+        fixed_sampling=r"grok-(?!.*non-reasoning)(?:3-mini|[4-9]|code)",
+        fixed_settings=("frequency_penalty", "presence_penalty", "stop"),
+    ),
+    "openrouter": Quirks(
+        path="/api/v1/chat/completions",
+        effort="openrouter",
+        replays="reasoning_details",
+        reasoning_stand_in=" ",
+        reasoning_models=_WANT_REASONING,
+        settings=OPENAI_SETTINGS,
+        audio_models=r"audio|gemini|voxtral",
+        documents="file",
+        document_urls=True,
+    ),
+    "zai": Quirks(
+        path="/api/paas/v4/chat/completions",
+        max_stop=1,
+        tool_choices=("auto",),
+        parallel_tool_calls=False,
+        structured="json_object",
+        effort="thinking",
+        replays="as_sent",
+        settings=settings("temperature", "top_p", user="user_id"),
+    ),
+    "cerebras": Quirks(
+        max_tokens_field="max_completion_tokens",
+        stream_usage=False,
+        efforts=("none", "low", "medium", "high"),
+        replays="as_sent",
+        empty_error_is_overflow=True,
+        settings=settings("temperature", "top_p", "seed", "user"),
+    ),
+    "snowflake": Quirks(path="/api/v2/cortex/v1/chat/completions", effort="openrouter", finish_reasons=False),
+    "gemini": Quirks(
+        path="/v1beta/openai/chat/completions",
+        parallel_tool_calls=False,
+        tool_result_name=True,
+        image_urls=False,
+        efforts=("none", "minimal", "low", "medium", "high"),
+        replays="extra_content",
+        settings=settings("temperature", "top_p"),
+        audio_models=r"gemini",
+    ),
+}
+"""Quirks by name. A configuration chooses with ``options: {quirks: NAME}``; otherwise the address does."""
+
+HOSTS: Mapping[str, str] = {
+    "api.openai.com": "openai",
+    "openai.azure.com": "azure",
+    "services.ai.azure.com": "azure",
+    "api.cloudflare.com": "cloudflare",
+    "gateway.ai.cloudflare.com": "cloudflare",
+    "api.groq.com": "groq",
+    "api.together.xyz": "together",
+    "api.together.ai": "together",
+    "api.deepseek.com": "deepseek",
+    "api.mistral.ai": "mistral",
+    "api.x.ai": "xai",
+    "api.moonshot.ai": "moonshot",
+    "api.moonshot.cn": "moonshot",
+    "openrouter.ai": "openrouter",
+    "api.perplexity.ai": "perplexity",
+    "api.z.ai": "zai",
+    "open.bigmodel.cn": "zai",
+    "api.cerebras.ai": "cerebras",
+    "router.huggingface.co": "huggingface",
+    "snowflakecomputing.com": "snowflake",
+    "generativelanguage.googleapis.com": "gemini",
+    "localhost:11434": "ollama",
+    "127.0.0.1:11434": "ollama",
+    "localhost:1234": "lmstudio",
+    "127.0.0.1:1234": "lmstudio",
+}
+"""Which server an address belongs to: a host, any host below it, or a host with its port."""
+
+_LOCAL_SERVERS = frozenset({"lmstudio"})
+"""Servers on the user's own machine, whose models cost nothing."""
+
+_VERSION = re.compile(r"/v\d\w*$|/openai$")
+"""Where a base URL ends if only the endpoint's own name is to follow it."""
+
+
+def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
+    """The quirks of a configuration.
+
+    ``options["quirks"]`` is a name, or an object of single fields that differ from its ``base`` (or else from the
+    quirks of the address). ``options["tools"]`` goes before the field of that name.
+
+    Raises:
+        ConfigurationError: There are no such quirks.
+    """
+    chosen = options.get("quirks")
+    changes: dict[str, Json] = {}
+    name = quirks_name(base_url)
+    if isinstance(chosen, dict):
+        changes = dict(chosen)
+        base = changes.pop("base", name)
+        name = base if isinstance(base, str) else name
+    elif isinstance(chosen, str):
+        name = chosen
+    elif chosen is not None:
+        raise ConfigurationError("options.quirks: expected a name or an object")
+    if name not in QUIRKS:
+        raise ConfigurationError(f"options.quirks: {name!r} is none of {', '.join(sorted(QUIRKS))}")
+    if "tools" in options:
+        changes["tools"] = options["tools"]
+    if not changes:
+        return QUIRKS[name]
+    try:
+        quirks = msgspec.convert({**msgspec.to_builtins(QUIRKS[name]), **changes}, Quirks)
+        for pattern in (quirks.fixed_sampling, quirks.audio_models, quirks.reasoning_models):
+            re.compile(pattern)
+    except (msgspec.ValidationError, re.error) as error:
+        raise ConfigurationError(f"options.quirks: {error}") from error
+    return quirks
+
+
+@lru_cache(maxsize=128)  # asked for with every call, of the few addresses that are configured
+def quirks_name(base_url: str) -> str:
+    """The name of the quirks for an address; ``default`` if it is not known."""
+    try:
+        url = urlsplit(base_url)
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        return "default"
+    if f"{host}:{port}" in HOSTS:
+        return HOSTS[f"{host}:{port}"]
+    for known, name in HOSTS.items():
+        if host == known or host.endswith(f".{known}"):
+            return name
+    return "default"
+
+
+def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
+    """Whose models a server has, by the name in price tables; None if that is not known.
+
+    Args:
+        options: The adapter's `AdapterConfig.options`: the quirks that they name decide.
+        base_url: The adapter's address as it is configured, which decides otherwise.
+    """
+    chosen = options.get("quirks")
+    name = chosen.get("base") if isinstance(chosen, dict) else chosen
+    if not isinstance(name, str) or name not in QUIRKS:
+        if base_url is None:
+            return None
+        name = quirks_name(base_url if urlsplit(base_url).scheme else f"https://{base_url}")
+    return "local" if name in _LOCAL_SERVERS else None if name == "default" else name
+
+
+def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
+    """The path behind the base URL. ``options["path"]`` decides, if it is there.
+
+    Args:
+        quirks: The quirks.
+        configured_url: The URL as the user wrote it.
+        base_url: The same URL without its version suffix.
+        options: The adapter's options.
+    """
+    given = options.get("path")
+    if isinstance(given, str):
+        return given
+    configured = urlsplit(configured_url or base_url).path.rstrip("/")
+    if "/deployments/" in configured:  # Azure's older addresses
+        version = options.get("api_version", "2024-10-21")
+        return f"/chat/completions?api-version={version}"
+    base = urlsplit(base_url).path.rstrip("/")
+    if quirks.path.startswith(f"{base}/"):
+        return quirks.path.removeprefix(base)
+    if _VERSION.search(base) and not configured.endswith("/v1"):
+        return "/chat/completions"
+    return quirks.path

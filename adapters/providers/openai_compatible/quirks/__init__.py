@@ -1,1 +1,0 @@
-"""The differences between servers of Chat Completions, as data."""

@@ -1,0 +1,486 @@
+"""From messages and deltas to content. One reader serves whole replies and streams.
+
+A whole reply is a stream of one delta. `ReplyReader` takes all the forms in which servers send a reply, and tells
+the Assembler. `tool_calls`, `think_tags` and `usage` each read their part. The protocol leaves these rules unsaid:
+
+* If two fields have the reasoning at once, one of them is read.
+* The last usage counts, wherever it stood.
+* A reply with tool calls that ends regularly has the stop reason of tool calls, whatever the server's word is.
+
+This protocol has no end marks for blocks. So text, reasoning and calls may close each other (`implicit_end`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import StopReason, unusual_tier
+
+from ...refusals.classify import is_error
+from ...replies.assembler import Assembler
+from ...replies.normaliser import SseNormaliser, image_at
+from .data import ERROR_CODES, error_in_body, error_in_reply, overflow_of
+from .fragments import Searches, ThinkTags, ToolCalls
+from .messages import REASONING_FIELD
+from .quirks import Quirks
+from .wire import (
+    TextChunk,
+    WireChoice,
+    WireMessage,
+    WireReply,
+    decode_reply,
+    decode_text_chunk,
+    groq_usage,
+    read_details,
+    read_usage,
+)
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "stop": StopReason.END_TURN,
+    "end_turn": StopReason.END_TURN,
+    "eos": StopReason.END_TURN,
+    "eos_token": StopReason.END_TURN,
+    "end": StopReason.END_TURN,
+    "done": StopReason.END_TURN,
+    "complete": StopReason.END_TURN,
+    "completed": StopReason.END_TURN,
+    "finished": StopReason.END_TURN,
+    "tool_calls": StopReason.END_TURN,  # without any call; with calls the calls decide
+    "function_call": StopReason.END_TURN,
+    "tool_call": StopReason.END_TURN,  # mlx_lm.server
+    "tool_use": StopReason.END_TURN,  # gateways in front of Claude
+    "function_calls": StopReason.END_TURN,
+    "pause_turn": StopReason.PAUSE_TURN,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+    "length": StopReason.MAX_TOKENS,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "max_output_tokens": StopReason.MAX_TOKENS,
+    "model_length": StopReason.MAX_TOKENS,
+    "model_context_window_exceeded": StopReason.MAX_TOKENS,
+    "content_filter": StopReason.CONTENT_FILTER,
+    "content_filtered": StopReason.CONTENT_FILTER,
+    "guardrail_intervened": StopReason.CONTENT_FILTER,
+    "safety": StopReason.CONTENT_FILTER,
+    "recitation": StopReason.CONTENT_FILTER,
+    "prohibited_content": StopReason.CONTENT_FILTER,
+    "blocklist": StopReason.CONTENT_FILTER,
+    "spii": StopReason.CONTENT_FILTER,
+    "sensitive": StopReason.CONTENT_FILTER,
+    "refusal": StopReason.REFUSAL,
+}
+"""Finish reasons by their lower-case name; any other is ``provider_specific``, but for those that are failures:
+`adapters.refusals.failed_stop_reasons`."""
+
+_TEXT = "text"
+_THINKING = "thinking"
+
+
+class ReplyReader:
+    """Reads one reply into an assembler: `chunk()` for each piece, `complete()` at the end."""
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        self.assembler = assembler
+        self.finish_reason: str | None = None
+        self.saw_choice = False
+        self._quirks = quirks
+        self._model_known = False
+        self._refused = False
+        self._choice_index: Json = None
+        self._data = b""  # the chunk that is read
+        self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
+        self._calls = ToolCalls(assembler)
+        self._thinking = 0  # number of the current block of opaque reasoning
+        self._details: list[Json] | None = None  # of that block, growing
+        self._wholes = 0
+        self._plain_begun = False
+        self._tier: str | None = None
+        self._searches = Searches()
+        self._beside: WireMessage | None = None  # a whole message that came beside a delta which says nothing
+        self._of_text: JsonObject = {}  # what the server says about the text, growing
+
+    def chunk(self, reply: WireReply, data: bytes) -> None:
+        """A whole reply, or a chunk of one.
+
+        What it says beside its content is read of the chunk with the finish reason and of those without a choice,
+        which are first or last.
+
+        Args:
+            reply: The reply or the chunk.
+            data: The same as it came.
+
+        Raises:
+            AdapterError: It carries an error.
+        """
+        assembler = self.assembler
+        self._data = data
+        if reply.id and isinstance(reply.id, str):
+            assembler.response_id = reply.id
+        if not self._model_known and isinstance(reply.model, str) and reply.model:
+            self._model_known = True
+            assembler.model = reply.model
+        self._tier = unusual_tier(reply.service_tier) or self._tier
+        if reply.usage:
+            self._usage(reply.usage)
+        if reply.x_groq:
+            self._usage(groq_usage(reply.x_groq))
+        if not reply.choices:
+            if not reply.error and not reply.usage and is_error(msgspec.json.decode(data)):
+                raise error_in_body(data, assembler.provider)
+            self._note_details()
+        for choice in reply.choices or ():
+            if choice is not None:
+                self._choice(choice)
+        if reply.error:
+            raise self._error(reply.error)
+
+    @property
+    def amid_text(self) -> bool:
+        """Whether a block of text is under way in which a chunk of text changes nothing else."""
+        return self._plain_begun and self._tags is None and not self._of_text and self._choice_index == 0
+
+    def text_chunk(self, chunk: TextChunk) -> None:
+        """As `chunk`, where `amid_text` is so."""
+        if chunk.id:
+            self.assembler.response_id = chunk.id
+        if chunk.service_tier is not None:
+            self._tier = unusual_tier(chunk.service_tier) or self._tier
+        text = chunk.choices[0].delta.content
+        if text:
+            self.assembler.text(_TEXT, text, implicit_end=True)
+
+    def complete(self) -> None:
+        """The reply is whole: finish the assembler."""
+        assembler = self.assembler
+        if self._tags is not None:
+            self._tagged(self._tags.flush())
+        if self._beside is not None and not assembler.has_content:
+            self._message(self._beside)
+            if self._tags is not None:
+                self._tagged(self._tags.flush())
+        self._calls.complete()
+        assembler.usage = self._searches.added_to(assembler.usage)
+        assembler.finish(self._stop_reason(), self.finish_reason)
+
+    def _usage(self, raw: msgspec.Raw) -> None:
+        usage = read_usage(raw, self._tier)
+        if usage is not None:
+            self.assembler.usage = usage
+
+    def _choice(self, choice: WireChoice) -> None:
+        if not self.saw_choice:
+            self._choice_index = choice.index
+        elif choice.index != self._choice_index and None not in (choice.index, self._choice_index):
+            return  # another answer to the same question (n > 1)
+        message = choice.delta if choice.delta is not None else choice.message
+        self.saw_choice = True
+        if choice.delta is not None and choice.message is not None:
+            self._beside = choice.message  # Perplexity's, which has the text so far beside each delta
+        if message is not None:
+            self._message(message)
+        if choice.logprobs:
+            self._note_logprobs(choice.logprobs)
+        if choice.usage:
+            self._usage(choice.usage)
+        if choice.finish_reason is not None and not self.finish_reason:
+            reason = choice.finish_reason
+            self.finish_reason = reason if isinstance(reason, str) else str(reason)
+            self.assembler.raw_stop_reason = self.finish_reason
+            self._note_details()
+        if choice.error:
+            raise self._error(choice.error)
+
+    def _error(self, value: Json) -> AdapterError:
+        """The error that a reply carries. Some say the same of a long prompt and of a long reply (MiniMax)."""
+        error = error_in_reply({"error": value}, self.assembler.provider)
+        if not self.assembler.started and "token limit reached" in error.provider_message.lower():
+            return overflow_of(error)
+        return error
+
+    def _stop_reason(self) -> StopReason:
+        reason = self._said_reason()
+        if reason is not StopReason.END_TURN:
+            return reason
+        if self.assembler.has_tool_use:
+            return StopReason.TOOL_USE
+        if self._refused:
+            return StopReason.REFUSAL
+        return StopReason.STOP_SEQUENCE if self._met_a_stop() else reason
+
+    def _met_a_stop(self) -> bool:
+        """Whether the server says that one of the request's stop sequences ended the reply."""
+        request, said = self.assembler.request, self.assembler.details
+        if request is None or not request.stop_sequences:
+            return False
+        return any(said.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
+
+    def _said_reason(self) -> StopReason:
+        if self.finish_reason:
+            return STOP_REASONS.get(self.finish_reason.lower(), StopReason.PROVIDER_SPECIFIC)
+        if self._quirks.finish_reasons:
+            self.assembler.end_unsaid()
+            return StopReason.PROVIDER_SPECIFIC
+        return StopReason.MAX_TOKENS if self._at_limit() else StopReason.END_TURN
+
+    def _at_limit(self) -> bool:
+        request, usage = self.assembler.request, self.assembler.usage
+        return request is not None and usage is not None and usage.output_tokens >= request.max_output_tokens
+
+    # -- a message or a delta, in the order in which a model speaks
+
+    def _message(self, message: WireMessage) -> None:
+        if message.reasoning_content or message.reasoning or message.reasoning_details:
+            self._reasoning(message)
+        if message.extra_content:
+            self._extra(message.extra_content)
+        content = message.content
+        if isinstance(content, str):
+            if content:
+                self._text(content)
+        elif content:
+            self._parts(content)
+        if message.refusal and isinstance(message.refusal, str):
+            self._refused = True
+            self._text(message.refusal)
+        if message.tool_calls or message.function_call is not None:
+            self._details = None
+            self._calls.read(message)
+        if message.images or message.audio:
+            self._media(message)
+        if message.annotations or message.executed_tools:
+            self._searches.note(message)
+            if isinstance(message.annotations, list):
+                self._note("annotations", message.annotations)
+
+    def _note_details(self) -> None:
+        self.assembler.details |= read_details(self._data, self._choice_index)
+
+    def _note_logprobs(self, logprobs: Json) -> None:
+        for name in ("content", "refusal"):
+            found = logprobs.get(name) if isinstance(logprobs, dict) else None
+            if isinstance(found, list):
+                self._note("logprobs", found)
+
+    def _note(self, name: str, entries: list[Json]) -> None:
+        """Keep more of what the server says about the text, with the text's block."""
+        kept = self._of_text.setdefault(name, [])
+        assert isinstance(kept, list)
+        kept += entries
+        self.assembler.block_raw(_TEXT, self._of_text)
+
+    def _text(self, text: str) -> None:
+        if self._tags is None:
+            self._plain(text)
+        else:
+            self._tagged(self._tags.feed(text))
+
+    def _plain(self, text: str) -> None:
+        self._details = None
+        self._plain_begun = self._model_known
+        if self._of_text and self.assembler.is_closed(_TEXT):
+            self._of_text = {}
+        self.assembler.text(_TEXT, text, implicit_end=True)
+        if self._of_text:
+            self.assembler.block_raw(_TEXT, self._of_text)
+
+    def _tagged(self, pieces: list[tuple[bool, str]]) -> None:
+        for is_thinking, piece in pieces:
+            if is_thinking:
+                self.assembler.thinking(_THINKING, piece, implicit_end=True)
+            else:
+                self._plain(piece)
+
+    def _parts(self, parts: list[Json]) -> None:
+        for part in parts:
+            match part:
+                case str():
+                    self._text(part)
+                case {"type": "thinking", "thinking": thinking}:
+                    self.assembler.thinking(_THINKING, flatten(thinking), implicit_end=True)
+                case {"type": "text" | "output_text", "text": str(text)}:
+                    self._text(text)
+                case {"type": "refusal", "refusal": str(text)}:
+                    self._refused = True
+                    self._text(text)
+                case dict() if isinstance(kind := part.get("type"), str):
+                    self._whole(kind, part)
+                case _:
+                    pass
+
+    def _whole(self, kind: str, raw: JsonObject) -> None:
+        self._details = None
+        self._wholes += 1
+        key = ("whole", self._wholes)
+        address = raw.get("image_url")
+        about: JsonObject = dict(address) if isinstance(address, dict) else {"url": address}
+        image = image_at(about.pop("url", None)) if kind == "image_url" else None
+        if image is None:
+            self.assembler.whole(key, kind, raw)
+        else:
+            self.assembler.image(key, kind, raw, image, {**raw, "image_url": about})
+
+    def _media(self, message: WireMessage) -> None:
+        """What models paint is an image; what they say aloud is kept as it came."""
+        for image in message.images if isinstance(message.images, list) else ():
+            if isinstance(image, dict):
+                self._whole("image_url", image)
+        audio = message.audio
+        if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
+            self._whole("audio", audio)
+
+    # -- reasoning
+
+    def _reasoning(self, message: WireMessage) -> None:
+        text = flatten(message.reasoning_content) or flatten(message.reasoning)
+        details = message.reasoning_details
+        if not isinstance(details, list) or not details:
+            if text:
+                key = _THINKING if self._details is None else (_THINKING, self._thinking)
+                raw: JsonObject | None = None
+                if self._quirks.replays == "as_sent" and not message.reasoning_content:
+                    raw = {REASONING_FIELD: "reasoning"}
+                self.assembler.thinking(key, text, implicit_end=True, raw=raw)
+            return
+        self._opaque(text or "".join(_detail_text(detail) for detail in details), details)
+
+    def _opaque(self, text: str, details: list[Json]) -> None:
+        """Reasoning with opaque parts, which go back as they came but for being one piece again."""
+        if self._details is None:
+            self._thinking += 1
+            self._details = []
+        key = (_THINKING, self._thinking)
+        self.assembler.thinking(key, text, implicit_end=True, raw={"reasoning_details": self._details})
+        for detail in details:
+            if isinstance(detail, dict):
+                _merge_detail(self._details, detail)
+                signature = detail.get("signature")
+                if isinstance(signature, str) and signature:
+                    self.assembler.signature(key, signature)
+
+    def _extra(self, extra: Json) -> None:
+        """Gemini's signature of a whole message."""
+        raw: JsonObject = {"extra_content": extra}
+        match extra:
+            case {"google": {"thought_signature": str(signature)}} if signature:
+                self._thinking += 1
+                key = (_THINKING, self._thinking)
+                self.assembler.thinking(key, "", implicit_end=True, raw=raw)
+                self.assembler.signature(key, signature)
+            case _:
+                pass
+
+
+def read_whole(reply: WireReply, data: bytes, assembler: Assembler, quirks: Quirks) -> None:
+    """Feed a whole reply to the assembler and finish it.
+
+    Args:
+        reply: The reply.
+        data: The same as it came.
+        assembler: The assembler.
+        quirks: How the server differs.
+
+    Raises:
+        AdapterError: It is no reply, or an error.
+    """
+    reader = ReplyReader(assembler, quirks)
+    reader.chunk(reply, data)
+    if not any(_says_something(choice) for choice in reply.choices or ()):
+        raise StreamError(f"{assembler.provider}: the reply is no chat completion, it holds no message")
+    reader.complete()
+
+
+def _says_something(choice: WireChoice | None) -> bool:
+    if choice is None:
+        return False
+    return choice.message is not None or choice.delta is not None or choice.finish_reason is not None
+
+
+def flatten(value: Json) -> str:
+    """The text in a string, in a text part, or in a list of them."""
+    match value:
+        case str():
+            return value
+        case list():
+            return "".join(flatten(part) for part in value)
+        case {"text": text} | {"content": text}:
+            return text if isinstance(text, str) else ""
+        case _:
+            return ""
+
+
+def _detail_text(detail: Json) -> str:
+    match detail:
+        case {"text": str(text)} | {"summary": str(text)}:
+            return text
+        case _:
+            return ""
+
+
+def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
+    """Join a fragment to the last detail if it continues it: the same type and index, and text to add."""
+    last = details[-1] if details else None
+    same = isinstance(last, dict) and all(last.get(name) == fragment.get(name) for name in ("type", "index"))
+    if not same or not isinstance(last, dict) or "data" in fragment:
+        details.append(dict(fragment))
+        return
+    for name, value in fragment.items():
+        old = last.get(name)
+        if name in ("text", "summary") and isinstance(value, str) and isinstance(old, str):
+            last[name] = old + value
+        elif value is not None and value != "":
+            last[name] = value
+
+
+# The normaliser of a streamed reply
+
+
+class ChatNormaliser(SseNormaliser):
+    """Reads on after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
+
+    The end of the body is as good as `[DONE]`. Neither is as good as a finish reason, without which the reply
+    broke off; but for `[DONE]` of servers that never give a reason.
+    """
+
+    error_codes = ERROR_CODES
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        super().__init__(assembler)
+        self._reader = ReplyReader(assembler, quirks)
+        self._reasons = quirks.finish_reasons
+        self._only_text = True  # of every chunk since the first text
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        if self._only_text and not name and self._reader.amid_text:
+            try:
+                self._reader.text_chunk(decode_text_chunk(data))
+                return
+            except msgspec.DecodeError:
+                self._only_text = False
+        if data.startswith(b"[DONE]") or data.strip() == b"[DONE]":
+            self._done()
+            return
+        if name == b"error":
+            raise error_in_body(data, self.assembler.provider)
+        reply = decode_reply(data)
+        if reply.object == "error" and not reply.choices:
+            raise error_in_body(data, self.assembler.provider)
+        self._reader.chunk(reply, data)
+
+    def on_end(self) -> None:
+        if not self._reader.finish_reason:
+            raise StreamError(f"{self.assembler.provider}: the stream ended before the reply was complete")
+        self._finish()
+
+    def _done(self) -> None:
+        if not self._reader.saw_choice:
+            raise StreamError(f"{self.assembler.provider}: the stream held no reply")
+        if self._reasons and not self._reader.finish_reason:
+            raise StreamError(f"{self.assembler.provider}: the stream ended without saying why the reply did")
+        self._finish()
+
+    def _finish(self) -> None:
+        self._reader.complete()
+        self.finished = True

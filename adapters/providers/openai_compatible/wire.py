@@ -1,0 +1,374 @@
+"""The fields of Chat Completions that are read here. Any field may be missing or null.
+
+Servers disagree about types as well as about fields. A field that comes in several types is declared as plain
+JSON, and is examined where it is used. Other fields are not declared, so a surprise there costs nothing. A
+streamed delta and a whole message have the same fields, so one struct serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, details_of
+
+from ...usage.counts import (
+    cache_writes,
+    first_count,
+    only_written,
+    reported_cost,
+    reported_count,
+    source_of,
+)
+from ...usage.counts import (
+    reported_detail as _detail,
+)
+
+NO_RAW: Final = msgspec.Raw()
+NULL: Final = msgspec.Raw(b"null")
+
+
+class WireFunction(msgspec.Struct, gc=False):
+    """The function of a call. `arguments` is a fragment of JSON text. Some servers send an object, or null."""
+
+    name: Json = None
+    arguments: Json = None
+
+
+class WireFreeForm(msgspec.Struct, gc=False):
+    """The call of a free-form tool, or a fragment of one."""
+
+    name: Json = None
+    input: Json = None
+
+
+class WireToolCall(msgspec.Struct, gc=False):
+    """A call, or a fragment of one."""
+
+    index: Json = None
+    id: Json = None
+    function: WireFunction | None = None
+    custom: WireFreeForm | None = None
+    extra_content: Json = None  # Gemini's signature of the call
+
+
+class WireMessage(msgspec.Struct, gc=False):
+    """A whole message or a delta. `content` is text, or a list of parts (Mistral)."""
+
+    content: str | list[Json] | None = None
+    refusal: Json = None
+    reasoning_content: Json = None
+    reasoning: Json = None
+    reasoning_details: Json = None
+    tool_calls: list[WireToolCall | None] | WireToolCall | None = None  # one by itself: TGI
+    function_call: WireFunction | None = None
+    extra_content: Json = None
+    images: Json = None
+    audio: Json = None
+    annotations: Json = None
+    executed_tools: Json = None  # Groq's
+
+
+class WireChoice(msgspec.Struct, gc=False):
+    """A choice, with `delta` in streams and `message` in whole replies. Some servers mix them up. `error` is
+    OpenRouter's."""
+
+    index: Json = None
+    delta: WireMessage | None = None
+    message: WireMessage | None = None
+    finish_reason: Json = None
+    logprobs: Json = None
+    usage: msgspec.Raw = NO_RAW
+    error: Json = None
+
+
+class WireReply(msgspec.Struct, gc=False):
+    """A whole reply or one chunk. `choices` is None if there is no such key. `object` is ``error`` from old
+    servers."""
+
+    id: Json = None
+    model: Json = None
+    object: Json = None
+    choices: list[WireChoice | None] | None = None
+    usage: msgspec.Raw = NO_RAW
+    x_groq: msgspec.Raw = NO_RAW
+    service_tier: Json = None
+    error: Json = None
+
+
+class TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A delta that is text and nothing else."""
+
+    content: str
+    role: Json = None
+    refusal: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The choice of a TextChunk."""
+
+    delta: TextDelta
+    index: Literal[0] = 0
+    finish_reason: None = None
+    logprobs: None = None
+    native_finish_reason: None = None
+    stop_reason: None = None
+    matched_stop: None = None
+    content_filter_results: Json = None
+
+
+class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A chunk amid a reply that brings a piece of text, as most do. What else may be in it isn't read of such
+    chunks. Any other is no TextChunk."""
+
+    choices: tuple[TextChoice]
+    id: str = ""
+    service_tier: Json = None
+    usage: None = None
+    object: Json = None
+    created: Json = None
+    model: Json = None
+    provider: Json = None
+    system_fingerprint: Json = None
+    obfuscation: Json = None
+
+
+class WireChoiceDetails(msgspec.Struct, gc=False):
+    """What a choice says beside its message."""
+
+    index: Json = None
+    stop_reason: Json = None  # vLLM's: the stop sequence that was met
+    matched_stop: Json = None  # SGLang's
+    native_finish_reason: Json = None  # OpenRouter's: the word of the provider behind it
+    content_filter_results: Json = None  # Azure's
+    content_filter_result: Json = None
+
+
+class WireDetails(msgspec.Struct, gc=False):
+    """What a reply says beside its content and its usage. It is read of few chunks, see `ReplyReader.chunk`."""
+
+    choices: list[WireChoiceDetails | None] | None = None
+    system_fingerprint: Json = None
+    moderation: Json = None
+    provider: Json = None  # OpenRouter's: who made the reply
+    prompt_filter_results: Json = None  # Azure's
+    citations: Json = None  # Perplexity's and xAI's: the addresses behind the numbers in the text
+    search_results: Json = None
+    related_questions: Json = None
+    videos: Json = None
+    web_search: Json = None  # Zhipu's
+    input_sensitive: Json = None  # MiniMax's
+    output_sensitive: Json = None
+    timings: Json = None  # llama.cpp's
+    stats: Json = None  # LM Studio's
+    usage_breakdown: Json = None  # Groq's
+    prompt_logprobs: Json = None  # vLLM's
+
+
+class WireUsage(msgspec.Struct, gc=False):
+    """Token counts, wherever servers put them. Integers may come as floats; nothing is certain to be there.
+
+    Mistral's `num_cached_tokens` is left out: it counts what its server found in memory, which is billed as ever.
+    """
+
+    prompt_tokens: Json = None
+    completion_tokens: Json = None
+    total_tokens: Json = None
+    prompt_tokens_details: Json = None
+    completion_tokens_details: Json = None
+    prompt_cache_hit_tokens: Json = None  # DeepSeek
+    cached_tokens: Json = None  # Moonshot, Together
+    reasoning_tokens: Json = None
+    prompt_token_details: Json = None  # Mistral, at times
+    cache_read_input_tokens: Json = None  # gateways in front of Claude, as are the next two: LiteLLM, Databricks
+    cache_creation_input_tokens: Json = None
+    cache_creation: Json = None
+    prompt_audio_seconds: Json = None  # Mistral
+    cost: Json = None  # OpenRouter's, in US dollars
+    cost_details: Json = None
+    is_byok: Json = None
+    cost_in_usd_ticks: Json = None  # xAI's
+    citation_tokens: Json = None  # Perplexity's, as are its searches
+    num_search_queries: Json = None
+    num_sources_used: Json = None  # xAI's live search
+    server_tool_use: Json = None
+    server_tool_use_details: Json = None  # OpenRouter's
+
+
+class WireGroq(msgspec.Struct, gc=False):
+    """Groq's own corner of a chunk."""
+
+    usage: msgspec.Raw = NO_RAW
+
+
+decode_text_chunk = msgspec.json.Decoder(TextChunk).decode
+_REPLY = msgspec.json.Decoder(WireReply)
+_DETAILS = msgspec.json.Decoder(WireDetails)
+_OF_REPLY = tuple(name for name in WireDetails.__struct_fields__ if name != "choices")
+_OF_CHOICE = tuple(name for name in WireChoiceDetails.__struct_fields__ if name != "index")
+_USAGE = msgspec.json.Decoder(WireUsage)
+_GROQ = msgspec.json.Decoder(WireGroq)
+
+
+def decode_reply(data: bytes) -> WireReply:
+    """Decode a reply or a chunk. Raises msgspec's decoding errors, UnicodeError or RecursionError."""
+    return _REPLY.decode(data)
+
+
+def read_details(data: bytes, choice: Json) -> JsonObject:
+    """What a reply or a chunk says beside its content, by its own names. What it leaves empty is no detail.
+
+    Args:
+        data: The reply or the chunk.
+        choice: The index of the choice that is read.
+    """
+    try:
+        found = _DETAILS.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
+    said = _said(found, _OF_REPLY)
+    for each in found.choices or ():
+        if each is not None and each.index == choice:
+            said |= _said(each, _OF_CHOICE)
+    return said
+
+
+def _said(part: msgspec.Struct, names: Iterable[str]) -> JsonObject:
+    return {
+        name: value for name in names if (value := getattr(part, name)) is not None and value not in ("", [], {})
+    }
+
+
+def decode_usage(raw: msgspec.Raw) -> WireUsage | None:
+    """The counts of a usage object; None if it is missing, null or nothing of the kind."""
+    if not raw or raw == NULL:
+        return None
+    try:
+        return _USAGE.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
+    """The usage in Groq's corner, if it has one."""
+    if not raw or raw == NULL:
+        return NO_RAW
+    try:
+        return _GROQ.decode(raw).usage
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return NO_RAW
+
+
+# Token counts from the usage of a reply.
+
+
+def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
+    """Token counts in disjoint buckets.
+
+    The prompt's count includes cache reads and writes. What the total has beyond prompt and completion is
+    reasoning that some servers count nowhere else; where nobody names it, the figures are partial, for it was
+    worked out. Perplexity counts its reasoning beside all of them.
+
+    Three servers count otherwise. Gateways in front of Claude say cache reads and writes beside the prompt's
+    details, by Anthropic's names. Mistral counts audio that was heard beside the prompt. Grok on Azure counts
+    cached tokens beside the prompt, whose parts then add up to the prompt without them.
+
+    Args:
+        raw: The usage as it came.
+        service_tier: The tier that served the reply, if it is an unusual one.
+
+    Returns:
+        The counts; None if nothing is reported.
+    """
+    wire = decode_usage(raw)
+    if wire is None:
+        return None
+    prompt, completion = reported_count(wire.prompt_tokens), reported_count(wire.completion_tokens)
+    total = reported_count(wire.total_tokens)
+    if prompt is None and completion is None:
+        return None
+    derived = prompt is None or (completion is None and total is not None)
+    if prompt is None:
+        prompt = max(0, (total or 0) - (completion or 0))
+    heard = _detail(wire.prompt_tokens_details, "audio_tokens") or 0
+    if heard and (heard > prompt or wire.prompt_audio_seconds) and total == prompt + heard + (completion or 0):
+        prompt += heard
+    hidden = max(0, (total or 0) - prompt - (completion or 0))
+    cached = first_count(
+        _detail(wire.prompt_tokens_details, "cached_tokens"),
+        _detail(wire.prompt_token_details, "cached_tokens"),
+        reported_count(wire.prompt_cache_hit_tokens),
+        reported_count(wire.cached_tokens),
+        reported_count(wire.cache_read_input_tokens),
+    )
+    if cached and cached > prompt and _parts_of_prompt(wire.prompt_tokens_details) == prompt:
+        prompt += cached
+        derived = True
+    written, written_1h = cache_writes(
+        wire.prompt_tokens_details, wire.cache_creation_input_tokens, wire.cache_creation
+    )
+    written = only_written(cached or 0, written, prompt)
+    named = first_count(
+        _detail(wire.completion_tokens_details, "reasoning_tokens"), reported_count(wire.reasoning_tokens)
+    )
+    beside = (named or 0) if wire.citation_tokens is not None or wire.num_search_queries is not None else hidden
+    output = (completion or 0) + beside
+    reasoning = hidden if not named and hidden and completion is not None else named
+    derived = derived or completion is None or (hidden > 0 and named != hidden)
+    spoken = _detail(wire.completion_tokens_details, "audio_tokens") or 0
+    source = source_of(
+        *(((cached or 0) + written, prompt), (reasoning, output), (heard, prompt), (spoken, output)),
+        raw=raw,
+        whole=not derived,
+    )
+    fresh = max(0, prompt - (cached or 0) - written)
+    stated = reported_cost(wire.cost, wire.is_byok, wire.cost_details, wire.cost_in_usd_ticks)
+    return TokenUsage(
+        input_tokens=fresh,
+        output_tokens=output,
+        cached_input_tokens=cached or 0,
+        cache_creation_input_tokens=written,
+        cache_creation_1h_input_tokens=min(written_1h, written),
+        reasoning_tokens=None if reasoning is None else min(reasoning, output),
+        source=source,
+        reported_cost_nano_usd=stated.total,
+        upstream_cost_nano_usd=stated.upstream,
+        details=details_of(
+            audio_input=min(fresh, heard),
+            audio_output=min(output - min(reasoning or 0, output), spoken),
+            **_fees(wire),
+        ),
+        service_tier=service_tier,
+        raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive
+    )
+
+
+def _fees(wire: WireUsage) -> dict[str, int | None]:
+    """What is billed besides tokens of the model: searches, and what was cited or read for the reply."""
+    searches = wire.server_tool_use or wire.server_tool_use_details or wire.num_search_queries
+    if not (searches or wire.citation_tokens or wire.num_sources_used):
+        return {}
+    return {
+        "web_search": first_count(
+            _detail(wire.server_tool_use, "web_search_requests"),
+            _detail(wire.server_tool_use_details, "web_search_requests"),
+            reported_count(wire.num_search_queries),
+        ),
+        "citation_tokens": reported_count(wire.citation_tokens),
+        "live_search_source": reported_count(wire.num_sources_used),
+    }
+
+
+def _parts_of_prompt(details: Json) -> int | None:
+    """What the kinds of input in the prompt's details add up to; None if text is not among them."""
+    text = _detail(details, "text_tokens")
+    if text is None:
+        return None
+    return text + sum(_detail(details, name) or 0 for name in ("image_tokens", "audio_tokens"))

@@ -1,0 +1,234 @@
+"""Server-sent events, decoded from raw bytes.
+
+The decoder takes bytes as the network gives them and answers with whole events. It does no I/O, and no content
+makes it fail. It differs from the WHATWG rules where providers do. An event without its blank line at the end of
+the body still counts, and events without data are skipped, except for errors. A field `error` (llama.cpp's) is an
+event of that name. The data of `event: error` may be a bare line, or missing. A field `data` may lack its colon.
+Lines end in LF, CRLF or CR only. Characters such as U+2028 may stand inside JSON text, so that line iterators for
+text would corrupt it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from ..transport.bodies import MAX_REPLY_BYTES, too_large
+
+MAX_EVENT_BYTES = MAX_REPLY_BYTES
+"""The largest event that is accepted, in bytes. A larger event ends the stream in a StreamError."""
+
+MAX_STRAY_BYTES = 64 * 1024
+"""How much is kept of lines that belong to no event."""
+
+
+SseEvent: TypeAlias = tuple[bytes, bytes]
+"""The `event:` field, empty if there was none, and the `data:` lines, joined by a line feed."""
+
+
+class BodyDecoder(Protocol):
+    """Cuts a body into events. `feed` and `close` give those that are now complete."""
+
+    def feed(self, chunk: bytes) -> list[SseEvent]: ...
+    def close(self) -> list[SseEvent]: ...
+
+
+def looks_like_events(body: bytes) -> bool:
+    """Whether a body begins like server-sent events, whatever its content type says."""
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
+        (b"data:", b"data ", b"data{", b"event:", b"error:", b"id:", b"retry:", b":")
+    )
+
+
+def without_done_mark(body: bytes) -> bytes:
+    """A whole JSON body without the mark of a stream's end, which some gateways put behind it."""
+    if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
+        return body
+    return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
+
+
+class SseDecoder:
+    """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the events
+    that are complete by then."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []  # of the unfinished line; joined once its end has come
+        self._size = 0
+        self._after_cr = False
+        self._at_start = True
+        self._name = b""
+        self._data: list[bytes] = []
+        self._data_size = 0
+        self._stray: list[bytes] = []
+        self._stray_size = 0
+        self._named_at = 0  # how many stray lines were there when the event got its name
+
+    @property
+    def stray(self) -> bytes:
+        """Lines that belong to no event, the first 64 KiB of them: some servers end a stream in a bare error."""
+        return b"\n".join(self._stray)
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        amid = self._pieces or self._data or self._name or self._at_start
+        if b"\r" in chunk or self._after_cr:
+            if not amid and not self._after_cr and len(chunk) <= MAX_EVENT_BYTES:
+                return self._feed_crlf_events(chunk)
+            chunk = self._normalise_line_ends(chunk)
+        if amid:
+            end = chunk.find(b"\n\n") + 2  # of the event that an earlier chunk began
+            if end == 1 or len(chunk) > MAX_EVENT_BYTES:
+                return self._feed_lines(chunk)
+            return self._feed_lines(chunk[:end]) + self._feed_events(chunk[end:])
+        return self._feed_events(chunk)
+
+    def _feed_events(self, chunk: bytes) -> list[SseEvent]:
+        """The usual: a chunk that begins with an event, most of which have one line of data and perhaps a name."""
+        if len(chunk) > MAX_EVENT_BYTES:
+            return self._feed_lines(chunk)
+        events: list[SseEvent] = []
+        blocks = chunk.split(b"\n\n")
+        rest = blocks.pop()
+        for block in blocks:
+            first, _, second = block.partition(b"\n")
+            if not second and first[:6] == b"data: ":
+                if len(first) > 6:
+                    events.append((b"", first[6:]))
+            elif second[:6] == b"data: " and first[:6] == b"event:" and b"\n" not in second:
+                if len(second) > 6:
+                    events.append((first[6:].strip(), second[6:]))
+            else:
+                events += self._feed_lines(block + b"\n\n")
+        return events + self._feed_lines(rest) if rest else events
+
+    def _feed_crlf_events(self, chunk: bytes) -> list[SseEvent]:
+        """As `_feed_events`, where lines end in CRLF: events of one line aren't copied once more to end in LF."""
+        events: list[SseEvent] = []
+        blocks = chunk.split(b"\r\n\r\n")
+        rest = blocks.pop()
+        for block in blocks:
+            if block[:6] == b"data: " and b"\n" not in block and b"\r" not in block:
+                if len(block) > 6:
+                    events.append((b"", block[6:]))
+            else:
+                events += self._feed_events(self._normalise_line_ends(block + b"\r\n\r\n"))
+        return events + self._feed_lines(self._normalise_line_ends(rest)) if rest else events
+
+    def _feed_lines(self, chunk: bytes) -> list[SseEvent]:
+        if b"\n" not in chunk:
+            self._hold(chunk)
+            return []
+        if self._pieces:
+            self._pieces.append(chunk)
+            chunk = b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+        lines = chunk.split(b"\n")
+        self._hold(lines.pop())
+        return self._read(lines)
+
+    def close(self) -> list[SseEvent]:
+        lines = [b"".join(self._pieces), b""]
+        self._pieces.clear()
+        return self._read(lines)
+
+    def _normalise_line_ends(self, chunk: bytes) -> bytes:
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk.startswith(b"\n"):
+                chunk = chunk[1:]
+        if chunk.endswith(b"\r"):
+            self._after_cr = True  # an LF may follow in the next chunk and belongs to this CR
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+            if self._size > MAX_EVENT_BYTES:
+                raise too_large(MAX_EVENT_BYTES, "a line of the reply")
+
+    def _read(self, lines: list[bytes]) -> list[SseEvent]:
+        events: list[SseEvent] = []
+        if self._at_start and lines:
+            self._at_start = False
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                self._data_size += len(line)
+            elif not line:
+                if self._data:
+                    data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                    if data:
+                        events.append((self._name, data))
+                    self._data = []
+                    self._data_size = 0
+                elif self._name == b"error":
+                    events.append((self._name, b"\n".join(self._stray[self._named_at :])))
+                    del self._stray[self._named_at :]
+                self._name = b""
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
+                self._named_at = len(self._stray)
+            elif line.startswith(b"error:"):
+                self._name = b"error"
+                self._data.append(line[6:].strip())
+                self._data_size += len(line)
+            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server left the colon out
+                self._data.append(line[4:].lstrip())
+                self._data_size += len(line)
+            elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
+                self._stray.append(line[:MAX_STRAY_BYTES])
+                self._stray_size += len(line)
+        if self._data_size > MAX_EVENT_BYTES:
+            raise too_large(MAX_EVENT_BYTES, "an event of the reply")
+        return events
+
+
+# Newline-delimited JSON, decoded from raw bytes.
+
+MAX_LINE_BYTES = MAX_REPLY_BYTES
+"""The longest line that is accepted, in bytes. A longer line ends the stream in a StreamError."""
+
+
+class NdjsonDecoder:
+    """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the lines
+    that are complete by then.
+
+    A line is an event without a name. So the same code can read lines and server-sent events.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []  # of the unfinished line; joined once its end has come
+        self._size = 0
+        self._at_start = True
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        head, end, rest = chunk.partition(b"\n")
+        self._hold(head)
+        if not end:
+            return []
+        lines = [self._take(), *rest.split(b"\n")]
+        self._hold(lines.pop())
+        return self._events(lines)
+
+    def close(self) -> list[SseEvent]:
+        return self._events([self._take()])
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+            if self._size > MAX_LINE_BYTES:
+                raise too_large(MAX_LINE_BYTES, "a line of the reply")
+
+    def _take(self) -> bytes:
+        line = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return line
+
+    def _events(self, lines: list[bytes]) -> list[SseEvent]:
+        if self._at_start and lines[0]:
+            self._at_start = False
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        return [(b"", line) for raw in lines if (line := raw.strip(b" \t\r"))]

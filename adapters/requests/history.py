@@ -1,0 +1,433 @@
+"""A canonical history as one target gets it: `fit_history`, with all that it says and needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import cycle
+from operator import attrgetter, is_
+from typing import assert_never, cast
+
+import msgspec
+
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    ResultPart,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role, plain_texts
+
+from ..contract import CanonicalRequest
+from ..refusals.repair_history import tell_tools
+from .fitted import (
+    FittedHistory,
+    Home,
+    Loss,
+    Target,
+    block_type,
+    foreign,
+    has_fields,
+    is_own_image,
+    keeps_blank,
+    left_out,
+    refusal,
+    refusal_in_result,
+)
+from .text import mend_object, mend_text
+
+
+class Losses:
+    """The losses of one request, in the order in which they are found.
+
+    Args:
+        session_id: The request's session.
+        provider: The target's name.
+    """
+
+    def __init__(self, session_id: str, provider: str) -> None:
+        self.found: list[Loss] = []
+        self._session_id = session_id
+        self._provider = provider
+
+    def note(self, message: Message, block: ContentBlock, reason: str) -> None:
+        """Note that a block of a message is left out or changed."""
+        kind = block_type(block)
+        self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
+
+    def mended(self, message: Message, block: ContentBlock, text: str) -> str:
+        """A block's text without half surrogate pairs, which is a loss if it had one."""
+        mended = mend_text(text)
+        if mended is not text:
+            self.note(message, block, "half a surrogate pair in its text was replaced")
+        return mended
+
+    def mended_block(self, message: Message, block: TextBlock) -> TextBlock:
+        text = self.mended(message, block, block.text)
+        return block if text is block.text else msgspec.structs.replace(block, text=text)
+
+
+# The calls of tools in a history, and their results, as a target gets them.
+
+NOT_EXECUTED = "This tool call was interrupted and not executed."
+NO_RESULT = "This tool call was interrupted and has no result; it may have been carried out, in part or in full."
+"""Of a call that was whole: whoever ran it, such as a process that died, has not said what became of it."""
+
+
+class FittedCalls:
+    """The calls that were fitted so far.
+
+    Args:
+        messages: The history.
+        target: Where it goes.
+        losses: Told of what is lost.
+        homes: Gets the origin of each result.
+    """
+
+    def __init__(self, messages: Sequence[Message], target: Target, losses: Losses, homes: list[Home]) -> None:
+        self.ids: dict[str, str] = {}
+        """The ids on the wire, by our ids."""
+        self.names: dict[str, str] = {}
+        """The names of the tools, by our ids of the calls."""
+        self._messages = messages
+        self._target = target
+        self._losses = losses
+        self._homes = homes
+        self._taken: set[str] = set()  # ids on the wire
+
+    def fit(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
+        """A call, which has its id and a legal name from now on."""
+        changed: dict[str, object] = {}
+        name = _legal_name(block.name)
+        if name != block.name:
+            self._losses.note(message, block, "its name is no legal one and was changed")
+            changed["name"] = name
+        if block.raw_arguments and not block.input:
+            self._losses.note(message, block, "its arguments are no JSON object; it was sent without any")
+            changed["raw_arguments"] = None
+        mended = mend_object(block.input)
+        if mended is not block.input:
+            self._losses.note(message, block, "half a surrogate pair in its arguments was replaced")
+            changed["input"] = mended
+        wire_id = self._wire_id(block)
+        self._taken.add(wire_id)
+        self.ids[block.id] = wire_id
+        self.names[block.id] = name
+        return msgspec.structs.replace(block, **changed) if changed else block
+
+    def _wire_id(self, block: ToolUseBlock) -> str:
+        rule = self._target.tool_ids
+        raw = block.provider_raw
+        if raw is not None and raw.provider == self._target.provider:
+            own = raw.data.get("id")
+            if isinstance(own, str) and own and own not in self._taken:
+                return own
+        wire_id = block.id if rule.allows(block.id) else rule.derive(block.id)
+        number = 0
+        while wire_id in self._taken:
+            number += 1
+            wire_id = rule.derive(f"{block.id} {number}")
+        return wire_id
+
+    def answer(self, call: ToolUseBlock) -> ToolResultBlock:
+        """The result of a call; one that says so if there is none."""
+        if call.id not in self._results:
+            return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
+        message, result = self._results[call.id]
+        if isinstance(result.content, str):
+            text = self._losses.mended(message, result, result.content)
+            answer = result if text is result.content else msgspec.structs.replace(result, content=text)
+            self._homes.append((message.id or "", (answer,)))
+            return answer
+        kept: list[ResultPart] = []
+        refused: list[ContentBlock] = []
+        for block in result.content:
+            if isinstance(block, TextBlock):
+                kept.append(self._losses.mended_block(message, block))
+            elif reason := refusal_in_result(block, self._target):
+                self._losses.note(message, block, reason)
+                refused.append(block)
+            else:
+                kept.append(block)
+        answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
+        self._homes.append((message.id or "", (answer, *kept)))
+        return answer
+
+    def report_dropped(self, message: Message) -> None:
+        """Note the results of a message that answer no call, or none that has no other result."""
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                if block.tool_use_id not in self._called:
+                    self._losses.note(message, block, "no message has the call that it answers")
+                elif self._results[block.tool_use_id][1] is not block:
+                    self._losses.note(message, block, "the call that it answers has a result already")
+
+    @cached_property
+    def _called(self) -> set[str]:
+        """Our ids of all calls."""
+        return {block.id for message in self._messages for block in message.tool_uses}
+
+    @cached_property
+    def _results(self) -> dict[str, tuple[Message, ToolResultBlock]]:
+        """The first result of each call, with its message, by our ids."""
+        results: dict[str, tuple[Message, ToolResultBlock]] = {}
+        for message in self._messages:
+            if message.role is not Role.TOOL:  # others can't have any
+                continue
+            for block in message.content:
+                if isinstance(block, ToolResultBlock):
+                    results.setdefault(block.tool_use_id, (message, block))
+        return results
+
+
+def _legal_name(name: str) -> str:
+    """A tool's name in a form that every provider takes. Only a model can make up a name in another form."""
+    legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
+    return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]
+
+
+# Fitting a canonical history to one target, before every send.
+
+FAILED_SILENTLY = "The tool failed without saying why."
+NO_OUTPUT = "(no output)"
+"""Stands in for a tool's result without visible text, for servers that refuse one."""
+BEGINNING = "(The conversation begins with the assistant's message.)"
+MADE_BY_MODEL = "(Made by the assistant:)"
+"""Stands before an image that another model made, where the user shows it."""
+OPTIONS = "history"
+"""The key of `provider_options` with the options of this module."""
+
+_SPEAKERS = (Role.USER, Role.ASSISTANT)
+"""The roles whose plain text no target has to change."""
+
+_ROLE = attrgetter("role")
+
+
+def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
+    """Fit a request's messages to a target. Pure; see the module's text for the rules."""
+    can = request.capabilities
+    return _Fitter(request, target if can is None else target.within(can)).fit()
+
+
+class _Fitter:
+    def __init__(self, request: CanonicalRequest, target: Target) -> None:
+        options = request.provider_options.get(OPTIONS)
+        self.options = options if options is not None and isinstance(options, Mapping) else {}
+        self.request = request
+        self.target = target
+        self.losses = Losses(request.session_id, target.provider)
+        self.instructions: list[Message] = []  # what is part of the system text
+        self.homes: list[Home] = []
+        self.shown: list[ContentBlock] = []  # of the reply that is being fitted
+        self.messages = request.messages if target.carries_tools else self._tools_told()
+        self.plain = _plain_beginning(self.messages)
+        self.rest = self.messages[len(self.plain) :]
+        self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
+
+    def fit(self) -> FittedHistory:
+        hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
+        system = self._system(hoisted)
+        plain, rest = self.plain, self.rest
+        fitted = list(self.messages[: len(plain)])
+        if system and not self.target.takes_system:
+            plain, rest = (), self.messages
+            fitted = [Message.user(system)]
+        self.homes += fitted
+        former = fitted[-1].role if fitted else Role.ASSISTANT  # whom a user may follow
+        for message in rest:
+            role = message.role
+            if role is not former and role in _SPEAKERS and message.plain_text:
+                fitted.append(message)
+                self.homes.append(message)
+                former = role
+                continue
+            match role:
+                case Role.USER | Role.DEVELOPER if role not in hoisted:
+                    self._append(fitted, message, role, self._said(message))
+                case Role.ASSISTANT:
+                    self._append_reply(fitted, message)
+                case Role.TOOL:
+                    self.calls.report_dropped(message)
+                case _:
+                    pass
+            former = fitted[-1].role if fitted else Role.ASSISTANT
+        if plain and fitted[len(plain) - 1] is not self.messages[len(plain) - 1]:
+            plain = plain[:-1]  # what followed was joined to it
+        return FittedHistory(
+            system=system if self.target.takes_system else None,
+            system_parts=self._system_parts(hoisted) if self.instructions else (),
+            messages=tuple(fitted),
+            tool_ids=self.calls.ids,
+            tool_names=self.calls.names,
+            losses=tuple(self.losses.found),
+            session_id=self.request.session_id,
+            adapter=self.target.provider,
+            homes=tuple(self.homes),
+            plain=plain,
+            may_lose=self.options.get("on_loss") != "error",
+        )
+
+    def _system(self, hoisted: tuple[Role, ...]) -> str | None:
+        prompt = self.request.system_prompt or ""
+        system = [mend_text(prompt)] if prompt.strip() else []  # Anthropic refuses a blank system text
+        self.instructions = [message for message in self.rest if message.role in hoisted]
+        for role in hoisted if self.instructions else ():
+            said = [self._instruction(message) for message in self.instructions if message.role is role]
+            system += [text for text in said if text.strip()]
+        return "\n\n".join(system) or None
+
+    def _instruction(self, message: Message) -> str:
+        return self.losses.mended(message, message.content[0], message.text) if message.content else ""
+
+    def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
+        """The parts of the system text, if the host gave fields to one of them and there is a place for them."""
+        parts = [
+            (message, block)
+            for role in hoisted
+            for message in self.instructions
+            if message.role is role
+            for block in message.content
+            if isinstance(block, TextBlock) and block.text.strip()
+        ]
+        marked = [(message, block) for message, block in parts if has_fields(block, self.target)]
+        if not marked:
+            return ()
+        if self.target.takes_system and self.target.takes_system_parts:
+            said = self.request.system_prompt or ""
+            prompt = [TextBlock(mend_text(said))] if said.strip() else []
+            texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
+            return (*prompt, *texts)
+        for message, block in marked:
+            self.losses.note(
+                message, block, "the system text has no parts here, so that its fields can't go with it"
+            )
+        return ()
+
+    def _tools_told(self) -> tuple[Message, ...]:
+        """The history for a model without tools."""
+        calls: dict[str, ToolUseBlock] = {}
+        for message in self.request.messages:
+            for call in message.tool_uses:
+                calls[call.id] = call
+                self.losses.note(message, call, "the model takes no tools; with its result it is told in words")
+            for block in message.content if message.tool_uses else ():
+                if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+                    self.losses.note(message, block, "it is bound to a call of a tool, which is told in words")
+        return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
+
+    def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
+        """Add blocks of a role.
+
+        Args:
+            fitted: The messages so far.
+            origin: The message that the blocks came from. It is taken as it is if nothing had to change.
+            role: The role.
+            content: The blocks.
+        """
+        blocks = tuple(content)
+        if not blocks:
+            return
+        if fitted and fitted[-1].role is role:
+            fitted[-1] = Message(role, fitted[-1].content + blocks, steers=fitted[-1].steers)
+        elif origin.role is role and len(blocks) == len(origin.content) and all(map(is_, blocks, origin.content)):
+            fitted.append(origin)
+        else:
+            fitted.append(Message(role, blocks, steers=origin.steers))
+        self.homes.append((origin.id or "", blocks))
+
+    def _append_reply(self, fitted: list[Message], message: Message) -> None:
+        content = self._assistant(message)
+        if not content and not self.shown:
+            content += left_out(block for block in message.content if isinstance(block, ImageBlock))
+        if content and not fitted and self.target.begins_with_user:
+            self.losses.note(message, content[0], "a user message was put before it, for none came first")
+            fitted.append(Message.user(BEGINNING))
+        self._append(fitted, message, Role.ASSISTANT, content)
+        calls = [block for block in content if isinstance(block, ToolUseBlock)]
+        if calls:
+            self._append(fitted, message, Role.TOOL, [self.calls.answer(call) for call in calls])
+        if self.shown:
+            self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
+            self.shown = []
+
+    # -- what users say
+
+    def _said(self, message: Message) -> list[ContentBlock]:
+        kept: list[ContentBlock] = []
+        refused: list[ContentBlock] = []
+        for block in message.content:
+            if isinstance(block, TextBlock):
+                if block.text.strip():
+                    kept.append(self.losses.mended_block(message, block))
+            elif reason := refusal(block, self.target):
+                self.losses.note(message, block, reason)
+                refused.append(block)
+            else:
+                kept.append(block)
+        return kept or [*left_out(refused)]
+
+    # -- what assistants say
+
+    def _assistant(self, message: Message) -> list[ContentBlock]:
+        kept: list[ContentBlock] = []
+        for block in message.content:
+            match block:
+                case TextBlock():
+                    if block.text.strip() or keeps_blank(block, self.target):
+                        kept.append(self.losses.mended_block(message, block))
+                case ToolUseBlock():
+                    if block.id in self.calls.ids:
+                        self.losses.note(message, block, "a tool call of the same id came before it")
+                    else:
+                        kept.append(self.calls.fit(message, block))
+                case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
+                    reason = foreign(block, self.target)
+                    if reason is None:
+                        kept.append(block)
+                    else:
+                        kept += self._as_text(block)
+                        self.losses.note(message, block, reason)
+                case ImageBlock() if is_own_image(block, self.target):
+                    kept.append(block)
+                case ImageBlock():
+                    self._show(message, block)
+                case AudioBlock() | DocumentBlock() | ToolResultBlock():
+                    pass  # no assistant message can carry them
+                case _:
+                    assert_never(block)
+        return kept
+
+    def _show(self, message: Message, block: ImageBlock) -> None:
+        """Have the user show an image that another model made, behind what that said."""
+        refused = refusal(block, self.target)
+        if refused is None:
+            self.shown.append(msgspec.structs.replace(block, provider_raw=None))
+        self.losses.note(message, block, refused or "a model's image goes to another as the user's")
+
+    def _as_text(self, block: ContentBlock) -> list[TextBlock]:
+        """Reasoning that another model shall read, if the caller wants that."""
+        if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
+            return []
+        raw = block.provider_raw
+        text = mend_text(block.text)
+        return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []
+
+
+def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The texts of the messages at the beginning that are a user's and an assistant's plain text in turn.
+
+    Most messages of most histories are, and every call asks them all: so there is no loop here.
+    """
+    in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
+    if False in in_turn:
+        messages = messages[: in_turn.index(False)]
+    texts = plain_texts(messages)
+    return cast("tuple[str, ...]", tuple(texts[: texts.index(None)] if None in texts else texts))

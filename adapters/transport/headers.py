@@ -1,0 +1,155 @@
+"""Header values that a configuration gives: stripped, and checked before anything could log or send them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError
+
+from ..config import AdapterConfig
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
+    """The configuration without white space around keys and header values.
+
+    Args:
+        config: The configuration.
+        name: The adapter's name.
+
+    Raises:
+        ConfigurationError: No header can carry a value. The text names its field and doesn't quote it.
+    """
+    key = config.api_key
+    if isinstance(key, str):
+        key = _clean(key, f"{name}: api_key")
+    keys = {
+        each: _clean(given, f"{name}: keys[{each!r}]") if isinstance(given, str) else given
+        for each, given in config.keys.items()
+    }
+    headers = {
+        header: _clean(value, f"{name}: extra_headers[{header!r}]") for header, value in _named(config, name)
+    }
+    if key == config.api_key and headers == config.extra_headers and keys == config.keys:
+        return config
+    return msgspec.structs.replace(config, api_key=key, extra_headers=headers, keys=keys)
+
+
+def check_sendable(headers: Mapping[str, str]) -> None:
+    """Raise InvalidRequestError for a header that can't be sent. It names the header and doesn't quote it."""
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()) and fault_of(value) is not None:
+            raise InvalidRequestError(f"the header {name!r} holds {fault_of(value)}, which can't be sent")
+
+
+def _named(config: AdapterConfig, name: str) -> list[tuple[str, str]]:
+    for header in config.extra_headers:
+        if not _NAME.fullmatch(header):
+            raise ConfigurationError(f"{name}: extra_headers has a name that no header can have: {header[:40]!r}")
+    return list(config.extra_headers.items())
+
+
+def _clean(value: str, field: str) -> str:
+    value = value.strip()
+    found = fault_of(value)
+    if found is not None:
+        raise ConfigurationError(f"{field} holds {found}, which no HTTP header can carry")
+    return value
+
+
+def fault_of(value: str) -> str | None:
+    """What in a value no header can carry, told without the value; None for a value that can be sent."""
+    for at, character in enumerate(value):
+        if character in "\r\n":
+            return f"a line break (character {at + 1} of {len(value)})"
+        if not character.isascii():
+            return f"a character that is none of ASCII (character {at + 1} of {len(value)})"
+        if not character.isprintable() and character != "\t":
+            return f"a control character (character {at + 1} of {len(value)})"
+    return None
+
+
+# Keys that come back
+
+MASK = "***"
+
+_SECRET_HEADERS = ("auth", "key", "token", "cookie")
+_MOST_SECRETS = 1000
+_SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
+
+
+def given_keys(config: AdapterConfig) -> list[str]:
+    """The keys whose values stand in a configuration. Those that a function gives aren't known yet."""
+    return [key for key in (config.api_key, *config.keys.values()) if isinstance(key, str) and key]
+
+
+def secrets(config: AdapterConfig) -> tuple[str, ...]:
+    """What must not be seen: the key, and the values of extra headers that carry one."""
+    values = given_keys(config)
+    for name, value in config.extra_headers.items():
+        if any(part in name.lower() for part in _SECRET_HEADERS):
+            values.append(value)
+            values.append(value.rpartition(" ")[2])  # without the word before it, such as Bearer
+    return tuple(dict.fromkeys(value for value in values if len(value) >= _SHORTEST_SECRET))
+
+
+def with_secret(hidden: tuple[str, ...], value: str) -> tuple[str, ...]:
+    """Secrets and one more, which came while the adapter worked. The oldest of very many are forgotten."""
+    if len(value) < _SHORTEST_SECRET or value in hidden:
+        return hidden
+    return (*hidden, value)[-_MOST_SECRETS:]
+
+
+def masked(text: str, hidden: Sequence[str]) -> str:
+    """The text without the secrets in it."""
+    for secret in hidden:
+        if secret in text:
+            text = text.replace(secret, MASK)
+    return text
+
+
+def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
+    """Take the secrets out of all that an error says."""
+    error.args = (masked(str(error), hidden),)
+    for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
+        said = getattr(error, field)
+        if said:
+            setattr(error, field, masked(said, hidden))
+
+
+def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping[str, str]:
+    """Headers of a reply without the secrets in their values; most have none, and are given back as they are."""
+    for secret in hidden:
+        if any(secret in value for value in headers.values()):
+            headers = {name: value.replace(secret, MASK) for name, value in headers.items()}
+    return headers
+
+
+class _Filter(logging.Filter):
+    """Takes the secrets of all adapters that live out of what httpcore logs, which is the replies' headers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: WeakKeyDictionary[object, tuple[str, ...]] = WeakKeyDictionary()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, str):
+            for hidden in list(self.hidden.values()):
+                record.msg = masked(record.msg, hidden)
+        return True
+
+
+_FILTER = _Filter()
+
+
+def hide_in_logs(owner: object, hidden: tuple[str, ...]) -> None:
+    """Keep secrets out of httpcore's debug log as long as their owner lives."""
+    logging.getLogger("httpcore.http11").addFilter(_FILTER)  # which it has once, however often it is added
+    if hidden:
+        _FILTER.hidden[owner] = hidden

@@ -1,0 +1,317 @@
+"""A task below an actor. It fails alone, and the holder of its handle learns how it ended.
+
+    not begun    the task is made, and its first step has not run
+    running      its coroutine runs; `cancel` asks it to end
+    done         it has a result or an exception, and its waiters go
+
+A task that is cancelled before its first step is done without having run. `abandon` makes a task done for its
+waiters while its coroutine still runs.
+
+This module also tells a real cancellation from a leaked one. Some libraries let a CancelledError out that nobody
+asked for (a cancelled future, a timeout of their own). Taken for a real one it would quietly end every task that
+it reaches, on asyncio even the task's siblings. A cancellation is real if a cancel scope around us, or a
+`cancel()` of our own task, explains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Generic, Self, TypeVar, cast
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from ..backend import LoopSignal, Signal, new_signal, on_asyncio, scope_on_asyncio
+from ..errors import ActorStopped, CallboardError, TaskCancelled
+from ..log import Log
+
+T = TypeVar("T")
+
+_log = Log("bus.task")
+
+
+class LeakedCancellation(RuntimeError):
+    """A cancellation came out of a call, and nobody had cancelled it."""
+
+
+def really_cancelled() -> bool:
+    """Whether the running task has been cancelled, by a scope around it or as a whole."""
+    if anyio.current_effective_deadline() == -math.inf:
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no asyncio loop: this is trio, which has scopes only
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+async def unleaked(awaitable: Awaitable[T]) -> T:
+    """The result of an awaitable; a cancellation that it leaks becomes a `LeakedCancellation`."""
+    try:
+        return await awaitable
+    except anyio.get_cancelled_exc_class() as error:
+        if really_cancelled():
+            raise
+        raise LeakedCancellation(f"a cancellation leaked: {error!r}") from error
+
+
+def unwrapped(error: Exception) -> Exception:
+    """The exception inside a group of one; any other as it is."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def describe(error: BaseException, limit: int = 500) -> str:
+    """``Type: text``, cut to `limit` characters."""
+    text = str(error)
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:limit]
+
+
+def origin(error: BaseException, frames: int = 6) -> list[str]:
+    """The lines where an exception was raised, innermost last. There are lines only, because a traceback with
+    locals could show a key.
+    """
+    lines: list[str] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        lines.append(f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
+    return lines[-frames:]
+
+
+def stack_of(coroutine: object) -> list[str]:
+    """The lines at which a suspended coroutine stands, outermost first, on any backend."""
+    lines: list[str] = []
+    while coroutine is not None and len(lines) < 50:
+        for prefix in ("cr", "gi", "ag"):
+            frame = getattr(coroutine, f"{prefix}_frame", None)
+            if frame is not None:
+                lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+                coroutine = getattr(coroutine, f"{prefix}_await", None) or getattr(
+                    coroutine, f"{prefix}_yieldfrom", None
+                )
+                break
+        else:
+            break
+    return lines
+
+
+def current_coroutine() -> object:
+    """The outermost coroutine of the running task, for `stack_of`."""
+    return anyio.get_current_task().coro
+
+
+class TaskHandle(Generic[T]):
+    """A task that an actor runs, made by `ActorRef.spawn`.
+
+    Args:
+        name: The task's name.
+        scope: The scope that the task enters.
+    """
+
+    def __init__(self, name: str, scope: anyio.CancelScope) -> None:
+        self.name = name
+        """The task's name, for logs."""
+        self._scope = scope
+        self._cancelled = False
+        self._done = False
+        self._value: T  # once it is done without an error
+        self._error: Exception | None = None
+        self._signal: Signal | None = None
+        self._coroutine: object = None
+        self._body: Coroutine[object, object, None] | None = None  # until it runs
+        self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
+        self.runs_here = False
+        """Whether it runs inside a task that belongs to others, see `ActorRef.hold`."""
+
+    @property
+    def done(self) -> bool:
+        """True when `wait` returns or raises at once."""
+        return self._done
+
+    def cancel(self) -> None:
+        """Cancel the task. It returns at once. A second call, or a call for a task that is done, does nothing."""
+        self._cancelled = True
+        self._scope.cancel()
+
+    def abandon(self) -> None:
+        """Let the waiters go at once with TaskCancelled. The task itself goes on until it is cancelled."""
+        if not self._done:
+            self._error = TaskCancelled(f"task {self.name} was cancelled")
+            self._done = True
+            if self._signal is not None:
+                self._signal.set()
+
+    async def wait(self) -> T:
+        """Wait for the task's result. If the task raised an exception, it is raised here.
+
+        A task that answers its cancellation with a result, or an exception of its own, resolves to that.
+        Cancelling the waiter does not cancel the task. Any number of tasks may wait.
+
+        Raises:
+            TaskCancelled: The task was cancelled through its handle.
+            ActorStopped: The task's actor crashed or stopped first.
+        """
+        if self._done:
+            await anyio.lowlevel.checkpoint()
+        while not self._done:
+            if self._signal is None:
+                self._signal = new_signal() if self._task is None else LoopSignal(self._task.get_loop())
+            await self._signal.wait()
+        return self.result()
+
+    def run_here(self) -> Coroutine[object, object, None]:
+        """Run a call that `ActorRef.hold` gave inside the task that awaits this. Then `result` has its end."""
+        assert self._body is not None, f"{self.name} was run before"
+        self.runs_here = True
+        return self._body
+
+    async def over(self) -> None:
+        """Wait until the task is done, however it ends."""
+        with contextlib.suppress(Exception):
+            await self.wait()
+
+    def result(self) -> T:
+        """The result or the exception of `wait`, at once. It is only for a task that is done."""
+        assert self._done, f"task {self.name} is not done"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def stack(self) -> list[str]:
+        """The lines at which the task stands."""
+        return stack_of(self._coroutine)
+
+    def _never_ran(self) -> None:
+        """Settle a task that is over and was cancelled before its first step, as an ending event loop does."""
+        if not self._done:
+            if self._body is not None:
+                self._body.close()
+            self._error = ActorStopped(f"the actor of task {self.name} stopped before the task began")
+            self._done = True
+            if self._signal is not None:
+                self._signal.set()
+
+    async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
+        """The task's whole body. It lets no exception out but the cancellation of a scope around it."""
+        self._coroutine, self._body = self._body, None
+        error: Exception | None = None
+        returned = False
+        try:
+            with self._scope:
+                try:
+                    self._value = await call()
+                except anyio.get_cancelled_exc_class() as leaked:  # not by `unleaked`, which is one frame more
+                    if really_cancelled():
+                        raise
+                    raise LeakedCancellation(f"a cancellation leaked: {leaked!r}") from leaked
+                returned = True
+        except Exception as raised:
+            error = unwrapped(raised)
+            if not isinstance(error, CallboardError):
+                _log.error("task.crashed", task=self.name, error=describe(error), where=origin(error))
+        finally:
+            if not returned and error is None:
+                if self._cancelled:
+                    error = TaskCancelled(f"task {self.name} was cancelled")
+                else:
+                    error = ActorStopped(f"the actor of task {self.name} stopped before the task was done")
+            self._error = error
+            self._done = True
+            self._coroutine = None
+            if self._signal is not None:
+                self._signal.set()
+            finished(self)
+
+
+# The tasks below one life of an actor
+
+
+class Tasks:
+    """The tasks of one life. While it is entered, tasks may be spawned. Leaving it cancels them and waits until
+    all are over.
+
+    On trio they are the tasks of an anyio task group. On asyncio they are asyncio's own: a group would add a
+    second handle, scope and event to each, which costs 15 µs, and a turn that makes one call is two tasks. The
+    protection of a group isn't needed here, because a task lets no exception out and has a cancel scope in its
+    handle.
+    """
+
+    def __init__(self) -> None:
+        self.running: set[TaskHandle[object]] = set()
+        """The tasks that are not over."""
+        self._group: anyio.abc.TaskGroup | None = None  # on trio
+        self._new_scope: Callable[[], anyio.CancelScope] = anyio.CancelScope
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
+        handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
+        entry = cast("TaskHandle[object]", handle)
+        self.running.add(entry)
+        body = handle._run(call, self.running.discard)
+        handle._body = body
+        if self._group is not None:
+            self._group.start_soon(lambda: body, name=name)
+        else:
+            # Not `create_task`: with a host's eager task factory it would run the task before it returns.
+            handle._task = asyncio.Task(body, loop=asyncio.get_running_loop(), name=name)
+        return handle
+
+    def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
+        """A handle whose `run_here` runs the call inside the task that awaits it. It ends with this life, too."""
+        handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
+        self.running.add(cast("TaskHandle[object]", handle))
+        handle._body = handle._run(call, self.running.discard)
+        return handle
+
+    def settle(self) -> None:
+        """Answer the waiters of tasks that never began, as an ending event loop leaves them."""
+        for handle in self.running:  # those that have run have taken themselves out
+            handle._never_ran()
+
+    async def __aenter__(self) -> Self:
+        if on_asyncio():
+            self._new_scope = scope_on_asyncio()
+        else:
+            self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        for handle in tuple(self.running):
+            handle._scope.cancel()
+        if self._group is not None:
+            with anyio.CancelScope(shield=True):
+                await self._held_are_over()
+            self._group.cancel_scope.cancel()
+            return await self._group.__aexit__(kind, error, trace)
+        interrupted: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while self.running:
+                try:
+                    if tasks := [task for handle in self.running if (task := handle._task) and not task.done()]:
+                        await asyncio.wait(tasks)
+                    elif not await self._held_are_over():
+                        break
+                except asyncio.CancelledError as cancelled:  # the event loop ends; it has cancelled them as well
+                    interrupted = cancelled
+        if interrupted is not None:
+            raise interrupted
+        return None
+
+    async def _held_are_over(self) -> bool:
+        """Wait for the calls that run inside tasks of others. Returns whether there were any."""
+        held = [handle for handle in self.running if handle.runs_here]
+        for handle in held:
+            await handle.over()
+        return bool(held)

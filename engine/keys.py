@@ -1,0 +1,183 @@
+"""The keys that `callboard keys` keeps, in a file beside models.yaml that its owner alone may read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from callboard.bus import ConfigurationError
+from callboard.bus.files import write_private
+from callboard.tracestore.home import home_folder
+
+# The file of keys, and how variables are looked up in it behind the environment.
+
+FILE_NAME = "keys.json"
+ENVIRONMENT = "the environment"
+
+_LARGEST = 1_000_000
+
+
+class StoredKeys(msgspec.Struct, frozen=True):
+    """What could be read of the file. Its representation shows no key."""
+
+    path: Path
+    """The path of the file."""
+    keys: Mapping[str, str] = {}
+    """The keys by the names of their variables. Empty if there is a fault."""
+    exists: bool = False
+    """Whether there is a file."""
+    fault: str | None = None
+    """The reason why the file is ignored; None if it isn't."""
+    fix: str = ""
+    """The remedy for the fault."""
+
+    def __repr__(self) -> str:
+        return f"StoredKeys(path={str(self.path)!r}, keys={sorted(self.keys)}, fault={self.fault!r})"
+
+
+class Variables(Mapping[str, str]):
+    """The variables in which keys are looked for: the environment's, and behind them the file's.
+
+    Args:
+        environ: The environment. A variable that is empty there counts as not set.
+        stored: The file.
+    """
+
+    def __init__(self, environ: Mapping[str, str], stored: StoredKeys) -> None:
+        self._environ = environ
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> str:
+        return self._environ.get(name) or self._stored.keys[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name, value in self._environ.items() if value)
+        yield from (name for name in self._stored.keys if not self._environ.get(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def source_of(self, name: str) -> str:
+        """Where the value of a variable comes from, in words."""
+        return f"{name} in {ENVIRONMENT if self._environ.get(name) else self._stored.path}"
+
+
+def source_of(variables: Mapping[str, str], name: str) -> str:
+    """Where the value of a variable comes from, in words."""
+    return variables.source_of(name) if isinstance(variables, Variables) else f"{name} in {ENVIRONMENT}"
+
+
+def keys_file() -> Path:
+    """The path of the file, which need not be there."""
+    return home_folder() / FILE_NAME
+
+
+def read_keys(path: Path) -> StoredKeys:
+    """What can be read of a file of keys. It never raises; a fault is told without a word of the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        return StoredKeys(path)
+    except OSError as error:
+        fix = "Let its owner read it, or remove it."
+        return StoredKeys(path, exists=True, fault=f"it can't be read: {error.strerror or error}", fix=fix)
+    with os.fdopen(descriptor, "rb") as file:
+        fault, fix = _exposed(path, os.fstat(descriptor))  # of the file that is read, not of one that replaced it
+        if fault:
+            return StoredKeys(path, exists=True, fault=fault, fix=fix)
+        data = file.read(_LARGEST)
+    try:
+        return StoredKeys(path, msgspec.json.decode(data, type=dict[str, str]), exists=True)
+    except (msgspec.DecodeError, UnicodeError):
+        fix = "Correct it, or remove it and set its keys anew with `callboard keys set`."
+    return StoredKeys(path, exists=True, fault="it is no JSON object of texts by name", fix=fix)
+
+
+def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
+    """The reason why somebody else may know what a file holds, and the remedy; empty if there is none."""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no plain file", "Remove it, and set its keys anew with `callboard keys set`."
+    if os.name == "nt":  # whose modes say nothing of other users
+        return "", ""
+    if status.st_uid not in (os.geteuid(), 0):
+        return "it belongs to another user", "Remove it, and set its keys anew with `callboard keys set`."
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        import shlex
+
+        return f"others than its owner may open it (mode {mode:04o})", f"chmod 600 {shlex.quote(str(path))}"
+    return "", ""
+
+
+# Changing the file of keys
+
+
+def set_key(path: Path, name: str, value: str) -> bool:
+    """Keep a key.
+
+    Args:
+        path: The file, which is made if need be.
+        name: The name of the key's variable.
+        value: The key.
+
+    Returns:
+        Whether it replaced another one.
+
+    Raises:
+        ConfigurationError: The file can't be read or written. It stays as it was.
+    """
+
+    def change(keys: dict[str, str]) -> bool:
+        replaced = name in keys
+        keys[name] = value
+        return replaced
+
+    return _change(path, change)
+
+
+def remove_key(path: Path, name: str) -> bool:
+    """Forget a key.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        ConfigurationError: The file can't be read or written. It stays as it was.
+    """
+    return _change(path, lambda keys: keys.pop(name, None) is not None)
+
+
+def _change(path: Path, change: Callable[[dict[str, str]], bool]) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _alone_in(path.parent):
+            stored = read_keys(path)
+            if stored.fault is not None:
+                raise ConfigurationError(f"{path}: {stored.fault}. {stored.fix}")
+            keys = dict(stored.keys)
+            changed = change(keys)
+            write_private(path, msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+            return changed
+    except OSError as error:
+        raise ConfigurationError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """A lock on a folder. It ends with the block, or with the process."""
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - Windows has no flock; there the last who writes is right
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,427 @@
+"""Guardrails: a reply's text is held back by a window, looked at, and passed, changed or stopped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from functools import partial
+from typing import Literal, Self, TypeAlias, cast
+
+import msgspec
+
+from callboard.adapters import CanonicalRequest, StreamEvent
+from callboard.bus import GuardrailStopped
+from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderEvent, TextDelta, ThinkingDelta
+from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock
+from callboard.bus.values.usage import StopReason
+
+from .chain import AnyEventFilter, GuardReport, Judged, Middleware, StoppedAfter, is_async
+
+# Windows, by which a text that comes in fragments is cut into pieces.
+
+Unit: TypeAlias = Literal["characters", "words", "sentences", "block"]
+
+MOST_CHARACTERS = 4000
+"""The length of a piece of words or sentences at which it is cut, because no end of one comes."""
+
+_WORD = re.compile(r"\S+\s")
+_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s|[。！？｡][\"'”’」』）]{0,8}(?=.)|\n", re.DOTALL)
+_LONGEST_END = 10
+"""The most characters of an end of a sentence, with the character behind it that shows that it is one."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """How much of a text is held back until it is looked at. Made by one of its functions.
+
+    Raises:
+        ValueError: It holds nothing, or its overlap is below zero.
+    """
+
+    unit: Unit
+    """The unit that is counted."""
+    size: int = 1
+    """The number of units in a piece."""
+    overlap: int = 0
+    """The characters at the end of a piece that are held back and looked at again with the next piece."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.overlap < 0:
+            raise ValueError("a window holds at least one unit, and its overlap is no less than 0 characters")
+
+    @classmethod
+    def characters(cls, size: int, *, overlap: int = 0) -> Self:
+        """Pieces of so many characters.
+
+        Args:
+            size: The new characters of each piece.
+            overlap: The characters that are looked at again with the next piece. What is looked for is seen whole,
+                wherever it stands, if it is at most one character longer.
+        """
+        return cls("characters", size, overlap)
+
+    @classmethod
+    def words(cls, size: int, *, overlap: int = 0) -> Self:
+        """Pieces of so many words, each with the white space behind it.
+
+        Args:
+            size: The words of each piece.
+            overlap: The characters that are looked at again with the next piece.
+        """
+        return cls("words", size, overlap)
+
+    @classmethod
+    def sentences(cls, size: int = 1, *, overlap: int = 0) -> Self:
+        """Pieces of so many sentences.
+
+        A full stop, a question mark or an exclamation mark before white space ends one, and so does a line's end.
+
+        Args:
+            size: The sentences of each piece.
+            overlap: The characters that are looked at again with the next piece.
+        """
+        return cls("sentences", size, overlap)
+
+    @classmethod
+    def block(cls) -> Self:
+        """The whole text of a block: nothing passes before the block is over."""
+        return cls("block")
+
+
+class TextWindow:
+    """Cuts one text into pieces.
+
+    Args:
+        window: The window.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._held = ""
+        self._scanned = 0  # so much of it has been searched for ends
+        self._counted = 0  # units that have ended in it
+        self._last_end = 0  # of those units
+
+    def feed(self, text: str) -> list[str]:
+        """The pieces that are complete with this fragment."""
+        self._held += text
+        pieces: list[str] = []
+        while (end := self._end()) is not None:
+            pieces.append(self._held[:end])
+            self._held = self._held[end:]
+            self._scanned = self._counted = self._last_end = 0
+        return pieces
+
+    def rest(self) -> str:
+        """What is held and no complete piece. The text is over."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _end(self) -> int | None:
+        """Where the first piece of what is held ends; None if its end hasn't come."""
+        window, held = self._window, self._held
+        if window.unit == "block":
+            return None
+        if window.unit == "characters":
+            return window.size if len(held) >= window.size else None
+        end = self._end_of_units(_WORD if window.unit == "words" else _SENTENCE)
+        if end is None and len(held) < MOST_CHARACTERS:
+            return None
+        return min(end or MOST_CHARACTERS, MOST_CHARACTERS)
+
+    def _end_of_units(self, ends: re.Pattern[str]) -> int | None:
+        start = max(self._last_end, self._scanned - _LONGEST_END)
+        for match in ends.finditer(self._held, start):
+            self._counted += 1
+            self._last_end = match.end()
+            if self._counted == self._window.size:
+                return self._last_end
+        self._scanned = len(self._held)
+        return None
+
+
+# One reply on its way through a guardrail.
+
+GuardedKind: TypeAlias = Literal["text", "thinking"]
+"""A kind of text that a guardrail looks at."""
+
+BEFORE_CHARACTERS = 2000
+"""The most of the text before a piece that goes with it."""
+
+_BROKEN = (StopReason.CANCELLED, StopReason.ERROR)
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of text that is held back until its guardrail has looked at it."""
+
+    text: str
+    """The text. With an overlap it begins with the end of the piece before, as that was passed."""
+    before: str
+    """The text of the same block that has passed, its last 2,000 characters."""
+    last: bool
+    """Whether the block's text ends here."""
+    kind: GuardedKind
+    """The kind of the text."""
+    block_index: int
+    """The place of its block in the reply, from 0."""
+    request: CanonicalRequest
+    """The request that the reply answers."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """The answer of a guardrail that ends the reply here. The piece isn't delivered, and nothing after it."""
+
+    reason: str
+    """The reason, for the error and the trace."""
+
+
+Steps: TypeAlias = Generator[Held, str | Stop, None]
+
+
+class _Block:
+    """The block that is open."""
+
+    def __init__(self, kind: GuardedKind, index: int, window: Window) -> None:
+        self.kind: GuardedKind = kind
+        self.index = index
+        self.window = TextWindow(window)
+        self.kept = ""  # of the piece before, to be looked at again
+        self.passed: list[str] = []
+        self.before = ""  # the end of what has passed
+        self.changed = False
+        self.signature: str | None = None
+
+
+class HeldReply:
+    """A reply's events, of which the text of some kinds is held.
+
+    Args:
+        name: The guardrail's name.
+        window: How much is held.
+        kinds: The kinds of text.
+        request: The request.
+        report: Told of each piece that didn't pass as it was.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        window: Window,
+        kinds: frozenset[GuardedKind],
+        request: CanonicalRequest,
+        report: GuardReport,
+    ) -> None:
+        self._name = name
+        self._window = window
+        self._kinds = kinds
+        self._request = request
+        self._report = report
+        self._message_id = ""
+        self._start: MessageStart | None = None
+        self._block: _Block | None = None
+        self._texts: dict[int, str] = {}  # of the blocks that were held, as they passed
+        self._ready: list[StreamEvent] = []
+
+    def take(self) -> list[StreamEvent]:
+        """The events that may pass by now."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def steps(self, events: Sequence[StreamEvent]) -> Steps:
+        """Take events in. Each piece to look at is yielded, and the answer to it sent.
+
+        Raises:
+            StoppedAfter: The answer is a Stop. It has what may pass before that.
+        """
+        for event in events:
+            match event:
+                case TextDelta() if "text" in self._kinds:
+                    yield from self._text("text", event)
+                case ThinkingDelta() if "thinking" in self._kinds:
+                    yield from self._text("thinking", event)
+                case ProviderEvent():
+                    pass  # it may say the text that is held
+                case MessageStart():
+                    self._start, self._message_id = event, event.message_id
+                case MessageComplete():
+                    if event.stop_reason in _BROKEN:
+                        self._drop()
+                        if self._start is not None:  # nothing has passed: the call is as if it had said nothing
+                            return
+                    else:
+                        yield from self._close()
+                    self._pass(msgspec.structs.replace(event, final_content=self._final(event.final_content)))
+                case _:
+                    yield from self._close()
+                    self._pass(event)
+
+    def _text(self, kind: GuardedKind, event: TextDelta | ThinkingDelta) -> Steps:
+        block = self._block
+        if block is None or block.index != event.content_block_index or block.kind != kind:
+            yield from self._close()
+            block = self._block = _Block(kind, event.content_block_index, self._window)
+        if isinstance(event, ThinkingDelta) and event.signature is not None:
+            block.signature = event.signature
+        for piece in block.window.feed(event.text):
+            yield from self._judge(block, piece, last=False)
+
+    def _close(self) -> Steps:
+        """The open block is over: what is left of it is looked at."""
+        block = self._block
+        if block is None:
+            return
+        rest = block.window.rest()
+        if rest or block.kept:
+            yield from self._judge(block, rest, last=True)
+        self._drop()
+        if block.signature is not None and not block.changed:
+            self._pass(ThinkingDelta("", block.signature, block.index, self._message_id))
+
+    def _drop(self) -> None:
+        """The open block is over with what has passed of it."""
+        block, self._block = self._block, None
+        if block is not None:
+            self._texts[block.index] = "".join(block.passed)
+
+    def _judge(self, block: _Block, piece: str, *, last: bool) -> Steps:
+        text = block.kept + piece
+        held = Held(
+            text=text,
+            before=block.before,
+            last=last,
+            kind=block.kind,
+            block_index=block.index,
+            request=self._request,
+        )
+        answer = yield held
+        if isinstance(answer, Stop):
+            self._tell(held, "stopped", 0, answer.reason)
+            error = GuardrailStopped(f"guardrail {self._name} stopped the reply: {answer.reason}")
+            raise StoppedAfter(self.take(), error)
+        if answer != text:
+            block.changed = True
+            self._tell(held, "changed", len(answer))
+        overlap = 0 if last else self._window.overlap
+        block.kept = answer[len(answer) - min(overlap, len(answer)) :]
+        self._pass_text(block, answer[: len(answer) - len(block.kept)])
+
+    def _pass_text(self, block: _Block, text: str) -> None:
+        if text:
+            block.passed.append(text)
+            block.before = (block.before + text)[-BEFORE_CHARACTERS:]
+            kind = TextDelta if block.kind == "text" else ThinkingDelta
+            self._pass(kind(text, content_block_index=block.index, message_id=self._message_id))
+
+    def _pass(self, event: StreamEvent) -> None:
+        if self._start is not None:
+            self._ready.append(self._start)
+            self._start = None
+        self._ready.append(event)
+
+    def _final(self, content: tuple[ContentBlock, ...]) -> tuple[ContentBlock, ...]:
+        """The content with the texts that have passed. Of a text that was changed nothing else of the provider's
+        stays, because that might have the text as it was.
+        """
+        final: list[ContentBlock] = []
+        for index, block in enumerate(content):
+            text = self._texts.get(index)
+            if text is None or not isinstance(block, TextBlock | ThinkingBlock) or block.text == text:
+                final.append(block)
+            else:
+                final.append(type(block)(text))
+        return tuple(final)
+
+    def _tell(self, held: Held, action: Literal["changed", "stopped"], passed: int, reason: str = "") -> None:
+        self._report(
+            Judged(
+                guardrail=self._name,
+                action=action,
+                content_block_index=held.block_index,
+                held_characters=len(held.text),
+                passed_characters=passed,
+                reason=reason,
+            )
+        )
+
+
+# A guardrail
+
+Guard: TypeAlias = Callable[[Held], str | Stop] | Callable[[Held], Awaitable[str | Stop]]
+"""A function, plain or async, that gets a piece of text, and returns the text to deliver for it or a `Stop`."""
+
+_TEXT: tuple[GuardedKind, ...] = ("text",)
+
+
+class Guardrail(Middleware):
+    """Holds a reply's text back until a function has looked at it.
+
+    Readers of the stream, the reply, the session's history and captured content have only what the function let
+    pass. Calls of tools, and blocks of other kinds, pass as they are, in their order. The text of a reply that
+    ends badly (cancelled, broken off) and was not looked at is dropped.
+
+    An exception of the function ends the call, and is raised. Whatever the function makes of the text, the call is
+    billed for all that the provider generated.
+
+    Args:
+        check: The function. An async one may ask another model. The reply goes on arriving while it waits.
+        window: How much text it gets at once. More takes longer to be read; see `Window`.
+        kinds: The kinds of text that it gets. A reply that must go back to its provider with its reasoning can't
+            if the reasoning was changed.
+        name: The name in the trace; None takes the function's.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+
+    def __init__(
+        self,
+        check: Guard,
+        *,
+        window: Window | None = None,
+        kinds: Collection[GuardedKind] = _TEXT,
+        name: str | None = None,
+    ) -> None:
+        unknown = set(kinds) - {"text", "thinking"}
+        if unknown:
+            raise ValueError(f"a guardrail looks at text and thinking, not at {', '.join(sorted(unknown))}")
+        self.name = name or str(getattr(check, "__name__", type(check).__name__))
+        """The name in the trace."""
+        self._check = check
+        self._waits = is_async(check)
+        self._window = window or Window.sentences()
+        self._kinds = frozenset(kinds)
+
+    def guarded(self, request: CanonicalRequest, report: GuardReport) -> AnyEventFilter:
+        """A filter for the events of one call.
+
+        Args:
+            request: The request.
+            report: Told of each piece that was changed or stopped.
+        """
+        reply = HeldReply(self.name, self._window, self._kinds, request, report)
+        if self._waits:
+            return partial(_wait_through, reply, cast("Callable[[Held], Awaitable[str | Stop]]", self._check))
+        return partial(_through, reply, cast("Callable[[Held], str | Stop]", self._check))
+
+
+def _through(
+    reply: HeldReply, check: Callable[[Held], str | Stop], events: Sequence[StreamEvent]
+) -> list[StreamEvent]:
+    steps = reply.steps(events)
+    try:
+        held = next(steps)
+        while True:
+            held = steps.send(check(held))
+    except StopIteration:
+        return reply.take()
+
+
+async def _wait_through(
+    reply: HeldReply, check: Callable[[Held], Awaitable[str | Stop]], events: Sequence[StreamEvent]
+) -> list[StreamEvent]:
+    steps = reply.steps(events)
+    try:
+        held = next(steps)
+        while True:
+            held = steps.send(await check(held))
+    except StopIteration:
+        return reply.take()

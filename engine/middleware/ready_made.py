@@ -1,0 +1,255 @@
+"""A cache of replies, in memory or in a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse, Message, StopReason, TokenUsage
+from callboard.bus import CallboardError, Cost, CostSource, LlmCallCompleted, LlmCallFailed, StoreError
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import CancelledError
+from callboard.bus.log import Log
+from callboard.bus.values.messages import is_empty
+
+from ..calls.outcome import CallEnd, CallInfo, CallOutcome
+from .chain import Middleware, Next
+
+_cache_log = Log("engine.cache")
+
+_COMPLETE = (StopReason.END_TURN, StopReason.STOP_SEQUENCE, StopReason.TOOL_USE)
+
+_ONLY_ABOUT_THE_CALL = {
+    "request_id": "",
+    "message_id": "",
+    "session_id": "",
+    "stream": False,
+    "max_retries": None,
+    "retry": None,
+    "timeout_seconds": None,
+    "drain_for_usage": None,
+    "background": None,
+    "continue_broken": None,
+    "response_id": "",
+}
+
+
+class ReplyStore(Protocol):
+    """The place where a `Cache` keeps replies. All times are microseconds since the epoch."""
+
+    async def get(self, key: str, now_us: int) -> bytes | None:
+        """The reply of a key; None if there is none that is still good at `now_us`."""
+
+    async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
+        """Keep a reply until `until_us`, in place of an earlier one. Replies that are over at `now_us` may go."""
+
+    async def aclose(self) -> None:
+        """Let go of everything that is held. The store may be used again."""
+
+
+class MemoryReplies:
+    """Keeps replies in memory.
+
+    Args:
+        most: The number of replies. The replies that were used last are kept.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self._most = most
+        self._replies: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+
+    async def get(self, key: str, now_us: int) -> bytes | None:
+        until_us, reply = self._replies.get(key, (0, b""))
+        if until_us <= now_us:
+            self._replies.pop(key, None)
+            return None
+        self._replies.move_to_end(key)
+        return reply
+
+    async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
+        self._replies[key] = (until_us, reply)
+        self._replies.move_to_end(key)
+        while len(self._replies) > self._most:
+            self._replies.popitem(last=False)
+
+    async def aclose(self) -> None:
+        """Do nothing: the replies stay in memory."""
+
+
+class Cache(Middleware):
+    """Answers a request that was answered before with the same reply. There is no call then, and no cost.
+
+    Two requests are the same if they go to the same model with equal messages, tools, system prompt and settings.
+    Only whole replies are kept: no refusals, no empty replies and no replies that were cut off. The replies are
+    content, so a file with them is as confidential as the conversations.
+
+    Args:
+        store: The place for replies: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
+        ttl_seconds: Seconds for which a reply is good.
+        clock: The clock of that time.
+    """
+
+    def __init__(
+        self, store: ReplyStore | None = None, *, ttl_seconds: float = 24 * 3600.0, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store: ReplyStore = MemoryReplies() if store is None else store
+        self._ttl_us = int(ttl_seconds * 1_000_000)
+        self._clock = clock
+        self.hits = 0
+        """The number of requests that were answered from the store."""
+        self.misses = 0
+        """The number of requests that were not in the store."""
+
+    async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
+        key, now_us = key_of(request), self._clock.now_us()
+        response = await self._known(key, now_us)
+        if response is not None:
+            self.hits += 1
+            return CallOutcome(response=response, cost=Cost(0, CostSource.COMPUTED, reason="from the cache"))
+        self.misses += 1
+        outcome = await next(request)
+        reply = outcome.response
+        if reply.stop_reason in _COMPLETE and not is_empty(reply.content, reply.stop_reason):
+            await self._keep(key, outcome.response, now_us)
+        return outcome
+
+    async def _known(self, key: str, now_us: int) -> CanonicalResponse | None:
+        try:
+            reply = await self._store.get(key, now_us)
+            return None if reply is None else msgspec.json.decode(reply, type=CanonicalResponse)
+        except (StoreError, msgspec.MsgspecError) as error:  # broken, or of another version: ask anew
+            _cache_log.warning("reply_unreadable", error=str(error))
+            return None
+
+    async def _keep(self, key: str, response: CanonicalResponse, now_us: int) -> None:
+        """Keep a reply without its usage: this call used the tokens, and later requests use none."""
+        reply = msgspec.json.encode(msgspec.structs.replace(response, usage=TokenUsage(), latency_ms=0))
+        try:
+            await self._store.put(key, reply, now_us, now_us + self._ttl_us)
+        except StoreError as error:  # a cache that fails makes calls dearer, and fails none
+            _cache_log.warning("reply_not_kept", error=str(error))
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+
+def key_of(request: CanonicalRequest) -> str:
+    """A digest of everything that the reply depends on."""
+    messages = tuple(Message(message.role, message.content) for message in request.messages)
+    asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+
+
+# A line in the log for each call.
+
+_call_log = Log("engine.calls")
+
+
+class LogCalls(Middleware):
+    """Logs ``call_done`` with model, tokens, cost and milliseconds, or ``call_failed`` with the error. Never
+    content.
+
+    Calls that are no conversation are logged with their `operation`.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+
+    async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
+        began = self._clock.monotonic_ns()
+        about: dict[str, object] = {"model": request.model, "request_id": request.request_id}
+        if request.session_id:
+            about["session_id"] = request.session_id
+        try:
+            outcome = await next(request)
+        except Exception as error:
+            took = self._milliseconds(began)
+            _call_log.warning(
+                "call_failed",
+                **about,
+                error=type(error).__name__,
+                message=str(error)[:200],
+                ms=took,
+            )
+            raise
+        _call_log.info(
+            "call_done",
+            **about,
+            **_amounts(outcome.usage, outcome.cost),
+            stop_reason=str(outcome.response.stop_reason),
+            ms=self._milliseconds(began),
+        )
+        return outcome
+
+    def settle(self, call: CallInfo, end: CallEnd) -> None:
+        if call.operation == "chat":
+            return  # `call` tells of it, also if it was answered without one
+        about = {"operation": call.operation, "model": call.model, "request_id": call.request_id}
+        match end:
+            case LlmCallFailed():
+                told = {"error": end.error_type, "message": end.message[:200], "ms": end.latency_ms}
+                _call_log.warning("call_failed", **about, **told)
+            case LlmCallCompleted():
+                _call_log.info("call_done", **about, **_amounts(end.usage, end.cost), ms=end.latency_ms)
+
+    def _milliseconds(self, began: int) -> int:
+        return (self._clock.monotonic_ns() - began) // 1_000_000
+
+
+def _amounts(usage: TokenUsage, cost: Cost) -> dict[str, object]:
+    return {
+        "input_tokens": usage.total_input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cost_usd": None if cost.usd is None else str(cost.usd),
+    }
+
+
+# Other models are asked if the reply of the first one is unwanted.
+
+
+class TryModels(Middleware):
+    """Asks other models, in order, if a call fails or if its outcome is unwanted.
+
+    The engine itself deals with failures of a provider (`fallback=`). This middleware also judges replies: a
+    refusal, an empty text, a reply that is no JSON. A streamed reply that has begun can't be taken back, so of
+    streamed calls only those that fail before their first content lead to another model. Each try is a call of its
+    own with its own cost. If all outcomes are unwanted, the last one is returned. If all calls fail, the first
+    error is raised.
+
+    Args:
+        models: The names of the other models, besides the model that the caller asks for.
+        unwanted: Tells whether an outcome is unwanted; None wants every outcome.
+
+    Raises:
+        ValueError: `models` is empty or no list of names.
+    """
+
+    def __init__(self, models: Sequence[str], *, unwanted: Callable[[CallOutcome], bool] | None = None) -> None:
+        if isinstance(models, str) or not models:
+            raise ValueError('TryModels takes a list of model names: TryModels(["openai:gpt-5.2"])')
+        self._models = tuple(models)
+        self._unwanted = unwanted
+
+    async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
+        outcome: CallOutcome | None = None
+        failure: CallboardError | None = None
+        for model in (request.model, *self._models):
+            try:
+                outcome = await next(msgspec.structs.replace(request, model=model))
+            except CancelledError:
+                raise
+            except CallboardError as error:
+                if isinstance(error, AdapterError) and error.content:
+                    raise  # a part of it has been delivered
+                failure = failure or error
+            else:
+                if request.stream or self._unwanted is None or not self._unwanted(outcome):
+                    return outcome
+        if outcome is None:
+            assert failure is not None
+            raise failure
+        return outcome

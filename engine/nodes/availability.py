@@ -1,0 +1,347 @@
+"""The availability of providers, as all nodes of a cluster have found it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged, StoreError
+from callboard.tracestore.nodes import ProbeTables
+
+from ..rate_limits.gate import Lesson
+from ..rate_limits.rate_limits import RateLimits
+from ..routing.availability import AvailabilityTable, RecordKey
+
+# What one node has found of a provider's availability, told to the others over the broker.
+
+_log = Log("engine.node")
+
+REPEAT_SECONDS = 5.0
+"""Seconds after which what is open is told again."""
+
+_KNOWN_HERE_ONLY = ("network", "adapter_crashed", "key refused")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a node has found, as it goes to the others."""
+
+    node: str
+    """The node: the run of its engine."""
+    provider: str
+    """The adapter's name."""
+    model: str | None
+    """The model, ``provider:name``; None for the provider as a whole."""
+    state: str
+    """``available``, ``degraded`` or ``unavailable``."""
+    reason: str
+    """The reason, in words."""
+    seconds: float | None
+    """Seconds until it may be tried again; None where there is no such time."""
+
+
+class MessageBroker(Protocol):
+    """What is needed of the broker."""
+
+    def publish(self, subject: str, payload: bytes, /) -> bool:
+        """Send a message without waiting."""
+        ...
+
+    async def subscribe(self, subject: str, receive: Callable[[str, bytes, str], None], /) -> object:
+        """Take in messages of a subject."""
+        ...
+
+
+class SharedAvailability:
+    """The part of a node. See `engine.nodes.part`.
+
+    Args:
+        node: This node.
+        cluster: The cluster's name.
+        broker: The broker.
+        table: The availability of providers here.
+        bus: The engine's bus.
+        clock: The engine's clock.
+    """
+
+    name = "availability"
+
+    def __init__(
+        self, node: str, cluster: str, broker: MessageBroker, table: AvailabilityTable, bus: Bus, clock: Clock
+    ) -> None:
+        self._node = node
+        self._subject = f"callboard.{cluster}.availability"
+        self._broker = broker
+        self._table = table
+        self._bus = bus
+        self._clock = clock
+        self._open: dict[tuple[str, str | None], ProviderAvailabilityChanged] = {}
+        self._listens = False
+
+    async def run(self) -> None:
+        """Tell and be told, until cancelled."""
+        if not self._listens:
+            await self._broker.subscribe(self._subject, self.receive)
+            self._listens = True
+        topic = ProviderAvailabilityChanged.topic_of()
+        with self._bus.subscribe(topic, policy=Lossless(), name="shared availability") as changes:
+            while True:
+                with anyio.move_on_after(REPEAT_SECONDS):
+                    await changes.wait()
+                for envelope in changes.take():
+                    assert isinstance(envelope.data, ProviderAvailabilityChanged)
+                    self._changed(envelope.data)
+                for change in self._open.values():
+                    self._tell(change)
+
+    async def drain(self) -> None:
+        """Nothing waits."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
+        """Take in what another node has found."""
+        found = msgspec.json.decode(payload, type=Found)
+        if found.node == self._node:
+            return
+        now_us = self._clock.now_us()
+        retry_at_us = None if found.seconds is None else now_us + round(found.seconds * 1e6)
+        for change in self._table.found_elsewhere(
+            found.provider, found.model, found.state, found.reason, retry_at_us, now_us, found.node
+        ):
+            self._bus.publish(change)
+
+    def _changed(self, change: ProviderAvailabilityChanged) -> None:
+        key = change.provider, change.model
+        if change.node is not None or change.current == "probing":
+            return
+        if change.current == "available":
+            if self._open.pop(key, None) is not None:
+                self._tell(change)
+        elif not change.reason.startswith(_KNOWN_HERE_ONLY):
+            self._open[key] = change
+
+    def _tell(self, change: ProviderAvailabilityChanged) -> None:
+        seconds = None
+        if change.retry_at_us is not None:
+            seconds = (change.retry_at_us - self._clock.now_us()) / 1e6
+            if seconds <= 0:
+                return
+        found = Found(self._node, change.provider, change.model, change.current, change.reason, seconds)
+        self._broker.publish(self._subject, msgspec.json.encode(found))
+
+
+# What one node has learned of a provider's rate limits, told to the others over the broker.
+
+_limits_log = Log("engine.shared_limits")
+
+TELL_SECONDS = 1.0
+"""The least time between two tellings, unless somebody was refused."""
+
+_Place = tuple[str, str, str]
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A lesson, as it goes to the others."""
+
+    node: str
+    """The node: the run of its engine."""
+    adapter: str
+    """The adapter's name."""
+    key: str
+    """The name of the key."""
+    lesson: Lesson
+    """What was learned."""
+    age_us: int
+    """Microseconds since then."""
+
+
+class LearnedLimits:
+    """The part of a node. See `engine.nodes.part`.
+
+    Args:
+        node: This node.
+        cluster: The cluster's name.
+        broker: The broker.
+    """
+
+    name = "learned limits"
+    limits: RateLimits
+    """The limits of the engine; set before the start."""
+
+    def __init__(self, node: str, cluster: str, broker: MessageBroker) -> None:
+        self._node = node
+        self._subject = f"callboard.{cluster}.limits"
+        self._broker = broker
+        self._listens = False
+        self._news: dict[_Place, tuple[Lesson, float]] = {}
+        self._come = anyio.Event()
+        self._hurry = anyio.Event()
+
+    def share(self, limits: RateLimits) -> None:
+        """Share what an engine learns."""
+        self.limits = limits
+        limits.on_learned = self.note
+
+    def note(self, adapter: str, key: str, lesson: Lesson) -> None:
+        """Note what a reply has taught here. What it says stands for what was noted before."""
+        self._news[adapter, key, lesson.model] = lesson, anyio.current_time()
+        self._come.set()
+        if lesson.pause_us:
+            self._hurry.set()
+
+    async def run(self) -> None:
+        """Tell and be told, until cancelled."""
+        if not self._listens:
+            await self._broker.subscribe(self._subject, self.receive)
+            self._listens = True
+        while True:
+            await self._come.wait()
+            self._come, self._hurry = anyio.Event(), anyio.Event()
+            self._tell()
+            with anyio.move_on_after(TELL_SECONDS):
+                await self._hurry.wait()
+
+    async def drain(self) -> None:
+        """Nothing waits that matters to anybody later."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
+        """Take in what another node has learned."""
+        try:
+            told = msgspec.json.decode(payload, type=Told)
+        except msgspec.DecodeError as error:  # of another version
+            _limits_log.debug("lesson_not_read", error=str(error))
+            return
+        if told.node != self._node:
+            self.limits.learn(told.adapter, told.key, told.lesson, told.age_us)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, {}
+        for (adapter, key, _), (lesson, at) in news.items():
+            age_us = max(round((anyio.current_time() - at) * 1e6), 0)
+            told = Told(self._node, adapter, key, lesson, age_us)
+            self._broker.publish(self._subject, msgspec.json.encode(told))
+
+
+# One probe for the whole cluster.
+
+
+LEASE_SECONDS = 10.0
+"""The length of a lease. It is taken for longer as long as the probe is under way."""
+
+_RENEW_SECONDS = 3.0
+_BEGINS_SECONDS = 1.0  # within which a call that may probe has begun
+_LOOK_SECONDS = 0.005
+
+
+class ProbeLeases:
+    """The part of a node. See `engine.nodes.part`.
+
+    Args:
+        node: This node.
+        tables: The shared rows.
+        table: The availability of providers here.
+        bus: The engine's bus.
+        clock: The engine's clock.
+    """
+
+    name = "probes"
+
+    def __init__(self, node: str, tables: ProbeTables, table: AvailabilityTable, bus: Bus, clock: Clock) -> None:
+        self._node = node
+        self._tables = tables
+        self._table = table
+        self._bus = bus
+        self._clock = clock
+        self._asking = anyio.Lock()
+        self._held: dict[RecordKey, float] = {}  # when a call was told that it may probe, by the loop's time
+
+    async def may_go(self, provider: str, model: str) -> bool:
+        """Whether a call may go to a model, as far as other nodes are concerned.
+
+        Returns:
+            False if the availability of the model is another one by now, so that it is to be chosen anew.
+        """
+        if not self._half_open(provider, model):
+            return True
+        async with self._asking:
+            await self._begun(provider, model)
+            keys = self._half_open(provider, model)
+            return bool(keys) and await self._take(keys)
+
+    async def run(self) -> None:
+        """Let go of leases whose probes have ended, and keep the others, until cancelled."""
+        topic = ProviderAvailabilityChanged.topic_of()
+        with self._bus.subscribe(topic, policy=Lossless(), name="probes") as changes:
+            while True:
+                with anyio.move_on_after(_RENEW_SECONDS):
+                    await changes.wait()
+                changes.take()
+                try:
+                    await self._tend()
+                except StoreError as error:
+                    _log.debug("probes_not_tended", error=str(error))
+                await anyio.sleep(_LOOK_SECONDS)
+
+    async def drain(self) -> None:
+        """Nothing waits."""
+
+    async def close(self) -> None:
+        """Let go of all leases."""
+        for provider, model in tuple(self._held):
+            await self._release((provider, model))
+
+    # -- How
+
+    def _half_open(self, provider: str, model: str) -> list[RecordKey]:
+        return self._table.half_open(provider, model, self._clock.now_us())
+
+    async def _begun(self, provider: str, model: str) -> None:
+        """Wait until a call of this node that may probe has begun to."""
+        for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
+            if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
+                return
+            await anyio.sleep(_LOOK_SECONDS)
+
+    def _is_to_begin(self, key: RecordKey) -> bool:
+        told = self._held.get(key)
+        return told is not None and anyio.current_time() - told < _BEGINS_SECONDS
+
+    async def _take(self, keys: list[RecordKey]) -> bool:
+        taken: list[RecordKey] = []
+        for provider, model in keys:
+            try:
+                seconds = await self._tables.take(self._node, provider, model or "", LEASE_SECONDS)
+            except StoreError as error:
+                _log.warning("probe_without_lease", provider=provider, error=str(error))
+                seconds = 0.0
+            if seconds > 0:
+                self._table.leave_to_other(provider, model, self._clock.now_us() + round(seconds * 1e6))
+                for key in taken:
+                    await self._release(key)
+                return False
+            taken.append((provider, model))
+            self._held[provider, model] = anyio.current_time()
+        return True
+
+    async def _tend(self) -> None:
+        for key in tuple(self._held):
+            provider, model = key
+            if self._table.is_probing(key):
+                await self._tables.take(self._node, provider, model or "", LEASE_SECONDS)
+            elif not self._is_to_begin(key) or not self._table.is_half_open(key, self._clock.now_us()):
+                await self._release(key)
+
+    async def _release(self, key: RecordKey) -> None:
+        provider, model = key
+        self._held.pop(key, None)
+        try:
+            await self._tables.release(self._node, provider, model or "")
+        except StoreError as error:
+            _log.debug("probe_not_released", provider=provider, error=str(error))

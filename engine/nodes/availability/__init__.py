@@ -1,1 +1,0 @@
-"""The availability of providers, as all nodes of a cluster have found it."""

@@ -1,0 +1,396 @@
+"""Events on their way to other processes: what is committed here goes out over the broker, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import anyio
+import msgspec
+
+from callboard.bus import (
+    Envelope,
+    Log,
+    SessionConfigured,
+    SessionMessageAppended,
+    StoreError,
+    decode_envelope,
+    encode_envelope,
+)
+from callboard.tracestore import Store
+from callboard.tracestore.codec import encode_lines
+
+# Pages
+
+PAGE_EVENTS = 256
+"""The number of events in a page at most, which is what a commit has at most."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page, still encoded."""
+
+    run_id: str
+    """The run of its events."""
+    after: int
+    """The `seq` of the event before its first one; 0 if there is none."""
+    last: int
+    """The `seq` of its last event."""
+    lines: bytes | None = None
+    """The envelopes, one a line; None if they are not in it."""
+
+    @property
+    def message_id(self) -> str:
+        """What tells it from all other pages, so that the broker drops it if it comes twice."""
+        return f"{self.run_id}:{self.after}-{self.last}"
+
+    def envelopes(self) -> list[Envelope] | None:
+        """Its events; None if they are not in it. Raises ValueError if they can't be read."""
+        return None if self.lines is None else [decode_envelope(line) for line in self.lines.splitlines()]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    run: str
+    after: int
+    last: int
+    elsewhere: bool = False
+
+
+_heads = msgspec.json.Decoder(_Head)
+
+
+def encode_page(page: Page) -> bytes:
+    """The message of a page."""
+    head = _Head(page.run_id, page.after, page.last, page.lines is None)
+    return msgspec.json.encode(head) + b"\n" + (page.lines or b"")
+
+
+def decode_page(message: bytes) -> Page:
+    """The page of a message. Raises ValueError if it is none."""
+    encoded, _, lines = message.partition(b"\n")
+    try:
+        head = _heads.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a page of events: {error}") from error
+    return Page(head.run, head.after, head.last, None if head.elsewhere else lines)
+
+
+def pages_of(
+    run_id: str, after: int, envelopes: Sequence[Envelope], *, content: bool, most_bytes: int
+) -> list[Page]:
+    """The pages of some events that follow one another.
+
+    Args:
+        run_id: Their run.
+        after: The `seq` of the event before them.
+        envelopes: The events.
+        content: Whether what was said goes out with them.
+        most_bytes: The size that the lines of a page may have.
+    """
+    pages: list[Page] = []
+    parts = [envelopes[begin : begin + PAGE_EVENTS] for begin in range(0, len(envelopes), PAGE_EVENTS)]
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        lines: bytes | None = _lines(part, content=content)
+        if len(lines or b"") > most_bytes:
+            if len(part) > 1:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+                continue
+            lines = None
+        pages.append(Page(run_id, after, part[-1].seq, lines))
+        after = part[-1].seq
+    return pages
+
+
+def _lines(envelopes: Sequence[Envelope], *, content: bool) -> bytes:
+    if content:
+        return b"".join(encode_envelope(envelope) + b"\n" for envelope in envelopes)
+    return encode_lines([_not_captured(envelope) for envelope in envelopes])
+
+
+def _not_captured(envelope: Envelope) -> Envelope:
+    """An event that isn't marked as one whose content is stored: nothing of it is then in its line."""
+    event = envelope.data
+    for kind in (SessionMessageAppended, SessionConfigured):
+        if isinstance(event, kind) and type(event) is not kind:
+            bare = kind(**{name: getattr(event, name) for name in kind.__struct_fields__})
+            return msgspec.structs.replace(envelope, data=bare)
+    return envelope
+
+
+# The decisions of a bridge, without any work
+
+MOST_WAITING = 8 * 1024 * 1024
+"""The bytes of pages that wait in memory at most."""
+
+FIRST_RETRY = 0.1
+"""Seconds until a page goes out again. They double with each failure that follows."""
+
+LONGEST_RETRY = 5.0
+"""The most that these seconds come to."""
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a page, and tell `Outgoing.acknowledged` or `Outgoing.failed`."""
+
+    page: Page
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Read the events behind one from the trace, and tell `Outgoing.read`, or `Outgoing.failed`."""
+
+    after: int
+    """The `seq` of the event before them."""
+
+
+class Rest(msgspec.Struct, frozen=True):
+    """Do nothing, until there is something new."""
+
+    seconds: float | None
+    """The seconds after which to go on in any case. None: there is nothing to do."""
+
+
+Step: TypeAlias = Send | Read | Rest
+
+
+class Outgoing:
+    """How far one run's events have gone out. Times are seconds of any clock that never goes back.
+
+    Args:
+        behind: Whether events may have been committed already.
+    """
+
+    def __init__(self, *, behind: bool = False) -> None:
+        self.cursor = 0
+        """The `seq` up to which the broker has everything."""
+        self.last = 0
+        """The `seq` of the last event that waits or has gone out."""
+        self.committed = 0
+        """The `seq` of the last event that is known to be committed."""
+        self.failures = 0
+        """The number of failures in a row."""
+        self.is_behind = behind
+        self._waiting: deque[Page] = deque()
+        self._bytes = 0
+        self._retry_at = 0.0
+        self._asked = 0  # `committed`, when the trace was asked
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of the pages that wait."""
+        return self._bytes
+
+    def next(self, now: float, *, connected: bool) -> Step:
+        """The next step at this time.
+
+        Args:
+            now: The time.
+            connected: Whether the broker can be reached.
+        """
+        if not connected:
+            return Rest(None)
+        if not self._waiting and not self.is_behind:
+            return Rest(None)
+        if now < self._retry_at:
+            return Rest(self._retry_at - now)
+        if self._waiting:
+            return Send(self._waiting[0])
+        self._asked = self.committed
+        return Read(self.last)
+
+    def add(self, pages: Sequence[Page]) -> None:
+        """Pages of events that were committed just now, behind `last`, while it is current."""
+        self._enqueue(pages)
+        self.committed = max(self.committed, self.last)
+        if self._bytes > MOST_WAITING and len(self._waiting) > 1:
+            self._fall_behind()
+
+    def note(self, seq: int) -> None:
+        """Events up to this one were committed, while it is behind."""
+        self.committed = max(self.committed, seq)
+
+    def read(self, pages: Sequence[Page]) -> None:
+        """What the trace has behind `last`. Without pages there was nothing."""
+        self._enqueue(pages)
+        if self.last >= self.committed or (not pages and self.committed == self._asked):
+            self.is_behind = False
+
+    def acknowledged(self, page: Page) -> None:
+        """The broker has the page."""
+        self.failures, self._retry_at = 0, 0.0
+        self.cursor = max(self.cursor, page.last)
+        if self._waiting and self._waiting[0] == page:
+            self._waiting.popleft()
+            self._bytes -= len(page.lines or b"")
+
+    def failed(self, now: float) -> None:
+        """The broker has not said that it has the page, or the trace can't be read."""
+        self.failures += 1
+        self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
+
+    def connected(self) -> None:
+        """The broker is back: whatever waits goes out at once."""
+        self.failures, self._retry_at = 0, 0.0
+
+    def _enqueue(self, pages: Sequence[Page]) -> None:
+        for page in pages:
+            self._waiting.append(page)
+            self._bytes += len(page.lines or b"")
+            self.last = page.last
+
+    def _fall_behind(self) -> None:
+        """Forget what waits, but for the page that may be on its way."""
+        first = self._waiting[0]
+        self._waiting = deque([first])
+        self._bytes = len(first.lines or b"")
+        self.last = first.last
+        self.is_behind = True
+
+
+# The bridge at work
+
+_log = Log("engine.bridge")
+
+MOST_BYTES = 256 * 1024
+"""The size of a page's lines at most. Readers have some dozens of pages in memory."""
+
+HEAD_BYTES = 1024
+"""The room in a message for all that is no line."""
+
+
+class EventBroker(Protocol):
+    """What a bridge needs of the broker."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        ...
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes of a message at most."""
+        ...
+
+    async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
+        """Have a message kept, once for each id. False if that isn't certain. It never raises."""
+        ...
+
+
+class BridgeStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of a bridge."""
+
+    sent: int
+    """The `seq` up to which the broker has everything."""
+    committed: int
+    """The `seq` of the last event that is known to be committed."""
+    waiting_bytes: int
+    """The bytes that wait in memory to go out."""
+    is_behind: bool
+    """Whether events wait in the trace alone."""
+    failures: int
+    """The number of failures in a row."""
+
+
+class EventBridge:
+    """The way out of one run's events. It is a part of a node, see `engine.nodes.part`.
+
+    Args:
+        run_id: The run.
+        store: The trace that the events are committed to.
+        broker: Where they go out.
+        content: Whether what was said goes out with them.
+        behind: Whether events may have been committed before `committed` was called for the first time.
+    """
+
+    name = "bridge"
+
+    def __init__(
+        self, run_id: str, store: Store, broker: EventBroker, *, content: bool = False, behind: bool = False
+    ) -> None:
+        self._run_id = run_id
+        self._store = store
+        self._broker = broker
+        self._content = content
+        self._course = Outgoing(behind=behind)
+        self._more = anyio.Event()
+
+    def committed(self, envelopes: Sequence[Envelope]) -> None:
+        """Take events that were committed just now, in their order. Those of other runs are not sent."""
+        course = self._course
+        new = [each for each in envelopes if each.seq > course.last and each.run_id == self._run_id]
+        if not new:
+            return
+        if course.is_behind:
+            course.note(new[-1].seq)
+        else:
+            course.add(self._pages(new))
+        self._more.set()
+
+    def connected(self) -> None:
+        """The broker is back."""
+        self._course.connected()
+        self._more.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            if self._more.is_set():
+                self._more = anyio.Event()
+            rest = await self._step()
+            if rest is not None:
+                with anyio.move_on_after(rest.seconds):
+                    await self._more.wait()
+
+    async def drain(self) -> None:
+        """Send what is left, as long as the broker takes it."""
+        seconds: float | None = 0.0
+        while seconds is not None:
+            rest = await self._step()
+            seconds = 0.0 if rest is None else rest.seconds
+            await anyio.sleep(seconds or 0.0)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def statistics(self) -> BridgeStatistics:
+        """A snapshot."""
+        course = self._course
+        return BridgeStatistics(
+            course.cursor, course.committed, course.waiting_bytes, course.is_behind, course.failures
+        )
+
+    async def _step(self) -> Rest | None:
+        """Do what is next. Returns the rest to take, if there is nothing to do now."""
+        step = self._course.next(anyio.current_time(), connected=self._broker.connected)
+        match step:
+            case Send(page=page):
+                await self._send(page)
+            case Read(after=after):
+                await self._read(after)
+            case Rest():
+                return step
+        return None
+
+    async def _send(self, page: Page) -> None:
+        message = encode_page(page)
+        if len(message) > self._broker.most_bytes:  # it was made before the broker said what it takes
+            message = encode_page(msgspec.structs.replace(page, lines=None))
+        if await self._broker.publish(page.run_id, page.message_id, message):
+            self._course.acknowledged(page)
+        else:
+            self._course.failed(anyio.current_time())
+
+    async def _read(self, after: int) -> None:
+        try:
+            envelopes = await self._store.run_events(self._run_id, after, PAGE_EVENTS)
+        except (StoreError, OSError) as error:
+            _log.warning("events_not_read", error=str(error))
+            self._course.failed(anyio.current_time())
+        else:
+            self._course.read(self._pages(envelopes))
+
+    def _pages(self, envelopes: Sequence[Envelope]) -> list[Page]:
+        most = min(MOST_BYTES, self._broker.most_bytes - HEAD_BYTES)
+        return pages_of(self._run_id, self._course.last, envelopes, content=self._content, most_bytes=most)

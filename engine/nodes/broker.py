@@ -1,0 +1,448 @@
+"""The connection to NATS, which comes and goes while everybody else goes on.
+
+    connecting ──▶ connected ⇄ away ──▶ closed
+
+Subscriptions may be made at any time, and hold from the next connection on. What is published while the broker is
+away is not kept: whoever publishes is told so, and told when the broker is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias, cast
+from urllib.parse import ParseResult
+
+import anyio
+import msgspec
+from nats.aio.transport import TcpTransport
+
+from callboard.bus import ConfigurationError, Log
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription as NatsSubscription
+    from nats.js import JetStreamContext
+
+
+_log = Log("engine.broker")
+
+RECONNECT_SECONDS = 0.25
+"""The time between two attempts to reach the broker."""
+
+PING_SECONDS = 5
+"""The time between two signs of life. A broker that owes two of them counts as away."""
+
+LET_GO_ROUNDS = 8
+"""The rounds of the event loop for which the client's own task may take to write."""
+
+MOST_WAITING = 16 * 1024 * 1024
+"""The bytes that may wait to be sent. What comes beyond them is not taken."""
+
+Receiver: TypeAlias = Callable[[str, bytes, str], None]
+"""Takes a message: its subject, what it carries, and the subject where an answer is wanted, or nothing."""
+
+
+class BrokerStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of the connection."""
+
+    connected: bool
+    """Whether the broker can be reached."""
+    reconnects: int
+    """The number of times that it came back."""
+    waiting_bytes: int
+    """The bytes that wait to be sent."""
+
+
+class _Subscription:
+    """Messages of one subject that are taken in."""
+
+    def __init__(self, subject: str, receive: Receiver, subscriptions: set[_Subscription]) -> None:
+        self.subject = subject
+        self.real: NatsSubscription | None = None
+        self._receive = receive
+        self._subscriptions = subscriptions
+
+    async def take(self, message: Msg) -> None:
+        try:
+            self._receive(message.subject, message.data, message.reply)
+        except Exception as error:  # one message must not end the others
+            _log.error("message_not_taken", subject=message.subject, error=f"{type(error).__name__}: {error}")
+
+    async def unsubscribe(self) -> None:
+        """Take in no more. It never raises."""
+        self._subscriptions.discard(self)
+        real, self.real = self.real, None
+        if real is not None:
+            try:
+                await real.unsubscribe()
+            except Exception as error:
+                _log.debug("not_unsubscribed", subject=self.subject, error=str(error))
+
+
+class Broker:
+    """The connection of one node.
+
+    Args:
+        url: The address of the broker, or several with commas between them.
+        client: The name of this client, for the broker's operators.
+
+    Raises:
+        ConfigurationError: The library for it is not installed.
+    """
+
+    name = "broker"
+
+    def __init__(self, url: str, client: str) -> None:
+        if find_spec("nats") is None:
+            raise ConfigurationError("a broker needs nats-py: pip install 'callboard[nats]'")
+        self._servers = [address.strip() for address in url.split(",") if address.strip()]
+        self._client_name = client
+        self._client: Client | None = None
+        self._subscriptions: set[_Subscription] = set()
+        self._callbacks: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[bool], None]] = []
+        self._told: bool | None = None
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._more = asyncio.Event()
+        self._reached = asyncio.Event()
+        self._reconnects = 0
+        self._connected_at: float | None = None
+
+    # -- its life, as a part of the node
+
+    async def run(self) -> None:
+        """Connect, and send what is published, until cancelled. A broker that can't be reached is tried for ever.
+
+        The connection stays until `close`, so that what is left can go out at the end.
+        """
+        if self._client is None or self._client.is_closed:
+            await self._connect()
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            await self._send()
+
+    async def drain(self) -> None:
+        """Send what waits. A broker that doesn't take it within a second is left."""
+        from nats.errors import Error
+
+        if self._client is None or not self.connected:
+            return
+        try:
+            await self._send()
+            await self.arrived(1)
+        except (Error, OSError, TimeoutError) as error:
+            _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
+
+    async def arrived(self, seconds: int) -> None:
+        """Wait until the broker has taken in what was handed to the client, subscriptions too.
+
+        Args:
+            seconds: The time for an answer; there are two of them.
+
+        Raises:
+            nats.errors.Error: It doesn't answer in time, or the connection is closed.
+        """
+        if self._client is not None:
+            await self._client.flush(seconds)
+            # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
+            await self._client.flush(seconds)
+
+    async def reached(self) -> None:
+        """Return when the broker is connected."""
+        while not self.connected:
+            self._reached.clear()
+            await self._reached.wait()
+
+    async def let_go(self) -> None:
+        """Return when what was published is with the operating system, which sends it whatever becomes of this
+        process. If the broker takes nothing for now, nobody waits. It never raises.
+        """
+        if (client := self._client) is None or not self.connected:
+            return
+        await self._send()
+        for _ in range(LET_GO_ROUNDS):
+            if not client.pending_data_size:
+                break
+            await asyncio.sleep(0)  # the client writes in a task of its own
+
+    async def close(self) -> None:
+        """End the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    # -- messages
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def connected_seconds(self) -> float:
+        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        since = self._connected_at
+        return 0.0 if since is None or not self.connected else asyncio.get_running_loop().time() - since
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes of a message at most."""
+        return self._client.max_payload if self._client is not None and self._client.max_payload > 0 else 1 << 20
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        """Send a message, without waiting.
+
+        Returns:
+            False if it is lost for certain.
+        """
+        if not self.connected or self._waiting_bytes + len(payload) > MOST_WAITING:
+            return False
+        self._waiting.append((subject, payload))
+        self._waiting_bytes += len(payload)
+        self._more.set()
+        return True
+
+    async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
+        """Take in the messages of a subject, also after the broker was away.
+
+        Raises:
+            OSError: The broker refuses.
+        """
+        subscription = _Subscription(subject, receive, self._subscriptions)
+        self._subscriptions.add(subscription)
+        if self._client is not None:
+            await self._subscribe(self._client, subscription)
+        return subscription
+
+    async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
+        """The first answer to a message. None if nobody listens there, nobody answers in time, or the broker
+        can't be reached.
+        """
+        from nats.errors import Error
+
+        if not self.connected or self._client is None:
+            return None
+        try:
+            return (await self._client.request(subject, payload, timeout=seconds)).data
+        except (Error, OSError, TimeoutError):
+            return None
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Have a function called whenever there is a connection again, the first one included."""
+        self._callbacks.append(callback)
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Have a function called when the broker can be reached (True), and when it can't any more, or never could
+        (False).
+        """
+        self._watchers.append(callback)
+
+    @property
+    def jetstream(self) -> JetStreamContext | None:
+        """The broker's storage, as nats-py has it; None while the broker is away."""
+        return self._client.jetstream(timeout=2) if self._client is not None and self.connected else None
+
+    @property
+    def client(self) -> Client | None:
+        """The connection itself, as nats-py has it; None while the broker is away."""
+        return self._client if self.connected else None
+
+    def statistics(self) -> BrokerStatistics:
+        """A snapshot of the connection."""
+        return BrokerStatistics(self.connected, self._reconnects, self._waiting_bytes)
+
+    # -- inside
+
+    async def _connect(self) -> None:
+        from nats.aio.client import Client
+
+        client = Client()
+        if not any("ws" in address.partition("://")[0] for address in self._servers):
+            client._transport = ClosingTransport()
+        try:
+            await client.connect(
+                self._servers,
+                name=self._client_name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=cast("int", RECONNECT_SECONDS),  # it takes fractions
+                ping_interval=PING_SECONDS,
+                connect_timeout=2,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+                skip_subject_validation=True,
+            )
+            self._client = client
+            for subscription in tuple(self._subscriptions):
+                await self._subscribe(client, subscription)
+        except BaseException:
+            self._client = None
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await client.close()
+            raise
+        self._tell()
+
+    async def _subscribe(self, client: Client, subscription: _Subscription) -> None:
+        from nats.errors import Error
+
+        try:
+            subscription.real = await client.subscribe(subscription.subject, cb=subscription.take)
+        except Error as error:
+            raise OSError(f"the broker can't be listened to: {error}") from error
+
+    async def _send(self) -> None:
+        from nats.errors import Error
+
+        if (client := self._client) is None:
+            return
+
+        while self._waiting:
+            subject, payload = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
+            try:
+                await client.publish(subject, payload)
+            except Error as error:
+                _log.debug("not_published", subject=subject, error=str(error))
+
+    async def _on_error(self, error: Exception) -> None:
+        _log.debug("broker_error", error=f"{type(error).__name__}: {error}")
+        if self._told is None:
+            self._changed(connected=False)
+
+    async def _on_disconnect(self) -> None:
+        self._connected_at = None
+        if self._client is None:
+            return  # it was closed
+        self._changed(connected=False)
+
+    async def _on_reconnect(self) -> None:
+        self._reconnects += 1
+        self._tell()
+
+    def _changed(self, *, connected: bool) -> None:
+        if self._told != connected:
+            self._told = connected
+            if connected:
+                _log.info("broker_connected", servers=self.addresses)
+            else:
+                _log.warning("broker_away", servers=self.addresses)
+            for watcher in self._watchers:
+                watcher(connected)
+
+    @property
+    def addresses(self) -> str:
+        """The addresses of the broker, without passwords."""
+        return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in self._servers)
+
+    def _tell(self) -> None:
+        self._changed(connected=True)
+        self._connected_at = asyncio.get_running_loop().time()
+        self._reached.set()
+        for callback in self._callbacks:
+            callback()
+
+
+class ClosingTransport(TcpTransport):
+    """A transport that closes the connection before, when it makes another one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self.close()  # type: ignore[no-untyped-call]
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    def __bool__(self) -> bool:
+        return True  # else nats-py would make one of its own
+
+
+# A look at a broker, over a connection of its own.
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a broker keeps in one of its streams."""
+
+    messages: int
+    """The number of messages."""
+    bytes: int
+    """Their bytes."""
+
+
+class BrokerCondition(msgspec.Struct, frozen=True):
+    """What a broker says of itself."""
+
+    server: str
+    """Its address, without a password."""
+    version: str
+    """Its version."""
+    jetstream: bool
+    """Whether it can keep messages."""
+    events: Kept | None
+    """The events that it keeps for the cluster; None if it never kept any."""
+    frames: Kept | None
+    """The frames of streams that it keeps for the cluster, for some minutes; None if it keeps none."""
+
+
+async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:
+    """What the broker at an address says of itself.
+
+    Args:
+        url: The address, or several with commas between them.
+        cluster: The cluster's name.
+        seconds: The time that it may take.
+
+    Raises:
+        OSError: It can't be reached.
+    """
+    import anyio
+    from nats.aio.client import Client
+    from nats.errors import Error
+
+    servers = [address.strip() for address in url.split(",") if address.strip()]
+    failures: list[Exception] = []
+
+    async def failed(error: Exception) -> None:
+        failures.append(error)
+        if len(failures) >= len(servers):
+            raise error  # else it would try for ever
+
+    client = Client()
+    try:
+        with anyio.fail_after(seconds):
+            await client.connect(servers, allow_reconnect=False, connect_timeout=2, error_cb=failed)
+            jetstream = client.jetstream(timeout=2)
+            place = client.connected_url
+            events, frames, keeps = None, None, True
+            try:
+                await jetstream.account_info()
+                events = await _kept(jetstream, f"callboard_{cluster}_events")
+                frames = await _kept(jetstream, f"callboard_{cluster}_streams")
+            except Error:
+                keeps = False
+            where = "" if place is None else f"{place.hostname}:{place.port}"
+            version = client.connected_server_version
+            said = f"{version.major}.{version.minor}.{version.patch}"
+            return BrokerCondition(where, said, keeps, events, frames)
+    except TimeoutError as error:
+        raise OSError(f"no answer within {seconds:g} s") from error
+    except (Error, OSError, ValueError) as error:
+        raise OSError(str(error) or type(error).__name__) from error
+    finally:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+            await client.close()
+
+
+async def _kept(jetstream: JetStreamContext, stream: str) -> Kept | None:
+    from nats.js.errors import NotFoundError
+
+    try:
+        state = (await jetstream.stream_info(stream)).state
+    except NotFoundError:
+        return None
+    return Kept(state.messages, state.bytes)

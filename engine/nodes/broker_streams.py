@@ -1,0 +1,398 @@
+"""The stream of the broker that keeps events for a while: written with acknowledgements, and read in order.
+
+What it keeps is a convenience: readers who were away for a moment find there what they missed. Whatever it lost,
+or has dropped for its age or its size, they find in the shared store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from callboard.bus import Log
+
+from .broker import Broker
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+    from nats.js import JetStreamContext
+    from nats.js.api import ConsumerConfig
+
+
+_log = Log("engine.broker")
+
+EVENTS_SECONDS = 24 * 3600
+"""Seconds for which events are kept."""
+
+EVENTS_BYTES = 1024 * 1024 * 1024
+"""The bytes of events that are kept at most. Above it, the oldest go."""
+
+DEDUPLICATED_SECONDS = 120
+"""Seconds for which the broker knows the messages that it has had. Readers drop what comes twice after that."""
+
+ACK_SECONDS = 2.0
+"""The longest wait for an acknowledgement, or for an answer."""
+
+PULLED = 64
+"""The number of messages that are asked for at once, and so wait for a reader at most."""
+
+PULL_SECONDS = 30.0
+"""Seconds for which the broker keeps such a request."""
+
+HEARTBEAT_SECONDS = 2.0
+"""Seconds between its signs of life meanwhile. Without two of them the reading begins anew."""
+
+FORGOTTEN_SECONDS = 300.0
+"""Seconds after which the broker forgets a reader that asks for nothing."""
+
+_ID = "Nats-Msg-Id"
+
+
+class StreamPosition(msgspec.Struct, frozen=True):
+    """A place in the stream."""
+
+    stream: str
+    """Which stream it is a place of: one that was wiped, and is made anew, is another one."""
+    sequence: int
+    """The number of the message before it."""
+
+
+class KeptMessage(msgspec.Struct, frozen=True):
+    """A message of the stream."""
+
+    position: StreamPosition
+    """Its place."""
+    data: bytes
+    """What it carries."""
+
+
+class KeptEvents:
+    """The events of one cluster at the broker.
+
+    Args:
+        broker: The connection.
+        cluster: The cluster's name.
+    """
+
+    def __init__(self, broker: Broker, cluster: str) -> None:
+        self._broker = broker
+        self._stream = f"callboard_{cluster}_events"
+        self._prefix = f"callboard.{cluster}.events"
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._broker.connected
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes of a message at most."""
+        return self._broker.most_bytes
+
+    async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
+        """Have the broker keep a message, and wait for its word that it does. It never raises.
+
+        Args:
+            run_id: The run that it is about.
+            message_id: A message of an id that it has had is not kept again.
+            data: What it carries.
+
+        Returns:
+            False if the broker has not said so, in which case it may have kept it or not.
+        """
+        from nats.errors import Error
+        from nats.js.errors import NoStreamResponseError
+
+        jetstream = self._broker.jetstream
+        if jetstream is None:
+            return False
+        subject, headers = f"{self._prefix}.{run_id}", {_ID: message_id}
+        try:
+            await jetstream.publish(subject, data, timeout=ACK_SECONDS, headers=headers)
+        except NoStreamResponseError:
+            with suppress(Error, OSError, TimeoutError):
+                await self._prepare()
+            return False
+        except (Error, OSError, TimeoutError) as error:
+            _log.debug("not_kept", subject=subject, error=f"{type(error).__name__}: {error}")
+            return False
+        return True
+
+    async def heads(self) -> tuple[StreamPosition | None, list[str]]:
+        """Where the stream ends now, and the id of each run's last message. It never raises.
+
+        Returns:
+            None, and no ids, if the broker can't be asked.
+        """
+        from nats.errors import Error
+        from nats.js.api import ConsumerConfig, DeliverPolicy
+
+        try:
+            end = await self._end()
+            config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT, headers_only=True)
+            async with self._pulling(config) as (pull, waiting):
+                headers = [(await pull.next()).headers or {} for _ in range(waiting)]
+        except (Error, OSError, TimeoutError) as error:
+            _log.debug("heads_not_read", error=f"{type(error).__name__}: {error}")
+            return None, []
+        return end, [headers[_ID] for headers in headers if _ID in headers]
+
+    async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+        """The messages of the stream in their order, for ever.
+
+        Args:
+            after: Where to begin: behind a place, with what was kept since a moment, or (None) at the beginning.
+                The beginning it is, too, if the place is one of a stream that is gone.
+
+        Raises:
+            OSError: The broker went away, or its stream did. Begin again, behind the last message.
+        """
+        from nats.errors import Error
+        from nats.js.api import ConsumerConfig, DeliverPolicy
+
+        try:
+            end = await self._end()
+            config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+            if isinstance(after, datetime):
+                config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=after)
+            elif after is not None and after.stream == end.stream and after.sequence <= end.sequence:
+                first = after.sequence + 1
+                config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=first)
+            async with self._pulling(config) as (pull, _):
+                while True:
+                    message = await pull.next()
+                    sequence = message.metadata.sequence.stream
+                    yield KeptMessage(StreamPosition(end.stream, sequence), message.data)
+        except (Error, TimeoutError) as error:
+            raise OSError(f"events can't be read from the broker: {type(error).__name__}: {error}") from error
+
+    # -- inside
+
+    @property
+    def _jetstream(self) -> JetStreamContext:
+        if (jetstream := self._broker.jetstream) is None:
+            raise OSError("the broker can't be reached")
+        return jetstream
+
+    async def _end(self) -> StreamPosition:
+        from nats.js.errors import NotFoundError
+
+        jetstream = self._jetstream
+        try:
+            info = await jetstream.stream_info(self._stream)
+        except NotFoundError:
+            await self._prepare()
+            info = await jetstream.stream_info(self._stream)
+        return StreamPosition(str(info.created), info.state.last_seq)
+
+    async def _prepare(self) -> None:
+        """Have the broker make the stream, if it has none."""
+        from nats.js.api import DiscardPolicy, StreamConfig
+
+        await self._jetstream.add_stream(
+            StreamConfig(
+                name=self._stream,
+                subjects=[f"{self._prefix}.>"],
+                max_age=EVENTS_SECONDS,
+                max_bytes=EVENTS_BYTES,
+                discard=DiscardPolicy.OLD,
+                duplicate_window=DEDUPLICATED_SECONDS,
+            )
+        )
+
+    @asynccontextmanager
+    async def _pulling(self, config: ConsumerConfig) -> AsyncIterator[tuple[_Pull, int]]:
+        """A reader of the stream, and the number of messages that waited for it when it began."""
+        from nats.errors import Error
+        from nats.js.api import AckPolicy
+
+        client, jetstream = self._broker.client, self._jetstream
+        assert client is not None
+        config = config.evolve(
+            ack_policy=AckPolicy.NONE, mem_storage=True, num_replicas=1, inactive_threshold=FORGOTTEN_SECONDS
+        )
+        consumer = await jetstream.add_consumer(self._stream, config)
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        try:
+            yield _Pull(client, subscription, inbox, f"{self._stream}.{consumer.name}"), consumer.num_pending or 0
+        finally:
+            with suppress(Error, OSError, TimeoutError), anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await subscription.unsubscribe()
+                await jetstream.delete_consumer(self._stream, consumer.name)
+
+
+class _Pull:
+    """One reader at the broker, who asks for messages when it has had those that it asked for before."""
+
+    def __init__(self, client: Client, subscription: Subscription, inbox: str, consumer: str) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._inbox = inbox
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
+        self._expected = 0
+
+    async def next(self) -> Msg:
+        """The next message. Raises TimeoutError if the broker falls silent, OSError if it gives no more."""
+        while True:
+            if self._expected <= 0:
+                await self._ask()
+            message = await self._subscription.next_msg(timeout=2.5 * HEARTBEAT_SECONDS)
+            match (message.headers or {}).get("Status"):
+                case None:
+                    self._expected -= 1
+                    return message
+                case "100":
+                    pass  # a sign of life
+                case "404" | "408":
+                    self._expected = 0  # the request is over
+                case status:
+                    raise OSError(f"the broker gives no more: {status}")
+
+    async def _ask(self) -> None:
+        request = {
+            "batch": PULLED,
+            "expires": int(PULL_SECONDS * 1e9),
+            "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
+        }
+        await self._client.publish(self._subject, json.dumps(request).encode(), reply=self._inbox)
+        self._expected = PULLED
+
+
+# The broker as frames need it
+
+
+FRAMES_SECONDS = 600
+"""Seconds for which the broker keeps frames."""
+
+FRAMES_BYTES = 256 * 1024 * 1024
+"""The bytes of frames that the broker keeps at most. Above it, the oldest go."""
+
+FETCHED = 256
+"""The number of frames that are fetched at once."""
+
+FETCH_SECONDS = 2.0
+"""The longest wait for them."""
+
+
+class KeptFrames:
+    """The broker of frames.
+
+    Args:
+        broker: The connection.
+        cluster: The cluster's name.
+        subject: The subject of all frames that are to be kept.
+    """
+
+    def __init__(self, broker: Broker, cluster: str, subject: str) -> None:
+        self._broker = broker
+        self._stream = f"callboard_{cluster}_streams"
+        self._subject = subject
+        self._callbacks: list[Callable[[], None]] = []
+        self._back = asyncio.Event()
+        self.publish = broker.publish
+        self.subscribe = broker.subscribe
+        self.request = broker.request
+        self.drain = broker.drain
+        self.let_go = broker.let_go
+        broker.on_reconnect(self._back.set)
+
+    @property
+    def connected_seconds(self) -> float:
+        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        return self._broker.connected_seconds
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes of a message at most."""
+        return self._broker.most_bytes
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Have a function called whenever the broker is back, and has where to keep frames."""
+        self._callbacks.append(callback)
+
+    async def run(self) -> None:
+        """See to the stream that keeps frames, whenever the broker is back: it may have been wiped."""
+        while True:
+            await self._back.wait()
+            self._back.clear()
+            await self._prepare()
+            for callback in self._callbacks:
+                callback()
+
+    async def kept(self, subject: str) -> AsyncIterator[bytes]:
+        """The frames that the broker has kept, in the order in which they were sent.
+
+        Raises:
+            OSError: The broker can't be asked.
+        """
+        from nats.errors import Error
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        jetstream = self._broker.jetstream
+        if jetstream is None:
+            raise OSError("the broker can't be reached")
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.NONE,
+            mem_storage=True,
+            inactive_threshold=10.0,
+        )
+        try:
+            consumer = await jetstream.pull_subscribe(subject, stream=self._stream, config=config)
+            try:
+                left = (await consumer.consumer_info()).num_pending or 0
+                while left > 0:
+                    messages = await consumer.fetch(min(left, FETCHED), timeout=FETCH_SECONDS)
+                    left -= len(messages)
+                    for message in messages:
+                        yield message.data
+            finally:
+                await consumer.unsubscribe()
+        except (Error, TimeoutError) as error:
+            raise OSError(f"the broker can't be asked for frames: {error}") from error
+
+    async def forget(self, subject: str) -> None:
+        """Have the broker keep no frame of a subject that was sent until now. While it is away, nothing is done:
+        what it keeps goes after its time, or with the broker.
+        """
+        from nats.errors import Error
+
+        jetstream = self._broker.jetstream
+        if jetstream is None:
+            return
+        try:
+            await jetstream.purge_stream(self._stream, subject=subject)
+        except (Error, TimeoutError) as error:
+            _log.warning("frames_not_forgotten", error=f"{type(error).__name__}: {error}")
+
+    async def _prepare(self) -> None:
+        from nats.errors import Error
+        from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+        jetstream = self._broker.jetstream
+        if jetstream is None:
+            return
+        config = StreamConfig(
+            name=self._stream,
+            subjects=[self._subject],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.MEMORY,
+            max_age=FRAMES_SECONDS,
+            max_bytes=FRAMES_BYTES,
+            discard=DiscardPolicy.OLD,
+            num_replicas=1,
+        )
+        try:
+            await jetstream.add_stream(config)
+        except (Error, TimeoutError) as error:  # JetStream is off, or another version's stream is there
+            _log.warning("frames_not_kept", stream=self._stream, error=f"{type(error).__name__}: {error}")

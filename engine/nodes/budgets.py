@@ -1,0 +1,439 @@
+"""The part of a node that has slices of shared budgets granted, and gives back what lies idle.
+
+The store is asked for calls that don't fit into what the node has: one question at a time, with rising numbers, so
+that an answer that was lost, or a statement that outlives its connection, does no harm. What is given back is not
+used any more from the moment before the store is told. So the node never believes to have more than it has.
+
+A change whose answer is missing, because the store was gone or the call was cancelled, may have been made or may
+still be made. Before the node trusts what it reads there, it says a size of the same slices with a higher number.
+That tells it what the store has, and nothing earlier can change it any more; what is too much is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import anyio
+import msgspec
+
+from callboard.bus import Clock, Log, StoreError
+from callboard.tracestore.nodes import Allotment, Answer, LedgerTables, Slot, Standing, Want, by_name
+from callboard.tracestore.rows import SpendingQuery
+
+from ..budgets.budget import ENDLESS_US, Budget
+from ..budgets.budget import Slot as WindowSlot
+from ..budgets.from_trace import query_of
+from ..budgets.ledger import Account, AccountState, Amount, Refusal
+
+
+class Scope:
+    """The account of one value under one budget. Pure.
+
+    Args:
+        budget: The budget.
+        value: The session, provider, model or value of a tag; empty for the account of all.
+    """
+
+    def __init__(self, budget: Budget, value: str) -> None:
+        self.budget = name_of(budget)
+        self.value = value
+        self.limits = (budget.max_nano_usd, budget.max_tokens)
+        self._budget = budget
+        self._window = budget.counted_over
+
+    def slot(self, now_us: int) -> Slot:
+        """The slot that a moment belongs to."""
+        return self._as_shared(self._window.slot(now_us))
+
+    def query(self, now_us: int) -> SpendingQuery:
+        """The calls of the trace that count at a moment."""
+        only = None if self._budget.per == "engine" else self.value
+        return msgspec.structs.replace(query_of(self._budget, now_us), value=only)
+
+    def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
+        """The slot behind the number that an answer to `query` has."""
+        return self.slot(now_us if query.slot_us is None else (query.since_us or 0) + number * query.slot_us)
+
+    def _as_shared(self, slot: WindowSlot) -> Slot:
+        return Slot(slot.start_us, self._window.forgets_us(slot))
+
+
+def name_of(budget: Budget) -> str:
+    """A budget in the same words on every node, and in other words than any budget that counts otherwise."""
+    scope = budget.per if budget.of is None else f"{budget.per}={budget.of}"
+    limits = f"{budget.max_nano_usd} nano-USD, {budget.max_tokens} tokens"
+    follows = ", current prices" if budget.follows_repricing else ""
+    return f"{scope}; {limits}; {budget.window} {budget.zone}{follows}"
+
+
+# An account of which this node may spend what it has been granted, see `tracestore.nodes`.
+
+_NOTHING: Allotment = (0, 0)
+
+
+class SharedAccount(Account):
+    """One account of a budget that all nodes share."""
+
+    def __init__(self, budget: Budget, value: str) -> None:
+        super().__init__(budget, value)
+        self.scope = Scope(budget, value)
+        self.granted: dict[Slot, Allotment] = {}
+        """The node's slices."""
+        self.asked_us = -ENDLESS_US
+        """The time of the last reservation, in microseconds since the epoch."""
+        self.recently: Allotment = _NOTHING
+        """What was reserved since the last look at what lies idle."""
+        self._spent = self._others = _NOTHING
+
+    # -- What is known of the shared rows
+
+    def stands(self, standing: Standing) -> None:
+        """Take in how the account stands."""
+        self.granted[standing.slot] = standing.granted
+        self._spent, self._others = standing.spent, standing.others
+
+    def used(self, slot: Slot) -> Allotment:
+        """What counts at this node in a slot."""
+        found = self._slots.get(slot.start_us)
+        return _NOTHING if found is None else (found.money, found.tokens)
+
+    def short_of(self, asked: Amount, now_us: int) -> Allotment | None:
+        """The size that the slice of now must have for a reservation; None if it has it."""
+        slot = self.scope.slot(now_us)
+        used, has = self.used(slot), self.granted.get(slot, _NOTHING)
+        needs = (used[0] + asked.money, used[1] + asked.tokens)
+        limited = [limit is not None for limit in self.scope.limits]
+        fits = all(need <= size for need, size, counts in zip(needs, has, limited, strict=True) if counts)
+        return None if fits else needs
+
+    def idle(self, now_us: int, idle_us: int, *, wanted: bool) -> list[tuple[Slot, Allotment]]:
+        """The slices that are larger than they need to be, with the sizes that they need.
+
+        A slice in which something was reserved a moment ago may be larger, unless somebody else lacks it. What was
+        granted in slots that are over isn't needed any more.
+        """
+        current = self.scope.slot(now_us)
+        found = []
+        for slot, size in list(self.granted.items()):
+            if slot.forgotten_us <= now_us:
+                del self.granted[slot]
+                continue
+            used = self.used(slot)
+            in_use = slot == current and not wanted and now_us - self.asked_us < idle_us
+            if not in_use and (size[0] > used[0] or size[1] > used[1]):
+                found.append((slot, (min(size[0], used[0]), min(size[1], used[1]))))
+        return found
+
+    # -- As an account
+
+    def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
+        """Why an amount has no room at this node; None if it has."""
+        refusal = self.would_refuse(asked, now_us)
+        if refusal is None and self.short_of(asked, now_us) is not None:
+            return self._refusal("money" if self._max_money is not None else "tokens", asked, now_us)
+        return refusal
+
+    def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
+        """Why an amount has no room in all; None if it has, for all that is known."""
+        refusal = super().refuses(_with(_with(asked, self._spent), self._others), now_us)
+        return None if refusal is None else self._refusal(refusal.why, asked, now_us)
+
+    def may_come(self, asked: Amount, now_us: int) -> bool:
+        """Whether an amount would have room if other nodes gave back all that they have."""
+        return super().refuses(_with(asked, self._spent), now_us) is None
+
+    def add_asked(self, asked: Amount, now_us: int) -> None:
+        """Note a reservation, so that the next slice is as large as will be needed."""
+        self.asked_us = now_us
+        self.recently = (self.recently[0] + asked.money, self.recently[1] + asked.tokens)
+
+    def _is_low(self, money: int, tokens: int) -> bool:
+        spent, others = self._spent, self._others
+        return super()._is_low(money + spent[0] + others[0], tokens + spent[1] + others[1])
+
+    def state(self, now_us: int) -> AccountState:
+        """The account as a value: with what the trace has, and what other nodes hold or have spent."""
+        own = super().state(now_us)
+        return msgspec.structs.replace(
+            own, spent=_plus(own.spent, self._spent), held=_plus(own.held, self._others)
+        )
+
+    def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
+        """The end of the slot: nobody here knows when the others' slots leave the window."""
+        limit = self._max_money if why == "money" else self._max_tokens
+        need = asked.money if why == "money" else asked.tokens
+        end = self._window.slot(now_us).end_us
+        return end if limit is not None and need <= limit and end < ENDLESS_US else None
+
+
+def _plus(amount: Amount, more: Allotment) -> Amount:
+    return Amount(amount.money + more[0], amount.tokens + more[1])
+
+
+def _with(asked: Amount, more: Allotment) -> Amount:
+    """An amount and what is spent elsewhere; without a price it has none."""
+    return Amount(None if asked.nano_usd is None else asked.money + more[0], asked.tokens + more[1])
+
+
+_log = Log("engine.shared_budgets")
+
+_Slices: TypeAlias = list[tuple[SharedAccount, Slot]]
+
+LOOK_SECONDS = 1.0
+"""How often accounts in use are looked at, and idle slices given back."""
+
+TRIES = 4
+"""How often a call asks for what other nodes have and may not use, half a look apart."""
+
+IDLE_US = 2_000_000
+"""The time after a reservation for which a slice may be larger than it needs to be, in microseconds."""
+
+FORGET_US = 60_000_000
+"""The time after a reservation for which an account is looked at, in microseconds."""
+
+SETTLE_SECONDS = 15.0
+"""How often it is looked for slices of nodes that are gone."""
+
+
+class BudgetSlices:
+    """The slices of one node. It is what `Budgets` asks as its `SharedBudgets`.
+
+    Args:
+        tables: The shared rows.
+        node: The node.
+        budgets: The budgets of its engine.
+        clock: The engine's clock.
+        without_store: Whether calls are admitted while the store can't be asked.
+    """
+
+    name = "shared budgets"
+    shared = True
+    """Whether, at the end, the trace of all calls is in the shared store; set before `close`."""
+
+    def __init__(
+        self,
+        tables: LedgerTables,
+        node: str,
+        budgets: Sequence[Budget],
+        clock: Clock,
+        without_store: Literal["refuse", "admit"],
+    ) -> None:
+        self._tables = tables
+        self._node = node
+        self._named = {name_of(budget): budget for budget in budgets}
+        self._clock = clock
+        self._admits = without_store == "admit"
+        self._accounts: list[SharedAccount] = []
+        self._asking = anyio.Lock()
+        self._number = 0
+        self._ahead_us = 0  # of the store's clock before the engine's
+        self._overdrawn = False
+        self._unsure: set[tuple[SharedAccount, Slot]] = set()
+        """The slices of changes whose answers are missing."""
+
+    # -- As budgets ask it
+
+    def now_us(self) -> int:
+        """The time of the store's clock, as far as it is known, in microseconds since the epoch."""
+        return self._clock.now_us() + self._ahead_us
+
+    def account(self, budget: Budget, value: str) -> SharedAccount:
+        """A new account, of which this node has nothing yet."""
+        account = SharedAccount(budget, value)
+        self._accounts.append(account)
+        return account
+
+    async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
+        """Have as much granted to this node as a call needs, if it is there.
+
+        What other nodes have and don't use is there as well: they give it back when they learn that somebody lacks
+        it, and that is waited for.
+
+        Raises:
+            StoreError: Nobody can be asked, and calls are not admitted then.
+        """
+        needed = _in_order(accounts)
+        for again in range(TRIES):
+            if again:
+                await anyio.sleep(LOOK_SECONDS / 2)
+            async with self._asking:
+                if not self._lacks(needed, asked):
+                    return
+                try:
+                    await self._ask(needed, asked)
+                except StoreError as error:
+                    if not self._admits:
+                        raise
+                    _log.warning("admitted_without_store", error=str(error))
+                    self._overdraw(needed, asked)
+                    return
+            now_us = self.now_us()
+            if not all(account.may_come(asked, now_us) for account in self._lacks(needed, asked)):
+                return
+
+    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
+        """Take note of a reservation."""
+        now_us = self.now_us()
+        for account in accounts:
+            assert isinstance(account, SharedAccount)
+            account.add_asked(asked, now_us)
+
+    async def refresh(self) -> None:
+        """Ask how all accounts stand. A store that can't be asked leaves what is known."""
+        try:
+            await self._look(self._accounts)
+        except StoreError as error:
+            _log.warning("accounts_not_asked", error=str(error))
+
+    async def count_anew(self, budgets: Sequence[Budget]) -> None:
+        """Have the trace of ended runs counted anew.
+
+        Raises:
+            StoreError: The store can't be asked.
+        """
+        names = {name_of(budget) for budget in budgets}
+        accounts = [account for account in self._accounts if account.scope.budget in names]
+        await self._tables.count_anew([account.scope for account in _in_order(accounts)])
+        await self._look(accounts)
+
+    # -- As a part of a node
+
+    async def run(self) -> None:
+        """Look, give back, and settle what dead nodes left, until cancelled."""
+        settled = anyio.current_time()
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            try:
+                await self._tend()
+                if anyio.current_time() - settled >= SETTLE_SECONDS:
+                    settled = anyio.current_time()
+                    await self._tables.settle_dead(self._scope_of)
+            except StoreError as error:
+                _log.debug("accounts_not_tended", error=str(error))
+
+    async def drain(self) -> None:
+        """Nothing: what was spent counts in its slices until the trace has it."""
+
+    async def close(self) -> None:
+        """Let go of all slices, if the shared trace has all calls. Otherwise they count until it has them."""
+        if self.shared and self._accounts:
+            await self._tables.settle(self._node, [account.scope for account in _in_order(self._accounts)])
+
+    # -- How
+
+    def _lacks(self, accounts: Sequence[SharedAccount], asked: Amount) -> list[SharedAccount]:
+        """The accounts of which this node hasn't got enough."""
+        now_us = self.now_us()
+        return [account for account in accounts if account.short_of(asked, now_us) is not None]
+
+    async def _ask(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
+        def wants(account: SharedAccount, slot: Slot) -> Want:
+            used = account.used(slot)
+            return Want(account.scope, slot, (used[0] + asked.money, used[1] + asked.tokens), account.recently)
+
+        def slices(now_us: int) -> _Slices:
+            return [(account, account.scope.slot(now_us)) for account in accounts]
+
+        await self._grant(slices, wants)
+
+    async def _grant(self, slices: Callable[[int], _Slices], wants: Callable[[SharedAccount, Slot], Want]) -> None:
+        """Ask for slices, and take in the answer.
+
+        Args:
+            slices: Which, at a moment of the store's clock.
+            wants: What is wanted of each.
+        """
+        asked: _Slices = []
+
+        def ask(now_us: int) -> list[Want]:
+            asked[:] = slices(now_us)
+            self._unsure.update(asked)
+            return [wants(account, slot) for account, slot in asked]
+
+        self._number += 1
+        began = self._clock.now_us()
+        answer = await self._tables.grant(self._node, self._number, ask)
+        self._unsure.difference_update(asked)
+        self._take_in([account for account, _ in asked], answer, began)
+
+    async def _make_sure(self) -> None:
+        """Learn what became of changes whose answers are missing, and have none of them made later."""
+        slices = sorted(self._unsure, key=lambda each: by_name(each[0].scope))
+        if slices:
+            await self._grant(
+                lambda now_us: slices, lambda account, slot: Want(account.scope, slot, (0, 0), forced=True)
+            )
+
+    def _take_in(self, accounts: Sequence[SharedAccount], answer: Answer, began_us: int) -> None:
+        for account, standing in zip(accounts, answer.standings, strict=True):
+            account.stands(standing)
+        self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
+
+    def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
+        """Let the node have what a call needs. The store learns of it when it can be asked again."""
+        self._overdrawn = True
+        now_us = self.now_us()
+        for account in accounts:
+            needs = account.short_of(asked, now_us)
+            if needs is not None:
+                account.granted[account.scope.slot(now_us)] = needs
+
+    async def _tend(self) -> None:
+        now_us = self.now_us()
+        in_use = [account for account in self._accounts if now_us - account.asked_us < FORGET_US]
+        if self._overdrawn:
+            await self._confess()
+        async with self._asking:
+            await self._make_sure()
+        wanted = await self._look(in_use) if in_use else {}
+        for account in in_use:
+            account.recently = (0, 0)
+        await self._give_back(wanted)
+
+    async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
+        """Learn how accounts stand. Returns where somebody else was refused a moment ago."""
+        asked = _in_order(accounts)
+        if not asked:
+            return {}
+        async with self._asking:
+            await self._make_sure()
+            began = self._clock.now_us()
+            answer = await self._tables.look(self._node, [account.scope for account in asked])
+            self._take_in(asked, answer, began)
+        return dict(zip(asked, answer.wanted, strict=True))
+
+    async def _give_back(self, wanted: dict[SharedAccount, bool]) -> None:
+        async with self._asking:
+            now_us = self.now_us()
+            slices: _Slices = []
+            for account in _in_order(self._accounts):
+                for slot, size in account.idle(now_us, IDLE_US, wanted=wanted.get(account, False)):
+                    account.granted[slot] = size
+                    slices.append((account, slot))
+            if slices:
+                self._number += 1
+                self._unsure.update(slices)
+                sizes = [(account.scope, slot, account.granted[slot]) for account, slot in slices]
+                await self._tables.give_back(self._node, self._number, sizes)
+                self._unsure.difference_update(slices)
+
+    async def _confess(self) -> None:
+        """Have the store know what was admitted without it."""
+        async with self._asking:
+            slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
+            await self._grant(
+                lambda now_us: slices,
+                lambda account, slot: Want(account.scope, slot, account.used(slot), forced=True),
+            )
+            self._overdrawn = False
+
+    def _scope_of(self, budget: str, value: str) -> Scope | None:
+        known = self._named.get(budget)
+        return None if known is None else Scope(known, value)
+
+
+def _in_order(accounts: Sequence[Account]) -> list[SharedAccount]:
+    """Accounts in the order in which everybody locks them."""
+    shared = [account for account in accounts if isinstance(account, SharedAccount)]
+    return sorted(shared, key=lambda account: by_name(account.scope))

@@ -1,0 +1,468 @@
+"""The wire form of frames, and events of a log as their entries."""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from callboard.bus import Message, TurnStatus
+from callboard.bus.events.envelope import UnknownEvent
+from callboard.bus.streams.events import (
+    MessageComplete,
+    StepFinish,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseInputDelta,
+    TurnEvent,
+)
+from callboard.bus.values.usage import TokenUsage
+
+# Events and messages as JSON, and back, so that they come out exactly as they went in.
+
+T = TypeVar("T")
+
+_json_encoder = msgspec.json.Encoder()
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An event or a message."""
+
+    json: bytes
+    """Its JSON, without the provider's usage object."""
+    usage: bytes | None = None
+    """The provider's usage object as it came; None where there is none."""
+
+
+def pack_event(event: TurnEvent) -> Packed:
+    """An event of a turn's stream. An event that no JSON can say becomes a note of its type."""
+    raw: msgspec.Raw | None = None
+    if isinstance(event, MessageComplete | StepFinish) and event.usage.raw is not None:
+        raw, usage = event.usage.raw, _without_raw(event.usage)
+        event = msgspec.structs.replace(event, usage=usage)
+    try:
+        return Packed(_as_json(event), None if raw is None else bytes(raw))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return Packed(_json_encoder.encode({"type": event.type, "unsendable": type(error).__name__}))
+
+
+def unpack_event(packed: Packed) -> TurnEvent | UnknownEvent:
+    """The event. One that this version doesn't know is an UnknownEvent, so that every event keeps its number."""
+    try:
+        event = _from_json(packed.json, _event_decoder())
+    except (ValueError, TypeError, RecursionError):
+        return UnknownEvent(topic=_type_in(packed.json), raw=msgspec.Raw(packed.json))
+    if packed.usage is not None and isinstance(event, MessageComplete | StepFinish):
+        return msgspec.structs.replace(event, usage=_with_raw(event.usage, packed.usage))
+    return event
+
+
+def pack_message(message: Message) -> Packed:
+    """A message of a conversation.
+
+    Raises:
+        ValueError: No JSON can say it.
+        TypeError: The same.
+    """
+    metadata = message.metadata
+    if metadata is None or metadata.usage.raw is None:
+        return Packed(_as_json(message))
+    raw = bytes(metadata.usage.raw)
+    metadata = msgspec.structs.replace(metadata, usage=_without_raw(metadata.usage))
+    return Packed(_as_json(msgspec.structs.replace(message, metadata=metadata)), raw)
+
+
+def unpack_message(packed: Packed) -> Message:
+    """The message.
+
+    Raises:
+        ValueError: This version can't read it.
+    """
+    message = _from_json(packed.json, _message_decoder())
+    if packed.usage is None or message.metadata is None:
+        return message
+    metadata = msgspec.structs.replace(message.metadata, usage=_with_raw(message.metadata.usage, packed.usage))
+    return msgspec.structs.replace(message, metadata=metadata)
+
+
+def text_bytes(text: str) -> bytes:
+    """A text as bytes, also one that UTF-8 can't hold."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(encoded: bytes) -> str:
+    """The text of `text_bytes`. Raises ValueError if it is none."""
+    return encoded.decode("utf-8", "surrogatepass")
+
+
+@functools.cache
+def _event_decoder() -> msgspec.json.Decoder[TurnEvent]:
+    return msgspec.json.Decoder(TurnEvent)
+
+
+@functools.cache
+def _message_decoder() -> msgspec.json.Decoder[Message]:
+    return msgspec.json.Decoder(Message)
+
+
+def _as_json(value: msgspec.Struct) -> bytes:
+    try:
+        return _json_encoder.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair; a number that msgspec can't write
+        return text_bytes(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
+
+
+def _from_json(encoded: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        return decoder.decode(encoded)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        fields: Any = json.loads(text_of(encoded))
+        return msgspec.convert(fields, decoder.type)
+
+
+def _without_raw(usage: TokenUsage) -> TokenUsage:
+    return msgspec.structs.replace(usage, raw=None)
+
+
+def _with_raw(usage: TokenUsage, raw: bytes) -> TokenUsage:
+    return msgspec.structs.replace(usage, raw=msgspec.Raw(raw))
+
+
+class _Typed(msgspec.Struct):
+    type: str = "unknown"
+
+
+def _type_in(encoded: bytes) -> str:
+    try:
+        return msgspec.json.decode(encoded, type=_Typed).type
+    except (ValueError, RecursionError):
+        return "unknown"
+
+
+# What goes over the wire
+
+
+class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
+    """Text deltas of one block that follow each other."""
+
+    text: bytes
+    """All their text, see `packed.text_bytes`."""
+    lengths: list[int]
+    """The number of characters of each."""
+    index: int
+    """The place of the block in the reply."""
+    message_id: str
+    """The id of the reply's message."""
+
+
+class Thoughts(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """Thinking deltas of one block that follow each other."""
+
+    text: bytes
+    """As in `Texts`."""
+    lengths: list[int]
+    """As in `Texts`."""
+    index: int
+    """As in `Texts`."""
+    message_id: str
+    """As in `Texts`."""
+    signature: str | None
+    """The signature of the last of them; the others have none."""
+
+
+class Arguments(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """Pieces of the arguments of one tool call that follow each other."""
+
+    text: bytes
+    """As in `Texts`."""
+    lengths: list[int]
+    """As in `Texts`."""
+    index: int
+    """As in `Texts`."""
+    message_id: str
+    """As in `Texts`."""
+    tool_use_id: str
+    """The id of the call."""
+
+
+class Whole(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """Any other event."""
+
+    event: Packed
+    """The event."""
+
+
+Entry: TypeAlias = Texts | Thoughts | Arguments | Whole
+"""One or more events of a log."""
+
+
+class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a turn began with, for whoever has to go on with its session."""
+
+    history: int
+    """The number of messages that the session's history had."""
+    said: tuple[Packed, ...]
+    """The messages that the turn says, which enter the history with the first content of the reply."""
+    opening: bytes = b""
+    """All of the session besides its messages, see `engine.sessions.handover`; empty if not known."""
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message that the turn has added to its session's history."""
+
+    position: int
+    """Its place in the history, from 0."""
+    message: Packed
+    """The message."""
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a turn ended whose owner could not say it."""
+
+    status: TurnStatus
+    """The way it ended, for its `turn.complete`."""
+    error: str | None = None
+    """The reason, in words."""
+    epoch: int = 0
+    """The session's epoch at the decision."""
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """A stretch of a stream."""
+
+    stream_id: str
+    """The id of the stream."""
+    session_id: str
+    """The id of the stream's session; empty without one."""
+    node: str
+    """The node that sent it."""
+    epoch: int
+    """The session's epoch under which that node acts; 0 without one."""
+    first_seq: int
+    """The number of the first event."""
+    next_seq: int
+    """The number of the event after the last."""
+    entries: tuple[Entry, ...] = ()
+    """The events."""
+    folded: bool = False
+    """Whether the entries are a snapshot: they say the same as all events before `next_seq`, with fewer events."""
+    beginning: Beginning | None = None
+    """What the turn began with, in its first frame."""
+    appended: tuple[Appended, ...] = ()
+    """The messages that entered the history meanwhile."""
+    ending: Ending | None = None
+    """The end of the turn, said by a node that is not its owner. Such a frame has no events."""
+    owner: str | None = None
+    """The tag ``owner`` of the stream; None if it has none, and in a frame with an ending."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """A part of a frame that is too large for one message."""
+
+    stream_id: str
+    """The id of the stream."""
+    check: int
+    """The CRC-32 of the whole frame, by which parts of one frame are known."""
+    index: int
+    """The part's place, from 0."""
+    count: int
+    """The number of parts."""
+    body: bytes
+    """A stretch of the encoded frame."""
+
+
+class UnreadableFrame(ValueError):
+    """The bytes are no frame, or one of a version that this node doesn't know."""
+
+
+_frame_encoder = msgspec.msgpack.Encoder()
+
+_PART_OVERHEAD = 256
+
+
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[Frame | Part]:
+    return msgspec.msgpack.Decoder(Frame | Part)
+
+
+def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
+    """The messages that carry a frame: one, or several parts of at most so many bytes."""
+    encoded = _frame_encoder.encode(frame)
+    if len(encoded) <= most_bytes:
+        yield encoded
+        return
+    size = max(most_bytes - _PART_OVERHEAD, 1)
+    check, count = zlib.crc32(encoded), -(-len(encoded) // size)
+    for index in range(count):
+        body = encoded[index * size : (index + 1) * size]
+        yield _frame_encoder.encode(Part(frame.stream_id, check, index, count, body))
+
+
+def read_packet(payload: bytes) -> Frame | Part:
+    """What a message carries.
+
+    Raises:
+        UnreadableFrame: It is none, or a later version's.
+    """
+    try:
+        return _decoder().decode(payload)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFrame(str(error)) from error
+
+
+class Assembly:
+    """The parts of large frames, until they are whole. Parts may come in any order, and twice."""
+
+    MOST = 16
+    """The number of frames that may be incomplete at a time; the oldest is given up for the next one."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
+
+    def frame(self, payload: bytes) -> Frame | None:
+        """The frame that a message carries or completes; None if parts are missing yet.
+
+        Raises:
+            UnreadableFrame: As for `read_packet`.
+        """
+        packet = read_packet(payload)
+        if isinstance(packet, Frame):
+            return packet
+        key = (packet.check, packet.count)
+        parts = self._parts.setdefault(key, {})
+        parts[packet.index] = packet.body
+        if len(parts) < packet.count:
+            if len(self._parts) > self.MOST:
+                del self._parts[next(iter(self._parts))]
+            return None
+        del self._parts[key]
+        whole = b"".join(parts[index] for index in sorted(parts))
+        if zlib.crc32(whole) != packet.check:
+            raise UnreadableFrame("the parts of a frame don't fit together")
+        frame = read_packet(whole)
+        if isinstance(frame, Part):
+            raise UnreadableFrame("a part of a part")
+        return frame
+
+
+# Events of a log as entries of frames, and back.
+
+ENTRY_BYTES = 48
+"""What an entry counts for besides its text, towards the size of a frame."""
+
+Chunk = tuple[tuple[Entry, ...], int]
+"""The entries of one frame, and the number of their events."""
+
+_Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
+
+
+def chunks(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[Chunk]:
+    """The events in stretches of roughly so many bytes. A larger event is a stretch of its own."""
+    entries: list[Entry] = []
+    size = count = 0
+    for entry, events_in_it, weight in _entries(events, most_bytes):
+        if entries and size + weight > most_bytes:
+            yield tuple(entries), count
+            entries, size, count = [], 0, 0
+        entries.append(entry)
+        size += weight
+        count += events_in_it
+    if entries:
+        yield tuple(entries), count
+
+
+def unpacked(entries: Sequence[Entry]) -> list[TurnEvent | UnknownEvent]:
+    """The events of entries.
+
+    Raises:
+        ValueError: An entry contradicts itself.
+    """
+    events: list[TurnEvent | UnknownEvent] = []
+    for entry in entries:
+        match entry:
+            case Whole():
+                events.append(unpack_event(entry.event))
+            case Texts(index=index, message_id=message_id):
+                events += (TextDelta(piece, index, message_id) for piece in _pieces(entry))
+            case Arguments(tool_use_id=call, index=index, message_id=message_id):
+                events += (ToolUseInputDelta(call, piece, index, message_id) for piece in _pieces(entry))
+            case Thoughts(index=index, message_id=message_id):
+                *unsigned, last = _pieces(entry)
+                events += (ThinkingDelta(piece, None, index, message_id) for piece in unsigned)
+                events.append(ThinkingDelta(last, entry.signature, index, message_id))
+    return events
+
+
+def count_of(entries: Sequence[Entry]) -> int:
+    """The number of events in entries."""
+    return sum(1 if isinstance(entry, Whole) else len(entry.lengths) for entry in entries)
+
+
+def _pieces(entry: Texts | Thoughts | Arguments) -> list[str]:
+    text, ends = text_of(entry.text), list(accumulate(entry.lengths, initial=0))
+    if len(ends) < 2 or min(entry.lengths) < 0 or ends[-1] != len(text):
+        raise ValueError("the lengths of merged deltas don't fit their text")
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Entry, int, int]]:
+    """Entries, each with the number of its events and what it weighs. No run of deltas weighs more than a
+    frame."""
+    index, total = 0, len(events)
+    while index < total:
+        event = events[index]
+        if isinstance(event, TextDelta | ThinkingDelta | ToolUseInputDelta):
+            texts, index = _run(events, index, event, most_bytes - ENTRY_BYTES)
+            text = text_bytes("".join(texts))
+            entry = _merged(events[index - 1], text, [len(piece) for piece in texts])
+            yield entry, len(texts), ENTRY_BYTES + len(text)
+        else:
+            packed = pack_event(event)
+            yield Whole(packed), 1, ENTRY_BYTES + len(packed.json)
+            index += 1
+
+
+def _run(events: Sequence[TurnEvent], start: int, first: _Delta, most: int) -> tuple[list[str], int]:
+    """The texts of the deltas that make one entry from there on, and the index behind the last of them."""
+    kind, block, message_id = type(first), first.content_block_index, first.message_id
+    call = first.tool_use_id if isinstance(first, ToolUseInputDelta) else ""
+    texts: list[str] = []
+    size, index = 0, start
+    for event in islice(events, start, None):
+        if type(event) is not kind:
+            break
+        assert isinstance(event, TextDelta | ThinkingDelta | ToolUseInputDelta)
+        if event.content_block_index != block or event.message_id != message_id:
+            break
+        if isinstance(event, ToolUseInputDelta):
+            text = event.partial_json
+            if event.tool_use_id != call:
+                break
+        else:
+            text = event.text
+        size += len(text)
+        if texts and size > most:
+            break
+        texts.append(text)
+        index += 1
+        if isinstance(event, ThinkingDelta) and event.signature is not None:
+            break
+    return texts, index
+
+
+def _merged(last: TurnEvent, text: bytes, lengths: list[int]) -> Entry:
+    """The entry of a run of deltas that ends with this one."""
+    match last:
+        case ThinkingDelta():
+            return Thoughts(text, lengths, last.content_block_index, last.message_id, last.signature)
+        case ToolUseInputDelta():
+            return Arguments(text, lengths, last.content_block_index, last.message_id, last.tool_use_id)
+        case TextDelta():
+            return Texts(text, lengths, last.content_block_index, last.message_id)
+        case _:
+            raise TypeError(f"{type(last).__name__} is no delta")

@@ -1,1 +1,0 @@
-"""The wire form of frames, and events of a log as their entries."""

@@ -1,0 +1,540 @@
+"""Whose a session is: the lease of a node, the sessions that it holds, and how they go to another node."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from callboard.bus import (
+    AdmissionError,
+    Bus,
+    Clock,
+    Log,
+    SessionBusy,
+    SessionTakenOver,
+    SessionTurnCompleted,
+    StoreError,
+    TurnStatus,
+)
+from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
+from callboard.tracestore.nodes import Claimed, Held, NodeInfo, OwnershipTables, Renewed, TurnEnding
+
+from .broker import Broker
+from .frames.exchange import Subjects
+from .frames.wire import Ending
+
+# The lease of a node and the sessions that it holds, as the node itself can know them.
+
+_RENEWALS = 3
+"""The times that a lease is renewed while it lasts."""
+
+_TRIES = 15
+"""The times that a renewal that failed is tried while a lease lasts."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A renewal that is under way."""
+
+    at_ns: int
+    """The moment before it was sent."""
+    known: int
+    """The number of the lease that the node knew of then."""
+    held: Mapping[str, int]
+    """The sessions that the node held then, with their epochs."""
+
+
+class Holding:
+    """What a node holds.
+
+    Args:
+        lease_seconds: The length of its lease.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self.breaks = 0
+        """How often somebody else may have taken sessions, because the lease was over in between."""
+        self._lease_ns = round(lease_seconds * 1e9)
+        self._lease = 0
+        self._until_ns: int | None = None
+        self._next_ns = 0
+        self._sessions: dict[str, int] = {}
+
+    @property
+    def sessions(self) -> Mapping[str, int]:
+        """The sessions that it holds, with their epochs."""
+        return self._sessions
+
+    def epoch_of(self, session_id: str) -> int:
+        """The epoch in which it holds a session; 0 if it doesn't."""
+        return self._sessions.get(session_id, 0)
+
+    def lives(self, now_ns: int) -> bool:
+        """Whether its lease lasts, for all that it knows."""
+        return self._until_ns is not None and now_ns < self._until_ns
+
+    def may_act(self, session_id: str, epoch: int, now_ns: int) -> bool:
+        """Whether it may act for a session that it claimed in that epoch."""
+        return self._sessions.get(session_id) == epoch and self.lives(now_ns)
+
+    def seconds_left(self, now_ns: int) -> float:
+        """Seconds until the end of the lease; 0 if it is over."""
+        return 0.0 if self._until_ns is None else max(0, self._until_ns - now_ns) / 1e9
+
+    def pause(self, now_ns: int) -> float:
+        """Seconds until something is to be done: a renewal, or the end of the lease is to be noticed."""
+        moments = [self._next_ns]
+        if self._until_ns is not None and self._until_ns > now_ns:
+            moments.append(self._until_ns)
+        return max(0, min(moments) - now_ns) / 1e9
+
+    # -- What happens
+
+    def asks(self, now_ns: int) -> Asked:
+        """A renewal is about to be sent."""
+        return Asked(now_ns, self._lease, dict(self._sessions))
+
+    def renewed(self, asked: Asked, answer: Renewed) -> dict[str, int]:
+        """A renewal was answered.
+
+        Returns:
+            The sessions that were lost, with their epochs. They aren't held any more.
+        """
+        if self._until_ns is None or asked.at_ns + self._lease_ns > self._until_ns:
+            self._until_ns = asked.at_ns + self._lease_ns
+        self._next_ns = asked.at_ns + self._lease_ns // _RENEWALS
+        if answer.owned is None:
+            return {}
+        self._lease = max(self._lease, answer.lease)
+        self.breaks += 1
+        lost = {
+            session_id: epoch
+            for session_id, epoch in asked.held.items()
+            if answer.owned.get(session_id) != epoch and self._sessions.get(session_id) == epoch
+        }
+        for session_id in lost:
+            del self._sessions[session_id]
+        return lost
+
+    def not_renewed(self, now_ns: int) -> None:
+        """A renewal has failed. It is tried again soon."""
+        self._next_ns = now_ns + self._lease_ns // _TRIES
+
+    def claimed(self, session_id: str, epoch: int) -> None:
+        """A session is the node's own from now on."""
+        self._sessions[session_id] = max(epoch, self._sessions.get(session_id, 0))
+
+    def let_go(self, session_id: str) -> int:
+        """A session is not the node's own any more.
+
+        Returns:
+            Its epoch; 0 if it wasn't.
+        """
+        return self._sessions.pop(session_id, 0)
+
+
+# The part of a node that keeps its lease and its sessions.
+
+_log = Log("engine.ownership")
+
+LOOK_SECONDS = 1.0
+"""How often it looks for sessions that others wait for, and for sessions that nobody holds here any more."""
+
+HANDOVER_SECONDS = 3.0
+"""The time that an owner who lives has for handing over a session that is waited for."""
+
+ASK_SECONDS = 0.1
+"""How often whoever waits for a session asks for it."""
+
+
+OUTCOME_UNKNOWN = "the node that ran this turn is gone, and nobody knows how far its last call came"
+"""The reason for the end of a turn whose node died."""
+
+
+class LocalSessions(Protocol):
+    """The sessions that are open in the engine, as ownership sees them."""
+
+    def is_open(self, session_id: str) -> bool:
+        """Whether somebody holds the session here."""
+
+    def is_idle(self, session_id: str) -> bool:
+        """Whether no turn of it runs or waits."""
+
+    def lose(self, session_id: str, why: str) -> None:
+        """Have the session be open here no more, and its turns end with SessionTakenOver, with this text."""
+
+    async def ship(self) -> bool:
+        """Have all that was said until now in the shared store. Returns whether it is there."""
+
+
+class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot."""
+
+    node: str
+    """The node: the run of its engine."""
+    name: str
+    """The node's name, for people."""
+    lives: bool
+    """Whether its lease lasts, for all that it knows."""
+    seconds_left: float
+    """Seconds until the end of the lease, unless it is renewed."""
+    sessions: int
+    """The number of sessions that it owns."""
+    breaks: int
+    """How often its lease was over before it was renewed; the first lease counts as one."""
+    reason: str
+    """The reason why the last renewal failed, in words; empty if it didn't."""
+
+
+class Ownership:
+    """The lease and the sessions of one node.
+
+    Args:
+        tables: The shared rows.
+        info: The node.
+        bus: The engine's bus.
+        clock: The engine's clock.
+    """
+
+    name = "ownership"
+    local: LocalSessions
+    """The open sessions; set before the start."""
+    tell: Callable[[str], None] = staticmethod(lambda _node: None)
+    """Tells a node that one of its sessions is waited for, where there is a quicker way than the shared rows."""
+    shared = True
+    """Whether, at the end, all that was said is in the shared store; set before `close`."""
+
+    def __init__(self, tables: OwnershipTables, info: NodeInfo, bus: Bus, clock: Clock) -> None:
+        self.tables = tables
+        self.info = info
+        self.holding = Holding(info.lease_seconds)
+        self._bus = bus
+        self._clock = clock
+        self._renewing = anyio.Lock()
+        self._told_over = False
+        self._reason = ""
+        self._unheld: set[str] = set()  # sessions that nobody held here when it looked last
+        self._wanted: tuple[str, ...] = ()
+        self._hurry = anyio.Event()
+        self._ended: set[str] = set()  # turns of others whose end was decided here
+        self._deleted: set[str] = set()  # sessions that are held here, and of which nothing is stored any more
+
+    def statistics(self) -> OwnershipStatistics:
+        """A snapshot."""
+        now = self._clock.monotonic_ns()
+        return OwnershipStatistics(
+            node=self.info.node,
+            name=self.info.name,
+            lives=self.holding.lives(now),
+            seconds_left=self.holding.seconds_left(now),
+            sessions=len(self.holding.sessions),
+            breaks=self.holding.breaks,
+            reason=self._reason,
+        )
+
+    # -- What sessions ask of it
+
+    def epoch_of(self, session_id: str) -> int:
+        """The epoch in which this node has a session; 0 if it doesn't."""
+        return self.holding.epoch_of(session_id)
+
+    def may_act(self, session_id: str) -> bool:
+        """Whether this node may speak of a session, for all that can be known without asking. Of a session that
+        nobody claims, for instance because its content isn't kept, it may.
+        """
+        return not self.holding.epoch_of(session_id) or self.holding.lives(self._clock.monotonic_ns())
+
+    def holds(self, session_id: str, epoch: int) -> bool:
+        """Whether a turn of the session may go on, for all that can be known without asking."""
+        return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
+
+    async def require(self, session_id: str, epoch: int) -> None:
+        """Return if the session is this node's in that epoch; ask if need be.
+
+        Raises:
+            SessionTakenOver: It is not.
+            AdmissionError: The lease is over, and nobody can be asked.
+        """
+        if not self.holds(session_id, epoch):
+            await self._have_lease()
+            if self.holding.epoch_of(session_id) != epoch:
+                raise SessionTakenOver(taken_over(session_id))
+
+    async def claim(self, session_id: str, *, waits: bool) -> Claimed:
+        """Make a session this node's own.
+
+        Args:
+            session_id: The session.
+            waits: Whether to wait until its owner hands it over, or the lease of an owner that died is over.
+
+        Raises:
+            SessionBusy: Another node has it.
+            AdmissionError: The shared store can't be asked.
+        """
+        await self._have_lease()
+        began = anyio.current_time()
+        first: Held | None = None
+        while True:
+            try:
+                found = await self.tables.claim(session_id, self.info.node, wants=waits)
+            except StoreError as error:
+                raise AdmissionError(_cannot_ask(session_id, error)) from error
+            if isinstance(found, Claimed):
+                self._claimed(session_id, found)
+                return found
+            if waits:
+                self.tell(found.by.node)
+            first = first or found
+            waited = anyio.current_time() - began
+            lives = found.by.node != first.by.node or found.by.seconds_left > first.by.seconds_left - waited + 0.5
+            if not waits or (lives and waited > HANDOVER_SECONDS):
+                raise SessionBusy(_held_by(session_id, found))
+            await anyio.sleep(ASK_SECONDS)
+
+    async def release(self, session_id: str) -> None:
+        """Let go of a session whose messages are all shared. A store that can't be asked is told later."""
+        epoch = self.holding.let_go(session_id)
+        if not epoch:
+            return
+        try:
+            if session_id in self._deleted:
+                await self.tables.forget(self.info.node, session_id, epoch)
+            else:
+                await self.tables.release(self.info.node, {session_id: epoch})
+        except StoreError as error:
+            self.holding.claimed(session_id, epoch)  # the next look finds it
+            _log.warning("session_not_released", session_id=session_id, error=str(error))
+
+    def deleted(self, session_id: str) -> None:
+        """Note that nothing is stored of a session any more. Unless it is claimed anew, nothing is known of
+        it when it is let go of.
+        """
+        if self.holding.epoch_of(session_id):
+            self._deleted.add(session_id)
+
+    async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
+        """How a turn ended whose owner can't say it any more, see `frames.stored.Endings`."""
+        found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
+        if found is None:
+            return None
+        if found.decided_by == self.info.node and stream_id not in self._ended:
+            self._ended.add(stream_id)
+            self._bus.publish(
+                SessionTurnCompleted(status=found.status, calls=1, attempts=1, unknown=1, error=OUTCOME_UNKNOWN),
+                session_id=session_id or None,
+                turn_id=stream_id,
+            )
+        return Ending(found.status, OUTCOME_UNKNOWN, found.epoch)
+
+    async def end_of_turn(
+        self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
+    ) -> TurnEnding | None:
+        """The decided end of a turn; it is decided now if its owner can't end it any more.
+
+        Args:
+            stream_id: The turn.
+            session_id: Its session; empty without one.
+            node: The node that ran it.
+            epoch: The epoch in which it ran.
+            status: The end, unless there is one already.
+
+        Returns:
+            None while the owner lives and the session is its own.
+
+        Raises:
+            StoreError: Nobody can be asked.
+        """
+        ending = TurnEnding(
+            stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
+        )
+        return await self.tables.end_turn(ending, node)
+
+    # -- Its life
+
+    def hurry(self) -> None:
+        """Look at once for sessions that others wait for."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Keep the lease, and give away what others wait for."""
+        renew_at = 0.0
+        while True:
+            self._hurry = anyio.Event()
+            if anyio.current_time() >= renew_at:
+                with contextlib.suppress(StoreError):
+                    await self._renew()
+            elif self.holding.sessions:
+                await self._look()
+            self._note_lease()
+            await self._give_away()
+            pause = self.holding.pause(self._clock.monotonic_ns())
+            renew_at = anyio.current_time() + pause
+            with anyio.move_on_after(min(pause, LOOK_SECONDS)):
+                await self._hurry.wait()
+
+    async def drain(self) -> None:
+        """Nothing: what was said is shipped after this."""
+
+    async def close(self) -> None:
+        """Let go of all sessions, and live no more: nobody has to wait for the lease. If something said in them is
+        here alone, they are kept until the lease is over.
+        """
+        try:
+            if self.shared:
+                held = dict(self.holding.sessions)
+                for session_id in self._deleted & held.keys():
+                    await self.tables.forget(self.info.node, session_id, held.pop(session_id))
+                await self.tables.release(self.info.node, held)
+                await self.tables.leave(self.info.node)
+        except StoreError as error:
+            _log.warning("sessions_not_released", error=str(error))
+
+    async def _have_lease(self) -> None:
+        if self.holding.lives(self._clock.monotonic_ns()):
+            return
+        try:
+            await self._renew()
+        except StoreError as error:
+            raise AdmissionError(_cannot_ask("", error)) from error
+        if not self.holding.lives(self._clock.monotonic_ns()):
+            raise AdmissionError(
+                "the shared store takes longer to answer than a lease lasts; lease_seconds= is short"
+            )
+
+    async def _renew(self) -> None:
+        async with self._renewing:
+            asked = self.holding.asks(self._clock.monotonic_ns())
+            try:
+                answer = await self.tables.renew(self.info, asked.known)
+            except StoreError as error:
+                self.holding.not_renewed(self._clock.monotonic_ns())
+                self._reason = str(error)
+                raise
+            self._reason = ""
+            self._wanted = tuple(answer.wanted)
+            lost = self.holding.renewed(asked, answer)
+        for session_id, epoch in lost.items():
+            self._bus.publish(SessionLost(epoch=epoch, how="taken_over"), session_id=session_id)
+            self.local.lose(session_id, taken_over(session_id))
+        self._note_lease()
+
+    def _note_lease(self) -> None:
+        """Say so when the lease is over, and when there is one again."""
+        lives = self.holding.lives(self._clock.monotonic_ns())
+        if lives != self._told_over:
+            return
+        self._told_over = not lives
+        _log.warning("lease_changed", lives=lives, reason=self._reason)
+        self._bus.publish(
+            NodeLeaseChanged(
+                node=self.info.node,
+                name=self.info.name,
+                current="held" if lives else "over",
+                reason=self._reason,
+            )
+        )
+
+    async def _look(self) -> None:
+        with contextlib.suppress(StoreError):
+            self._wanted = tuple(await self.tables.wanted(self.info.node))
+
+    async def _give_away(self) -> None:
+        held = self.holding.sessions
+        wanted = [each for each in self._wanted if each in held and self.local.is_idle(each)]
+        for session_id in wanted:
+            self._bus.publish(SessionLost(epoch=held[session_id], how="handed_over"), session_id=session_id)
+            self.local.lose(session_id, taken_over(session_id))
+        unheld = {each for each in held if not self.local.is_open(each)}
+        await self._release_all([*wanted, *sorted((unheld & self._unheld).difference(wanted))])
+        self._unheld = unheld
+
+    async def _release_all(self, sessions: Iterable[str]) -> None:
+        waiting = list(sessions)
+        if waiting and await self.local.ship():
+            for session_id in waiting:
+                if not self.local.is_open(session_id):
+                    await self.release(session_id)
+
+    def _claimed(self, session_id: str, found: Claimed) -> None:
+        self.holding.claimed(session_id, found.epoch)
+        self._deleted.discard(session_id)
+        previous = found.previous
+        if previous is None or previous.node == self.info.node:
+            return
+        self._bus.publish(
+            SessionClaimed(
+                node=self.info.node,
+                name=self.info.name,
+                epoch=found.epoch,
+                previous=previous.node,
+                how="released" if previous.released else "lease_over",
+            ),
+            session_id=session_id,
+        )
+
+
+def taken_over(session_id: str) -> str:
+    """The text for whoever goes on with a session that is another node's."""
+    return (
+        f"session {session_id!r} was taken over by another node, which goes on with it. "
+        "Resume it here to go on where that one is"
+    )
+
+
+def _held_by(session_id: str, held: Held) -> str:
+    owner = held.by
+    return (
+        f"session {session_id!r} is that of node {owner.name or owner.node}, which is at work on it; its lease "
+        f"lasts for {owner.seconds_left:.0f} s. Try again when its turn is over"
+    )
+
+
+def _cannot_ask(session_id: str, error: StoreError) -> str:
+    which = f"session {session_id!r}" if session_id else "a session"
+    return (
+        f"the shared store can't be asked whose {which} is ({error}), and another node may have it by now. "
+        "Calls without a session go on; try again when the store is back"
+    )
+
+
+class Wishes:
+    """The part of a node that sends and hears such words. One that gets lost costs a second: owners look, too.
+
+    Args:
+        broker: The broker.
+        subjects: The cluster's subjects.
+        ownership: The node's ownership.
+    """
+
+    name = "wishes"
+
+    def __init__(self, broker: Broker, subjects: Subjects, ownership: Ownership) -> None:
+        self._broker = broker
+        self._subjects = subjects
+        self._ownership = ownership
+        ownership.tell = self._tell
+
+    def _tell(self, node: str) -> None:
+        self._broker.publish(self._subjects.wanted(node), b"")
+
+    def _heard(self, _subject: str, _payload: bytes, _reply: str) -> None:
+        self._ownership.hurry()
+
+    async def run(self) -> None:
+        """Hear until cancelled."""
+        own = self._subjects.wanted(self._ownership.info.node)
+        subscription = await self._broker.subscribe(own, self._heard)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await subscription.unsubscribe()
+
+    async def drain(self) -> None:
+        """Nothing is left over."""
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,227 @@
+"""The part of a node that shares declared rate limits with the other nodes.
+
+A node may use its share of a limit, which is never less than what it has used in the last minute. Shares of all
+nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never
+pass the limit. A node asks for as much as its waiting requests need, and gives back what it doesn't use. The share
+of a node that says nothing any more is free again after a minute and a half.
+
+While the store can't be asked, a node uses the limit divided by the number of nodes that it last knew of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
+from callboard.tracestore.nodes import Allotment, LedgerTables, Slot, Want
+
+from ..rate_limits.account import Declared, Ticket
+from ..rate_limits.permit import LiveGate
+
+_log = Log("engine.shared_limits")
+
+LOOK_SECONDS = 1.0
+"""How often shares are looked at when nobody waits."""
+
+PAUSE_SECONDS = 0.02
+"""The least time between two questions."""
+
+NODES_SECONDS = 15.0
+"""How often the nodes are counted."""
+
+KEPT_US = 90_000_000
+"""The time for which a share lasts that nobody says anything of, in microseconds: longer than a limit's window."""
+
+REFRESH_US = 20_000_000
+"""How often a share is said again, in microseconds."""
+
+
+class LimitScope:
+    """The limits of one adapter and key, as an account of the shared rows. Requests stand where money does.
+
+    Args:
+        adapter: The adapter.
+        key: The name of the key.
+        limits: The requests and the tokens of a minute; None is no limit.
+    """
+
+    value = ""
+
+    def __init__(self, adapter: str, key: str, limits: tuple[int | None, int | None]) -> None:
+        self.budget = f"rate limits of {adapter} with key {key!r}: {limits[0]} requests, {limits[1]} tokens"
+        self.limits = limits
+
+    def slot(self, now_us: int) -> Slot:
+        """The one slot, from now on."""
+        return Slot(0, now_us + KEPT_US)
+
+    def query(self, now_us: int) -> None:
+        """None: the trace doesn't count."""
+
+    def counted_slot(self, query: object, number: int, now_us: int) -> Slot:
+        """The one slot."""
+        return self.slot(now_us)
+
+
+class SharedLimit:
+    """The limits of one gate, and this node's share of them.
+
+    Args:
+        live: The gate.
+    """
+
+    def __init__(self, live: LiveGate) -> None:
+        self.live = live
+        self.declared = [limit for limit in live.gate.shared.limits if isinstance(limit, Declared)]
+        sizes = {limit.kind: int(limit.limit) for limit in self.declared}
+        self.scope = LimitScope(live.name, live.key, (sizes.get("requests"), sizes.get("tokens")))
+        self.granted: Allotment = (0, 0)
+        self.told_us = 0
+        """When the store was last told of the share, in microseconds since the epoch."""
+
+    def used(self) -> Allotment:
+        """What counts now."""
+        now_us = self.live.now_us()
+        used = {limit.kind: math.ceil(limit.used(now_us)) for limit in self.declared}
+        return used.get("requests", 0), used.get("tokens", 0)
+
+    def needs(self) -> tuple[Allotment, Allotment]:
+        """The share for all requests that wait, and the one for the first of them."""
+        tickets = self.live.gate.in_line()
+        return self._with(tickets), self._with(tickets[:1])
+
+    def _with(self, tickets: list[Ticket]) -> Allotment:
+        found = {"requests": 0, "tokens": 0}
+        used = dict(zip(found, self.used(), strict=True))
+        for limit in self.declared:
+            more = math.ceil(sum(map(limit.amount, tickets)))
+            found[limit.kind] = min(used[limit.kind] + more, int(limit.limit))
+        return found["requests"], found["tokens"]
+
+    def use(self, share: Allotment) -> None:
+        """Let requests go as far as a share has room."""
+        sizes = dict(zip(("requests", "tokens"), share, strict=True))
+        for limit in self.declared:
+            limit.share = sizes[limit.kind]
+        self.live.changed()
+
+    def degrade(self, nodes: int) -> None:
+        """Use a part of the limit, because nobody can be asked for a share."""
+        for limit in self.declared:
+            limit.share = max(limit.limit / nodes, limit.used(self.live.now_us()))
+        self.live.changed()
+
+
+class RateLimitShares:
+    """The shares of one node.
+
+    Args:
+        tables: The shared rows.
+        node: The node.
+        bus: The engine's bus.
+        clock: The engine's clock.
+        living: Counts the nodes that live. Raises StoreError.
+    """
+
+    name = "shared rate limits"
+
+    def __init__(
+        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, living: Callable[[], Awaitable[int]]
+    ) -> None:
+        self._tables = tables
+        self._node = node
+        self._bus = bus
+        self._clock = clock
+        self._living = living
+        self._limits: dict[LiveGate, SharedLimit] = {}
+        self._nodes = 1
+        self._number = 0
+        self._hurry = anyio.Event()
+        self._degraded = False
+
+    def join(self, live: LiveGate) -> None:
+        """Share the declared limits of a gate from now on."""
+        limit = self._limits[live] = SharedLimit(live)
+        for each in limit.declared:
+            each.share = 0.0
+        live.on_wait = self._hurry_up
+
+    def _hurry_up(self) -> None:
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Keep the shares until cancelled."""
+        counted = -math.inf
+        while True:
+            with anyio.move_on_after(LOOK_SECONDS):
+                await self._hurry.wait()
+            self._hurry = anyio.Event()
+            try:
+                for limit in tuple(self._limits.values()):
+                    await self._balance(limit)
+                if self._limits and anyio.current_time() - counted > NODES_SECONDS:
+                    counted = anyio.current_time()
+                    self._nodes = max(1, await self._living())
+                self._become(degraded=False)
+            except StoreError as error:
+                self._become(degraded=True, reason=str(error))
+                for limit in self._limits.values():
+                    limit.degrade(self._nodes)
+            await anyio.sleep(PAUSE_SECONDS)
+
+    async def drain(self) -> None:
+        """Nothing: what was used counts for a minute."""
+
+    async def close(self) -> None:
+        """Nothing: the provider counts what was used for a minute, and so does the share."""
+
+    async def _balance(self, limit: SharedLimit) -> None:
+        all_of_them, first = limit.needs()
+        used, granted = limit.used(), limit.granted
+        now_us = self._clock.now_us()
+        if _exceeds(all_of_them, granted):
+            if not await self._ask(limit, all_of_them):
+                await self._ask(limit, first)
+        elif now_us - limit.told_us > REFRESH_US and any(granted):
+            await self._ask(limit, granted)
+        elif _exceeds(granted, used) and limit.live.gate.waiting == 0 and any(granted):
+            await self._give_back(limit)
+        if self._degraded:
+            limit.use(limit.granted)
+
+    async def _ask(self, limit: SharedLimit, up_to: Allotment) -> bool:
+        """Ask for a share. Returns whether it is had."""
+        self._number += 1
+
+        def wants(now_us: int) -> list[Want]:
+            return [Want(limit.scope, limit.scope.slot(now_us), up_to)]
+
+        answer = await self._tables.grant(self._node, self._number, wants)
+        limit.told_us = self._clock.now_us()
+        limit.granted = answer.standings[0].granted
+        limit.use(limit.granted)
+        return not _exceeds(up_to, limit.granted)
+
+    async def _give_back(self, limit: SharedLimit) -> None:
+        """Keep what is used. Requests that come while the store is told ask anew."""
+        limit.granted = limit.used()
+        limit.use(limit.granted)
+        self._number += 1
+        slot = limit.scope.slot(self._clock.now_us())
+        await self._tables.give_back(self._node, self._number, [(limit.scope, slot, limit.granted)])
+
+    def _become(self, *, degraded: bool, reason: str = "") -> None:
+        if degraded == self._degraded or not self._limits:
+            return
+        self._degraded = degraded
+        _log.warning("limits_changed", degraded=degraded, nodes=self._nodes, reason=reason)
+        self._bus.publish(
+            NodeLimitsChanged(current="divided" if degraded else "shared", nodes=self._nodes, reason=reason)
+        )
+
+
+def _exceeds(size: Allotment, other: Allotment) -> bool:
+    return size[0] > other[0] or size[1] > other[1]

@@ -1,0 +1,124 @@
+"""A bus of what happens in other processes.
+
+    async with RemoteBus("nats://bus.example", store="postgresql://…") as bus:
+        async with bus.subscribe("llm.*") as events:
+            async for envelope in events:
+                ...
+
+Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. The order
+is that of each run, and none across runs. What the broker has lost, or dropped, comes from the shared store.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from callboard.bus import SYSTEM_CLOCK, Clock, ReplayBus
+from callboard.tracestore import Store
+from callboard.tracestore.timestamps import to_us
+
+from ..opening import StoreAddress, store_to_read
+from .broker import Broker
+from .broker_streams import KeptEvents
+from .remote_source import RemoteEvents, RemoteStatistics
+
+CONNECT_SECONDS = 3.0
+"""The time for which the beginning waits for the broker."""
+
+
+class RemoteBus(ReplayBus):
+    """The events of all engines of a cluster, from now on or from a moment. It is for one use, on asyncio.
+
+    A reader that is slow holds up the others only as a lossless one on a replay does (see `bus.replay`), and what
+    waits for it is bounded. While the broker is away, events come from the store, some seconds late. Messages have
+    no content, unless the cluster says otherwise, and never if they come from the store.
+
+    Args:
+        nats_url: The address of the broker, or several with commas between them.
+        store: The address of the shared store, or a store. Without one a gap can't be filled: it is passed over
+            and counted in `remote_statistics`.
+        cluster: The name of the cluster.
+        since: The first moment, in microseconds since the epoch or as an aware datetime; None is now. With a
+            moment and a store, nothing comes before the store can be asked.
+        patience: The seconds for which an event that was heard of, and is not in the store, is waited for, and
+            what came behind it in its run with it. None is as long as it takes; `remote_statistics` and the log
+            tell of it. With a number the gap is then passed over, and counted.
+        sweep_seconds: The seconds after which the store is asked for events that nobody has heard of, such as the
+            last ones of a process that died.
+        clock: The clock.
+
+    Raises:
+        ConfigurationError: The address of the store can't be read.
+    """
+
+    def __init__(
+        self,
+        nats_url: str,
+        *,
+        store: Store | str | None = None,
+        cluster: str = "callboard",
+        since: int | datetime | None = None,
+        patience: float | None = None,
+        sweep_seconds: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()} reader")
+        self._own_store = store_to_read(StoreAddress(store)) if isinstance(store, str) else None
+        shared = self._own_store if isinstance(store, str) else store
+        self._events = RemoteEvents(
+            KeptEvents(self._broker, cluster),
+            shared,
+            clock,
+            since=None if since is None else to_us(since),
+            patience=math.inf if patience is None else patience,
+            sweep_seconds=sweep_seconds,
+        )
+        super().__init__(self._events, speed=None, longest_pause=None, clock=clock)
+        self.run_id = "remote"
+        self._now_ns = clock.monotonic_ns
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._broker.connected
+
+    def remote_statistics(self) -> RemoteStatistics:
+        """A snapshot of the runs that are followed."""
+        return self._events.statistics()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        try:
+            await self._begin()
+        except BaseException as error:  # nobody else would end what has begun
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def _begin(self) -> None:
+        assert self._group is not None
+        connected = anyio.Event()
+        self._broker.on_reconnect(connected.set)
+        self._group.start_soon(self._broker.run)
+        with anyio.move_on_after(CONNECT_SECONDS):
+            await connected.wait()
+        await self._events.begin()
+        self._group.start_soon(self._events.pump)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, traceback)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._broker.close()
+                if self._own_store is not None:
+                    await self._own_store.close()

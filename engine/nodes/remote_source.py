@@ -1,0 +1,500 @@
+"""What other processes send, as one stream of envelopes: each run in order and without a gap."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+
+from callboard.bus import Clock, Envelope, Log, StoreError
+from callboard.tracestore import Store
+from callboard.tracestore.timestamps import from_us
+
+from .bridge import Page, decode_page
+from .broker_streams import KeptMessage, StreamPosition
+
+# One run's events as they come in
+
+MOST_HELD = 64
+"""The number of pages that wait for those before them at most."""
+
+FIRST_WAIT = 0.05
+"""Seconds before the store is asked for what is missing. They double with each answer that has nothing new."""
+
+LONGEST_WAIT = 1.0
+"""The most that these seconds come to."""
+
+GRACE_SECONDS = 1.0
+"""Seconds for which a page is waited for whose events are in the store already."""
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """A page that came."""
+
+    after: int
+    """The `seq` of the event before its first one."""
+    last: int
+    """The `seq` of its last event."""
+    envelopes: Sequence[Envelope] | None
+    """Its events; None if they are in the store alone."""
+
+
+class Incoming:
+    """The events of one run. Times are seconds of any clock that never goes back.
+
+    Args:
+        known: The `seq` up to which the reader wants nothing. None: the first page says it.
+        patience: Seconds without any progress after which what is missing is passed over; infinity for never.
+    """
+
+    def __init__(self, known: int | None, patience: float) -> None:
+        self.known = known
+        """The `seq` up to which everything was given."""
+        self.wanted = known or 0
+        """The `seq` of the last event that was heard of."""
+        self.passed_over = 0
+        """The number of gaps that were passed over."""
+        self._patience = patience
+        self._held: dict[int, Arrived] = {}  # by `after`
+        self._wait = FIRST_WAIT
+        self._ask_at = 0.0
+        self._give_up_at = 0.0
+        self._stuck_since = 0.0
+
+    @property
+    def stuck_since(self) -> float | None:
+        """The time since when something is missing without any progress; None if nothing is."""
+        return self._stuck_since if self.lacking else None
+
+    @property
+    def lacking(self) -> bool:
+        """Whether anything is missing."""
+        return self.known is not None and self.known < self.wanted
+
+    @property
+    def ask_at(self) -> float | None:
+        """When to ask the store for what is behind `known`; None if nothing is missing."""
+        return self._ask_at if self.lacking else None
+
+    def heard(self, page: Arrived, now: float) -> list[Envelope]:
+        """A page came. Returns the events that the reader is given now, in order."""
+        if self.known is None:
+            self.known = self.wanted = page.after
+        if page.last <= self.known:
+            return []
+        self._want(page.last, now, FIRST_WAIT)
+        if page.envelopes is None:
+            self._ask_at = min(self._ask_at, now + FIRST_WAIT)
+            return []
+        if len(self._held) < MOST_HELD or page.after <= self.known:
+            held = self._held.get(page.after)
+            if held is None or held.last < page.last:
+                self._held[page.after] = page
+        return self._given(now)
+
+    def stored(self, last: int, now: float) -> None:
+        """The store has events up to this one, says a look at all runs. Pages of them may be on their way."""
+        if self.known is None:
+            self.known = self.wanted = last
+        elif last > self.wanted:
+            self._want(last, now, GRACE_SECONDS)
+
+    def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
+        """The store was asked for what is behind `known`.
+
+        Args:
+            envelopes: The events that it has, in order: some, or all up to `through`.
+            through: The `seq` up to which the store has nothing else.
+            now: The time.
+
+        Returns:
+            The events that the reader is given now.
+        """
+        assert self.known is not None
+        given = [envelope for envelope in envelopes if envelope.seq > self.known]
+        reached = max(self.known, through, given[-1].seq if given else 0)
+        self.wanted = max(self.wanted, reached)
+        if reached > self.known:
+            self.known = reached
+            self._progressed(now)
+            return given + self._given(now)
+        self._wait = min(self._wait * 2, LONGEST_WAIT)
+        self._ask_at = now + self._wait
+        return self._passed_over(now) if now >= self._give_up_at else []
+
+    def unanswered(self, now: float) -> None:
+        """The store can't be asked. Nothing is passed over for that."""
+        self._ask_at = now + LONGEST_WAIT
+        self._give_up_at = max(self._give_up_at, now + self._patience)
+
+    def without_store(self, now: float) -> list[Envelope]:
+        """There is no store: what is missing is passed over at once. Returns the events that are given now."""
+        return self._passed_over(now) if self.lacking else []
+
+    # -- inside
+
+    def _want(self, last: int, now: float, wait: float) -> None:
+        if not self.lacking:
+            self._wait = FIRST_WAIT
+            self._ask_at = now + wait
+            self._stuck_since = now
+            self._give_up_at = now + self._patience
+        self.wanted = max(self.wanted, last)
+
+    def _progressed(self, now: float) -> None:
+        self._wait = FIRST_WAIT
+        self._ask_at = now
+        self._stuck_since = now
+        self._give_up_at = now + self._patience
+
+    def _given(self, now: float) -> list[Envelope]:
+        """The events of held pages that follow on what is known."""
+        assert self.known is not None
+        given: list[Envelope] = []
+        while (page := self._next_held(self.known)) is not None:
+            del self._held[page.after]
+            if page.last <= self.known:
+                continue
+            assert page.envelopes is not None
+            given += [envelope for envelope in page.envelopes if envelope.seq > self.known]
+            self.known = page.last
+            self._progressed(now)
+        return given
+
+    def _next_held(self, known: int) -> Arrived | None:
+        return next((page for after, page in self._held.items() if after <= known), None)
+
+    def _passed_over(self, now: float) -> list[Envelope]:
+        """Go on behind the gap."""
+        assert self.known is not None
+        self.passed_over += 1
+        self.known = min(self._held, default=self.wanted)
+        self._progressed(now)
+        return self._given(now)
+
+
+_log = Log("engine.remote")
+
+ASKED_EVENTS = 500
+"""The number of events that the store is asked for at once."""
+
+PAGES_AHEAD = 16
+"""The number of pages that are taken from the broker before anybody wants them."""
+
+AWAY_SECONDS = 0.25
+"""Seconds until a broker that went away is asked again."""
+
+PAST_SECONDS = 0.5
+"""Seconds until a store that can't tell of the past is asked again."""
+
+TOLD_SECONDS = 30.0
+"""Seconds after which the log tells of events that are waited for in vain."""
+
+DAY_US = 24 * 3600 * 1_000_000
+"""Runs that had ended for longer than this when the reading began are not looked at."""
+
+MARGIN = timedelta(hours=1)
+"""How far the clocks of hosts may lie apart."""
+
+
+class EventReader(Protocol):
+    """What is read of the broker."""
+
+    async def heads(self) -> tuple[StreamPosition | None, list[str]]:
+        """Where its stream ends now, and the id of each run's last message."""
+        ...
+
+    def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+        """Its messages in order. Raises OSError when it goes away."""
+        ...
+
+
+class RemoteStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of what comes from other processes."""
+
+    runs: int
+    """The number of runs that are known."""
+    lacking: int
+    """The number of them of which something is missing, and is being asked of the store."""
+    waits_seconds: float
+    """The longest time for which one of them has waited for the store, without any progress."""
+    passed_over: int
+    """The number of gaps that nobody could fill."""
+
+
+class RemoteEvents:
+    """The envelopes, as an async iterator. It belongs to one task, and `pump` to another.
+
+    Args:
+        broker: The broker's stream.
+        store: The shared store; None without one.
+        clock: The clock of this process.
+        since: The first moment that is wanted, in microseconds since the epoch; None is now.
+        patience: Seconds for which an event that was heard of is waited for; infinity for as long as it takes.
+        sweep_seconds: Seconds between two looks at how far all runs are in the store.
+    """
+
+    def __init__(
+        self,
+        broker: EventReader,
+        store: Store | None,
+        clock: Clock,
+        *,
+        since: int | None,
+        patience: float,
+        sweep_seconds: float,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._clock = clock
+        self._since = since
+        self._patience = patience
+        self._sweep_seconds = sweep_seconds
+        self._sweep_at = 0.0
+        self._began_us = clock.now_us()
+        self._position: StreamPosition | datetime | None = None
+        self._runs: dict[str, Incoming] = {}
+        self._lacking: set[str] = set()
+        self._told: set[str] = set()  # the lacking ones that somebody was told of
+        self._new_run_from: int | None = None  # where a run begins that was not there at the start
+        self._ready: deque[Envelope] = deque()
+        self._pages: deque[Page] = deque()
+        self._page_came = anyio.Event()
+        self._room = anyio.Event()
+        self._past: _Past | None = None
+
+    def statistics(self) -> RemoteStatistics:
+        """A snapshot."""
+        passed_over = sum(run.passed_over for run in self._runs.values())
+        now = anyio.current_time()
+        waits = [now - (self._runs[name].stuck_since or now) for name in self._lacking]
+        return RemoteStatistics(len(self._runs), len(self._lacking), max(waits, default=0.0), passed_over)
+
+    async def begin(self) -> None:
+        """Find out where everything stands now, so that nothing behind it is missed."""
+        self._sweep_at = anyio.current_time() + self._sweep_seconds
+        if self._since is not None:
+            self._position = from_us(self._since) - MARGIN
+            self._past = None if self._store is None else _Past(self._store, self._since)
+            return
+        position, heads = await self._broker.heads()
+        self._position = position or from_us(self._began_us)
+        for head in heads:
+            run_id, _, span = head.rpartition(":")
+            self._run(run_id).stored(int(span.rpartition("-")[2]), 0.0)
+        positions = await self._positions()
+        if positions is not None:
+            self._starts_at(positions)
+
+    def _starts_at(self, positions: Mapping[str, int]) -> None:
+        """Nothing up to there is wanted, and of runs that come later all."""
+        self._new_run_from = 0
+        for name, last in positions.items():
+            run = self._run(name)
+            if run.known is None or run.known < last:
+                self._runs[name] = Incoming(last, self._patience)
+
+    async def pump(self) -> None:
+        """Take what the broker has, for ever, and no faster than it is wanted."""
+        while True:
+            try:
+                async for message in self._broker.read(self._position):
+                    self._position = message.position
+                    await self._take(message)
+            except OSError as error:
+                _log.debug("remote_events_stopped", error=str(error))
+            await anyio.sleep(AWAY_SECONDS)
+
+    def __aiter__(self) -> RemoteEvents:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        """The next envelope. It waits as long as there is none."""
+        while not self._ready:
+            await self._work()
+        return self._ready.popleft()
+
+    # -- inside
+
+    async def _take(self, message: KeptMessage) -> None:
+        try:
+            page = decode_page(message.data)
+        except ValueError as error:  # of another version; the store has what it holds
+            _log.warning("page_not_read", error=str(error))
+            return
+        while len(self._pages) >= PAGES_AHEAD:
+            self._room = anyio.Event()
+            await self._room.wait()
+        self._pages.append(page)
+        self._page_came.set()
+
+    async def _work(self) -> None:
+        """Do the next thing that may give envelopes."""
+        if self._past is not None:
+            await self._read_past(self._past)
+            return
+        if self._pages:
+            self._heard(self._pages.popleft())
+            self._room.set()
+            if self._ready:
+                return
+        now = anyio.current_time()
+        due = [name for name in self._lacking if (self._runs[name].ask_at or 0.0) <= now]
+        for name in due:
+            await self._ask(name)
+        if self._store is not None and now >= self._sweep_at:
+            await self._sweep()
+        if not self._ready and not self._pages:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until a page comes, or something is due."""
+        moments = [self._runs[name].ask_at or 0.0 for name in self._lacking]
+        if self._store is not None:
+            moments.append(self._sweep_at)
+        self._page_came = anyio.Event()
+        seconds = min(moments) - anyio.current_time() if moments else None
+        with anyio.move_on_after(seconds):
+            await self._page_came.wait()
+
+    def _heard(self, page: Page) -> None:
+        try:
+            envelopes = page.envelopes()
+        except ValueError as error:
+            _log.warning("page_not_read", run=page.run_id, error=str(error))
+            envelopes = None
+        run = self._run(page.run_id, self._new_run_from)
+        self._give(run.heard(Arrived(page.after, page.last, envelopes), anyio.current_time()))
+        self._note(page.run_id)
+
+    async def _ask(self, name: str) -> None:
+        run, store = self._runs[name], self._store
+        if store is None or run.known is None:
+            self._give(run.without_store(anyio.current_time()))
+            self._note(name)
+            return
+        try:
+            await _open(store)
+            through = await store.committed_seq(name)  # asked first: what it says is there, the events have
+            found = await store.run_events(name, run.known, ASKED_EVENTS)
+        except (StoreError, OSError) as error:
+            _log.debug("gap_not_asked", run=name, error=str(error))
+            run.unanswered(anyio.current_time())
+            return
+        through = found[-1].seq if len(found) == ASKED_EVENTS else through
+        passed_over = run.passed_over
+        self._give(run.answered(found, through, anyio.current_time()))
+        if run.passed_over > passed_over:
+            _log.warning("events_missing", run=name, known=run.known)
+        self._note(name)
+        self._tell_if_stuck(name)
+
+    def _tell_if_stuck(self, name: str) -> None:
+        run = self._runs[name]
+        if run.stuck_since is None:
+            self._told.discard(name)
+        elif name not in self._told and anyio.current_time() > run.stuck_since + TOLD_SECONDS:
+            self._told.add(name)
+            _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
+
+    async def _sweep(self) -> None:
+        """Look how far all runs are in the store: there may be some that the broker never heard of."""
+        self._sweep_at = anyio.current_time() + self._sweep_seconds
+        positions = await self._positions()
+        if positions is None or not await self._has_beginnings(positions):
+            return
+        for name, last in positions.items():
+            self._run(name, 0).stored(last, anyio.current_time())
+            self._note(name)
+
+    async def _has_beginnings(self, positions: Mapping[str, int]) -> bool:
+        """Whether it is known where runs begin that the broker has not told of. If the store could not be asked at
+        the beginning, it is asked now where each of them was then, by the clock of its host.
+        """
+        if self._new_run_from is not None:
+            return True
+        assert self._store is not None
+        begins: dict[str, int] = {}
+        try:
+            for name in positions.keys() - self._runs.keys():
+                first = await self._store.events(run_id=name, since=self._began_us, limit=1)
+                begins[name] = first[0].seq - 1 if first else positions[name]
+        except (StoreError, OSError) as error:
+            _log.debug("runs_not_asked", error=str(error))
+            return False
+        self._new_run_from = 0
+        for name, known in begins.items():
+            self._run(name, known)
+        return True
+
+    async def _positions(self) -> dict[str, int] | None:
+        if self._store is None:
+            return None
+        try:
+            await _open(self._store)
+            return await self._store.run_positions(self._began_us - DAY_US)
+        except (StoreError, OSError) as error:
+            _log.debug("runs_not_asked", error=str(error))
+            return None
+
+    async def _read_past(self, past: _Past) -> None:
+        """Read on in it. While the store can't be asked, nothing comes: it would come before what was earlier."""
+        try:
+            if self._new_run_from is None:
+                assert self._store is not None
+                await _open(self._store)
+                self._starts_at(await self._store.run_positions(self._began_us - DAY_US))
+            found = await past.next()
+        except (StoreError, OSError) as error:
+            _log.debug("past_not_read", error=str(error))
+            await anyio.sleep(PAST_SECONDS)
+            return
+        if not found:
+            self._past = None
+        for envelope in found:
+            run = self._run(envelope.run_id, 0)
+            if run.known is None or run.known < envelope.seq:
+                self._runs[envelope.run_id] = Incoming(envelope.seq, self._patience)
+        self._give(found)
+
+    def _run(self, name: str, known: int | None = None) -> Incoming:
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = Incoming(known, self._patience)
+        return run
+
+    def _note(self, name: str) -> None:
+        if self._runs[name].lacking:
+            self._lacking.add(name)
+        else:
+            self._lacking.discard(name)
+
+    def _give(self, envelopes: Sequence[Envelope]) -> None:
+        since = self._since
+        self._ready.extend(each for each in envelopes if since is None or each.ts_us >= since)
+
+
+class _Past:
+    """What is in the store since a moment, in the order in which it was stored."""
+
+    def __init__(self, store: Store, since: int) -> None:
+        self._store = store
+        self._since = since
+        self._after_id = 0
+
+    async def next(self) -> list[Envelope]:
+        """Some more events; none if those were all. Raises StoreError."""
+        found = await self._store.numbered_events(since=self._since, after_id=self._after_id, limit=ASKED_EVENTS)
+        if found:
+            self._after_id = found[-1][0]
+        return [envelope for _, envelope in found]
+
+
+async def _open(store: Store) -> None:
+    if not store.is_open:
+        await store.open()

@@ -1,0 +1,246 @@
+"""The price table of new calls, and the repricing of calls that were made.
+
+They are two things. New calls have the prices of the engine's own table, which changes only by an act that says so
+(`use_prices`, or `reprice` with `for_new_calls`). A repricing changes the past: first the store, then the live
+sessions, then its event is published. Another process that reprices the same file changes nothing for new calls
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from callboard.bus import Bus, CallboardError, PricingProgress, PricingRepriced, PricingTableLoaded, StoreError
+from callboard.bus.clock import Clock
+from callboard.bus.log import Log
+from callboard.tracestore import CallFilter, CurrentPrices, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore.home import home_folder, price_table, published_table
+from callboard.tracestore.reports import OnProgress
+
+from .runtime.adapters import Host
+from .sessions.open import costs_of
+from .sessions.state import SessionState
+
+# Notices that somebody else has changed the costs in the trace file
+
+LOOK_EVERY_NS = 1_000_000_000
+
+_log = Log("engine.price_watch")
+
+
+class PriceWatch:
+    """Knows the costs that were current at the last look."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: CurrentPrices | None = None
+        self._looked_ns: int | None = None
+        self.held = 0
+        """The number of our own repricings under way, which publish their events themselves."""
+
+    def due(self) -> bool:
+        """Whether it is time for another look. If so, the look counts as begun."""
+        now = self._clock.monotonic_ns()
+        if self.held or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
+            return False
+        self._looked_ns = now
+        return True
+
+    async def mark(self) -> None:
+        """Take the present costs for known."""
+        self._known = await self._store.current_prices()
+
+    async def look(self) -> CurrentPrices | None:
+        """The present costs if they have changed since the last look. None if not, or if nobody looked before."""
+        try:
+            found = await self._store.current_prices()
+        except StoreError as error:
+            _log.warning("not_looked", error=str(error))
+            return None
+        if self.held:
+            return None
+        known, self._known = self._known, found
+        if known is None or known == found:
+            return None
+        # Going back is no run of its own, so it has no sums.
+        return found if known.run_id != found.run_id else msgspec.structs.replace(found, run=None)
+
+
+def announcement(found: CurrentPrices) -> PricingRepriced:
+    """The event of a change, with the sums of the run that brought it, if there was one."""
+    run = found.run
+    return PricingRepriced(
+        pricing_version=found.versions[0] if found.versions else "",
+        calls=(run and run.calls) or 0,
+        unpriced=(run and run.unpriced) or 0,
+        estimated=(run and run.estimated) or 0,
+        unknown=(run and run.unknown) or 0,
+        sum_before_nano_usd=(run and run.sum_before_nano_usd) or 0,
+        sum_after_nano_usd=(run and run.sum_after_nano_usd) or 0,
+    )
+
+
+TELL_EVERY_NS = 200_000_000
+"""The least time between two events that tell how far a repricing is."""
+
+
+def load_prices(prices: PriceTable | Path | None) -> PriceTable:
+    """The table that an engine begins with, as `Engine` describes it.
+
+    Raises:
+        ConfigurationError: The prices can't be read.
+    """
+    return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
+
+
+class Pricing:
+    """The prices of an engine's new calls. An engine without a trace has prices, and nothing to reprice."""
+
+    prices: PriceTable
+    """The table in force."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store | None,
+        clock: Clock,
+        host: Host,
+        sessions: Mapping[str, SessionState],
+        prices: PriceTable,
+        recount: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.prices = prices
+        self._recount = recount  # what budgets have counted
+        self._bus = bus
+        self._clock = clock
+        self._store = store
+        self._host = host
+        self._sessions = sessions
+        # Of repricings here that changed the table as well: the one before it, and the one since.
+        self._changed: dict[int, tuple[PriceTable, PriceTable]] = {}
+        self._watch = None if store is None else PriceWatch(store, clock)
+
+    async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool) -> PriceTable:
+        """See `Engine.use_prices`."""
+        if isinstance(prices, str):
+            store, _ = await self._traced("look up prices in")
+            table = await _stored(store, prices)
+        else:
+            table = prices if isinstance(prices, PriceTable) else PriceTable.from_yaml(prices)
+        return self._take(table, alone=alone)
+
+    def _take(self, table: PriceTable, *, alone: bool) -> PriceTable:
+        self.prices = table if alone else published_table(home_folder()).merged(table)
+        self._bus.publish(
+            PricingTableLoaded(
+                pricing_version=self.prices.version, label=self.prices.label, rows=len(self.prices.rows)
+            )
+        )
+        return self.prices
+
+    async def reprice(
+        self,
+        version: str | PriceTable,
+        *,
+        where: CallFilter | None,
+        dry_run: bool,
+        as_model: str | None,
+        for_new_calls: bool,
+    ) -> RepriceReport:
+        """See `Engine.reprice`."""
+        store, watch = await self._traced("reprice")
+        await self._host.flush()
+        kept = not dry_run and as_model is None
+        table = await _stored(store, version) if isinstance(version, str) else version
+        watch.held += 1
+        try:
+            report = await store.reprice(
+                table,
+                where=where,
+                dry_run=dry_run,
+                as_model=as_model,
+                progress=self._tell_progress(table.version, dry_run=not kept),
+            )
+            if kept:
+                await watch.mark()
+        finally:
+            watch.held -= 1
+        if kept:
+            if for_new_calls and report.run_id is not None:
+                before = self.prices
+                self._changed[report.run_id] = (before, self._take(table, alone=False))
+            await self._show_costs(store)
+            self._bus.publish(
+                PricingRepriced(
+                    pricing_version=report.version,
+                    calls=report.calls,
+                    unpriced=report.unpriced,
+                    estimated=report.estimated,
+                    unknown=report.unknown,
+                    sum_before_nano_usd=report.sum_before_nano_usd,
+                    sum_after_nano_usd=report.sum_after_nano_usd,
+                )
+            )
+        return report
+
+    def _tell_progress(self, version: str, *, dry_run: bool) -> OnProgress:
+        """A function that publishes how far a repricing is, a few times a second."""
+        told_ns: int | None = None
+
+        def tell(done: int, last: int) -> None:
+            nonlocal told_ns
+            now = self._clock.monotonic_ns()
+            if told_ns is None or now - told_ns >= TELL_EVERY_NS:
+                told_ns = now
+                self._bus.publish(PricingProgress(pricing_version=version, done=done, last=last, dry_run=dry_run))
+
+        return tell
+
+    async def undo_reprice(self) -> RepriceRun:
+        """See `Engine.undo_reprice`."""
+        store, watch = await self._traced("undo")
+        await self._host.flush()
+        await watch.mark()
+        run = await store.undo_reprice()
+        before, since = self._changed.pop(run.id, (None, None))
+        if before is not None and self.prices is since:
+            self._take(before, alone=True)
+        await self._look()
+        return run
+
+    def notice(self) -> None:
+        """Look whether somebody else has repriced, beside the turn that begins and at most once a second."""
+        if self._watch is not None and self._host.started and self._watch.due():
+            self._host.spawn(self._look, name="look at prices")
+
+    async def _traced(self, what: str) -> tuple[Store, PriceWatch]:
+        await self._host.start()
+        if self._store is None or self._watch is None:
+            raise CallboardError(f"this engine keeps no trace (trace=False), so there is nothing to {what}")
+        return self._store, self._watch
+
+    async def _look(self) -> None:
+        store = self._store
+        found = await self._watch.look() if self._watch is not None else None
+        if found is None or store is None:
+            return
+        await self._show_costs(store)
+        self._bus.publish(announcement(found))
+
+    async def _show_costs(self, store: Store) -> None:
+        for session_id in list(self._sessions):
+            await self._host.show_costs(await costs_of(store, session_id))
+        await self._recount()
+
+
+async def _stored(store: Store, version: str) -> PriceTable:
+    """The table of a version.
+
+    Raises:
+        StoreError: The trace doesn't know the version. The text names the known versions.
+    """
+    return await store.price_table(version)

@@ -1,1 +1,0 @@
-"""The prices of an engine's new calls, and repricing."""

@@ -1,0 +1,203 @@
+"""`@tool`: makes a function a tool, by its name, its type hints and its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import overload
+
+import msgspec
+from msgspec.structs import replace
+
+from callboard.adapters import ToolAnnotations, ToolDefinition
+from callboard.bus.values.base import Json, JsonObject
+
+from ..old_names import takes_old_names
+from ..type_schema import SchemaError, json_schema
+from .context import NeedsApproval
+from .handler import FunctionTool, Handler, P, R_co
+from .parameters import (
+    NOTHING,
+    Parameter,
+    Parameters,
+    ToolDefinitionError,
+    description_of,
+    hints_of,
+    is_async,
+    parameters_of,
+    read_docstring,
+    struct_of,
+    unwrapped,
+)
+
+
+@overload
+def tool(
+    function: Callable[P, R_co],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    annotations: ToolAnnotations | None = None,
+    strict: bool | None = None,
+    needs_approval: NeedsApproval | None = None,
+    provider_options: JsonObject | None = None,
+) -> FunctionTool[P, R_co]: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    annotations: ToolAnnotations | None = None,
+    strict: bool | None = None,
+    needs_approval: NeedsApproval | None = None,
+    provider_options: JsonObject | None = None,
+) -> Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]: ...
+
+
+@takes_old_names(timeout_seconds="timeout")
+def tool(
+    function: Callable[P, R_co] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    annotations: ToolAnnotations | None = None,
+    strict: bool | None = None,
+    needs_approval: NeedsApproval | None = None,
+    provider_options: JsonObject | None = None,
+) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
+    """Make a function a tool: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
+
+    The schema comes from the type hints and the defaults. Descriptions come from ``Annotated[...]`` and the
+    docstring (in Google's, NumPy's or Sphinx's style). The engine fills in parameters that are annotated with
+    `ToolContext` or named `messages`, `abort_signal` or `tool_call_id`. The model doesn't see them.
+
+    Args:
+        function: The function, async or plain.
+        name: The tool's name; None is the function's name.
+        description: The tool's description; None is the docstring's text before its first section.
+        timeout: Seconds for one call, as in `Tool`.
+        annotations: Hints about the tool, as in `ToolDefinition`.
+        strict: Whether the model is held to the schema, as in `ToolDefinition`.
+        needs_approval: Whether calls need approval, as in `Tool`.
+        provider_options: Fields of the tool for single providers, as in `ToolDefinition`.
+
+    Raises:
+        ToolDefinitionError: The function doesn't say enough about its parameters.
+        SchemaError: A type has no JSON Schema.
+        ValueError: No model takes the name.
+    """
+    caller = sys._getframe(2)  # above the function that takes old names
+
+    def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
+        called = name if name is not None else _name_of(function)
+        what = f"tool {called!r}: "
+        # hints may name what is defined where the tool is
+        here = getattr(unwrapped(function), "__globals__", None) is caller.f_globals
+        parameters = _parameters(function, caller.f_locals if here else {}, what)
+        documented = read_docstring(inspect.getdoc(unwrapped(function)))
+        struct = struct_of(parameters)
+        definition = ToolDefinition(
+            name=called,
+            description=documented.description if description is None else description,
+            input_schema=_schema(struct, parameters, documented.parameters, what),
+            strict=strict,
+            annotations=annotations,
+            provider_options=provider_options or {},
+        )
+        handler = Handler(function, is_async(function), parameters.injected, keywords=struct)
+        return FunctionTool(function, definition, handler, timeout=timeout, needs_approval=needs_approval)
+
+    return make if function is None else make(function)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    if not callable(function):
+        raise ToolDefinitionError(
+            f"@tool takes a function, not a {type(function).__name__}; put it below @classmethod and @staticmethod"
+        )
+    name = getattr(function, "__name__", None) or getattr(unwrapped(function), "__name__", None)
+    if name is None:
+        name = getattr(function, "name", None)  # of a callable object
+    if not isinstance(name, str) or name == "<lambda>":
+        raise ToolDefinitionError(f"{function!r} has no name to call the tool by: tool(..., name='...')")
+    return name
+
+
+def _parameters(function: Callable[..., object], scope: Mapping[str, object], what: str) -> Parameters:
+    try:
+        hints = hints_of(function, scope)
+    except (NameError, TypeError) as error:
+        raise ToolDefinitionError(
+            f"{what}a type hint can't be resolved ({error}); import its name at the top of the module, and not "
+            "only under `if TYPE_CHECKING`"
+        ) from error
+    parameters = parameters_of(function, hints=hints, what=what)
+    if parameters.variadic or parameters.unnamed:
+        raise ToolDefinitionError(
+            f"{what}*args, **kwargs and positional-only parameters can't be described to a model; name each "
+            "parameter, or write Tool(ToolDefinition(name, description, schema), function)"
+        )
+    parameters = _without_self(parameters)
+    for parameter in parameters.filled_in:
+        if parameter.hint is NOTHING:
+            raise ToolDefinitionError(
+                f"{what}parameter {parameter.name!r} has no type hint, so the model can't be told what to pass; "
+                f"write {parameter.name}: str (or its type), or give the schema yourself: "
+                "Tool(ToolDefinition(name, description, schema), function)"
+            )
+    return parameters
+
+
+def _without_self(parameters: Parameters) -> Parameters:
+    first = next(iter(parameters.filled_in), None)
+    if first is not None and first.name in ("self", "cls") and first.hint is NOTHING:
+        return replace(parameters, filled_in=parameters.filled_in[1:])
+    return parameters
+
+
+def _schema(
+    struct: type[msgspec.Struct], parameters: Parameters, described: Mapping[str, str], what: str
+) -> JsonObject:
+    try:
+        schema = json_schema(struct)
+    except SchemaError as error:
+        raise SchemaError(f"{what}{error}") from error
+    needless = ("title", "required") if schema.get("required") == [] else ("title",)
+    schema = {keyword: value for keyword, value in schema.items() if keyword not in needless}
+    properties = schema.get("properties")
+    assert isinstance(properties, dict)
+    for parameter in parameters.filled_in:
+        told = properties[parameter.name]
+        if isinstance(told, dict):
+            properties[parameter.name] = _told(told, parameter, described.get(parameter.name))
+    return {**schema, "properties": properties}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError
+
+
+def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
+    """The schema of a parameter, with its description and its default."""
+    told = dict(schema)
+    description = description_of(parameter.hint) or described
+    if description is not None:
+        told["description"] = description
+    if not parameter.required:
+        try:
+            default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
+        except (TypeError, ValueError):
+            return told  # the function knows it; JSON has no word for it
+        told["default"] = default
+    return told

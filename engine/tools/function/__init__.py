@@ -1,1 +1,0 @@
-"""Tools made of functions."""

@@ -1,0 +1,260 @@
+"""The function that runs a tool, and the way in which the arguments of a call become its own.
+
+A function takes the arguments as keywords. A function with one parameter that is no property of the tool's schema
+takes all arguments as one mapping. In both cases each argument is converted to its type hint. Without a hint it
+stays the JSON value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+
+import msgspec
+from msgspec.structs import replace
+
+from callboard.adapters import ToolDefinition
+from callboard.bus import ConfigurationError
+from callboard.bus.values.base import JsonObject
+
+from ..old_names import takes_old_names, warn_of_old_name
+from .context import NeedsApproval, ToolContext
+from .parameters import (
+    NOTHING,
+    Injected,
+    Parameter,
+    Parameters,
+    ToolDefinitionError,
+    is_async,
+    lenient_hints_of,
+    parameters_of,
+    struct_of,
+)
+
+ToolHandler: TypeAlias = Callable[..., object]
+"""A function that takes the arguments as keywords or as one mapping, and returns a result or an awaitable of
+one."""
+
+_AS_IT_IS = (NOTHING, object, Any)
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The arguments of a call, converted."""
+
+    keywords: dict[str, Any]
+    """The arguments as keywords."""
+    whole: tuple[Any, ...] = ()
+    """The one mapping, if the function takes that."""
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A function, and the way in which it is called. `handler_of` and `tool` make it."""
+
+    function: ToolHandler
+    """The function."""
+    is_async: bool
+    """Whether calling the function returns an awaitable."""
+    injected: Mapping[str, Injected]
+    """The parameters that the engine fills in."""
+    keywords: type[msgspec.Struct] | None = None
+    """The Struct of the parameters that the model fills in."""
+    whole: Parameter | None = None
+    """The one parameter that takes all arguments, in place of `keywords`."""
+    variadic: bool = False
+    """Whether the function takes any keywords."""
+    schema: JsonObject | None = None
+    """The schema against which the arguments are checked first; None if `keywords` says all of it."""
+
+    def read(self, arguments: JsonObject) -> Ready:
+        """Check and convert the arguments of a call.
+
+        Raises:
+            ValueError: The arguments don't fit. The text names the JSON path.
+        """
+        from ..type_schema import check, convert
+
+        if self.schema is not None:
+            check(arguments, self.schema)
+        if self.keywords is None:
+            hint = self.whole.hint if self.whole is not None else object
+            return Ready({}, (arguments if hint in _AS_IT_IS else convert(arguments, hint),))
+        struct = convert(arguments, self.keywords)
+        given = {name: getattr(struct, name) for name in self.keywords.__struct_fields__ if name in arguments}
+        if self.variadic:
+            given = {**arguments, **given}
+        return Ready(given)
+
+    def call(self, ready: Ready, context: ToolContext | None) -> object:
+        """Call the function, which may return an awaitable.
+
+        Args:
+            ready: The arguments.
+            context: The context of the call. It is needed if the engine fills in any parameter.
+        """
+        if not self.injected or context is None:
+            return self.function(*ready.whole, **ready.keywords)
+        filled = {name: _value(injected, context) for name, injected in self.injected.items()}
+        return self.function(*ready.whole, **ready.keywords, **filled)
+
+    def bound(self, function: ToolHandler) -> Handler:
+        """The handler of another function with the same parameters."""
+        return replace(self, function=function)
+
+
+def _value(injected: Injected, context: ToolContext) -> object:
+    match injected:
+        case Injected.CONTEXT:
+            return context
+        case Injected.MESSAGES:
+            return context.messages
+        case Injected.ABORT_SIGNAL:
+            return context.abort_signal
+        case Injected.TOOL_CALL_ID:
+            return context.tool_call_id
+
+
+def handler_of(function: ToolHandler, name: str, schema: JsonObject) -> Handler:
+    """The handler of a tool that has a schema of its own.
+
+    Raises:
+        ToolDefinitionError: The function doesn't fit the schema.
+    """
+    properties = schema.get("properties")
+    known = frozenset(properties) if isinstance(properties, dict) else frozenset[str]()
+    hints = lenient_hints_of(function)
+    parameters = parameters_of(function, hints=hints, properties=known, what=f"tool {name!r}: ")
+    plain = Handler(function, is_async(function), parameters.injected, schema=schema)
+    strange = [parameter for parameter in parameters.filled_in if parameter.name not in known]
+    if parameters.unnamed or (len(strange) == len(parameters.filled_in) == 1 and not parameters.variadic):
+        return replace(plain, whole=strange[0] if strange else None)
+    _require_fit(name, known, parameters, strange)
+    return replace(plain, keywords=struct_of(parameters), variadic=parameters.variadic)
+
+
+def _require_fit(name: str, known: frozenset[str], parameters: Parameters, strange: list[Parameter]) -> None:
+    taken = {parameter.name for parameter in parameters.filled_in}
+    if needless := [parameter.name for parameter in strange if parameter.required]:
+        raise ToolDefinitionError(
+            f"tool {name!r}: its handler needs {', '.join(needless)}, which the schema doesn't have; add it to "
+            "the schema's properties, give the parameter a default, or take all arguments as one mapping"
+        )
+    if not parameters.variadic and (missing := sorted(known - taken)):
+        raise ToolDefinitionError(
+            f"tool {name!r}: its handler doesn't take {', '.join(missing)}, which the schema has; add the "
+            "parameter, **kwargs, or take all arguments as one mapping"
+        )
+
+
+# A tool
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+SelfT = TypeVar("SelfT")
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A tool and the function that runs it.
+
+    Raises:
+        ToolDefinitionError: The function doesn't fit the definition.
+    """
+
+    definition: ToolDefinition
+    """The tool as the model sees it."""
+    execute: ToolHandler | None = None
+    """A function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`). It
+    returns text, a JSON value, or content blocks. A plain function runs in a thread. None makes the tool passive:
+    the turn ends with the call open, for the host to answer."""
+    timeout: float | None = None
+    """Seconds for one call; None is the engine's `Timeouts.tool`. A plain function goes on in its thread when its
+    time is up, unless it looks at its `ToolContext`."""
+    needs_approval: NeedsApproval | None = None
+    """Whether calls need approval. None asks the `approve` hook, and runs the call if there is no hook. True asks
+    the hook, and leaves the call open if there is none. False never asks."""
+    handler: Handler | None = field(init=False, repr=False)
+    """The way in which `execute` is called; None for a passive tool."""
+
+    def __post_init__(self) -> None:
+        handler = None
+        if self.execute is not None:
+            handler = handler_of(self.execute, self.name, self.definition.input_schema)
+        object.__setattr__(self, "handler", handler)
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """The old name of `timeout`."""
+        warn_of_old_name("timeout_seconds is called timeout now")
+        return self.timeout
+
+    @property
+    def name(self) -> str:
+        """The name of the tool, as the model knows it."""
+        return self.definition.name
+
+
+Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]
+
+
+def require_distinct(tools: Iterable[Tool]) -> None:
+    """Check that no two tools have the same name, because a call could mean either of them.
+
+    Raises:
+        ConfigurationError: Two tools have the same name.
+    """
+    names = Counter(tool.name for tool in tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")
+
+
+class FunctionTool(Tool, Generic[P, R_co]):
+    """A function that `@tool` made a tool. It can still be called as before."""
+
+    def __init__(
+        self,
+        function: Callable[P, R_co],
+        definition: ToolDefinition,
+        handler: Handler,
+        *,
+        timeout: float | None = None,
+        needs_approval: NeedsApproval | None = None,
+    ) -> None:
+        values = {
+            "definition": definition,
+            "execute": function,
+            "timeout": timeout,
+            "needs_approval": needs_approval,
+            "handler": handler,
+            "function": function,
+        }
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            values[name] = getattr(function, name, None)
+        self.__dict__.update(values, __wrapped__=function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        function: Callable[P, R_co] = self.__dict__["function"]
+        return function(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type[object]) -> FunctionTool[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: FunctionTool[Concatenate[SelfT, Q], R_co], instance: SelfT, owner: type[object] | None = None
+    ) -> FunctionTool[Q, R_co]: ...
+
+    def __get__(self, instance: object, owner: object = None) -> object:
+        """The tool of one object, if the function is a method."""
+        if instance is None or self.handler is None:
+            return self
+        bound = self.__dict__["function"].__get__(instance, owner)
+        return FunctionTool(
+            bound,
+            self.definition,
+            self.handler.bound(bound),
+            timeout=self.timeout,
+            needs_approval=self.needs_approval,
+        )

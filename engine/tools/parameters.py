@@ -1,0 +1,370 @@
+"""The parameters of a function: those that the model fills in, as one Struct, and those that the engine fills
+in."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from callboard.adapters import Message
+from callboard.bus.errors import CallboardError
+
+from ..abort import AbortSignal
+from .context import ToolContext
+
+
+class ToolDefinitionError(CallboardError, TypeError):
+    """The function can't be made a tool as it is. The text says what to do."""
+
+
+class Injected(Enum):
+    """The value that the engine puts into a parameter. The model neither sees nor fills such a parameter.
+
+    The engine fills in a parameter that is annotated with `ToolContext`, whatever its name. It also fills in a
+    parameter with one of the three names below, unless the tool has a schema of its own with a property of that
+    name.
+    """
+
+    CONTEXT = "ToolContext"
+    MESSAGES = "messages"
+    ABORT_SIGNAL = "abort_signal"
+    TOOL_CALL_ID = "tool_call_id"
+
+
+_RESERVED: dict[str, tuple[Injected, str, tuple[object, ...]]] = {
+    "messages": (
+        Injected.MESSAGES,
+        "tuple[Message, ...]",
+        (tuple[Message, ...], Sequence[Message], typing.Sequence[Message]),
+    ),
+    "abort_signal": (Injected.ABORT_SIGNAL, "AbortSignal", (AbortSignal,)),
+    "tool_call_id": (Injected.TOOL_CALL_ID, "str", (str,)),
+}
+
+NOTHING = inspect.Parameter.empty
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter that the model fills in."""
+
+    name: str
+    """The name."""
+    hint: object
+    """The type hint; NOTHING if there is none."""
+    default: object
+    """The default; NOTHING if the model must give a value."""
+
+    @property
+    def required(self) -> bool:
+        """Whether the model must give a value."""
+        return self.default is NOTHING
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """The parameters of a function."""
+
+    filled_in: tuple[Parameter, ...]
+    """The parameters that the model fills in."""
+    injected: Mapping[str, Injected]
+    """The parameters that the engine fills in."""
+    variadic: bool = False
+    """Whether the function takes any keywords."""
+    unnamed: bool = False
+    """Whether the function takes values by position only."""
+
+
+def parameters_of(
+    function: Callable[..., object],
+    *,
+    hints: Mapping[str, object],
+    properties: Iterable[str] = (),
+    what: str = "",
+) -> Parameters:
+    """Sort the parameters of a function.
+
+    Args:
+        function: The function.
+        hints: Its type hints.
+        properties: The properties of the tool's own schema. None of their names is reserved.
+        what: The beginning of the text of an error.
+
+    Raises:
+        ToolDefinitionError: A parameter with a reserved name has another type hint.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a builtin without one
+        return Parameters((), {}, unnamed=True)
+    filled_in: list[Parameter] = []
+    injected: dict[str, Injected] = {}
+    variadic = unnamed = False
+    fixed = bound_keywords(function)
+    own = frozenset(properties)
+    for parameter in signature.parameters.values():
+        hint = hints.get(parameter.name, NOTHING)
+        injection = Injected.CONTEXT if _is_context(hint) else None
+        if injection is None and parameter.name not in own:
+            injection = _reserved(parameter.name, hint, what)
+        match parameter.kind:
+            case inspect.Parameter.VAR_KEYWORD:
+                variadic = True
+            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
+                unnamed = True
+            case _ if injection is not None:
+                injected[parameter.name] = injection
+            case _ if parameter.name not in fixed:
+                filled_in.append(Parameter(parameter.name, hint, parameter.default))
+    return Parameters(tuple(filled_in), injected, variadic, unnamed)
+
+
+def _reserved(name: str, hint: object, what: str) -> Injected | None:
+    if name not in _RESERVED:
+        return None
+    injection, written, allowed = _RESERVED[name]
+    if hint is not NOTHING and hint is not object and hint not in allowed:
+        raise ToolDefinitionError(
+            f"{what}parameter {name!r} is reserved: the engine fills it in ({written}), not the model; "
+            f"rename it, or annotate it {name}: {written}"
+        )
+    return injection
+
+
+def _is_context(hint: object) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
+        return any(_is_context(part) for part in typing.get_args(hint))
+    return hint is ToolContext
+
+
+# -- hints
+
+
+def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
+    """The type hints of a function, resolved.
+
+    Args:
+        function: The function.
+        scope: Names that the hints may use besides those of the function's module.
+
+    Raises:
+        NameError: A name can't be found.
+        TypeError: A hint is no type.
+    """
+    inner = unwrapped(function)
+    if not inspect.isroutine(inner) and not isinstance(inner, type):
+        inner = type(inner).__call__  # a callable object: its class says how
+    return typing.get_type_hints(inner, localns=dict(scope) if scope else None, include_extras=True)
+
+
+def lenient_hints_of(function: Callable[..., object]) -> dict[str, object]:
+    """The type hints of a function. If they can't be resolved, each hint but `ToolContext` is `object`."""
+    try:
+        return hints_of(function)
+    except (NameError, TypeError, AttributeError):
+        written = getattr(unwrapped(function), "__annotations__", {})
+        return {
+            name: ToolContext if str(hint).endswith("ToolContext") else object for name, hint in written.items()
+        }
+
+
+def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    """The function behind `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def bound_keywords(function: Callable[..., object]) -> frozenset[str]:
+    """The keywords that `functools.partial` has fixed."""
+    names: set[str] = set()
+    while isinstance(function, functools.partial):
+        names.update(function.keywords)
+        function = function.func
+    return frozenset(names)
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether calling a function returns an awaitable."""
+    inner = unwrapped(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
+# -- the Struct
+
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length")
+
+
+def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
+    """A Struct with one field for each parameter that the model fills in. A value that is left out is UNSET."""
+    from ..type_schema import fitted  # only programs with tools need it
+
+    fields: list[tuple[str, typing.Any] | tuple[str, typing.Any, typing.Any]] = []
+    for parameter in parameters.filled_in:
+        hint = object if parameter.hint is NOTHING else fitted(_constrained(parameter.hint))
+        fields.append((parameter.name, hint) if parameter.required else (parameter.name, hint, msgspec.UNSET))
+    return msgspec.defstruct(
+        "Arguments", fields, kw_only=True, forbid_unknown_fields=not parameters.variadic, gc=False
+    )
+
+
+def _constrained(hint: object) -> object:
+    """A type hint whose constraints of pydantic or annotated-types are also expressed for msgspec."""
+    metadata = getattr(hint, "__metadata__", ())
+    if any(isinstance(each, msgspec.Meta) for each in metadata):
+        return hint
+    found = {
+        name: getattr(each, name)
+        for each in _flat(metadata)
+        for name in _CONSTRAINTS
+        if getattr(each, name, None) is not None
+    }
+    return typing.Annotated[hint, msgspec.Meta(**found)] if found else hint
+
+
+def _flat(metadata: Iterable[object]) -> Iterator[object]:
+    """The members of groups of constraints: pydantic's `Field(...)`, annotated-types' `Interval` and `Len`."""
+    for each in metadata:
+        inner = getattr(each, "metadata", None)
+        yield from inner if isinstance(inner, list) else (each,)
+
+
+def description_of(hint: object) -> str | None:
+    """The description of a parameter in ``Annotated[...]``: a string, or an object that has a description."""
+    for each in getattr(hint, "__metadata__", ()):
+        for said in (each, getattr(each, "description", None), getattr(each, "documentation", None)):
+            if isinstance(said, str):
+                return said
+    return None
+
+
+# Reads the descriptions of a function and its parameters from a docstring in Google's, NumPy's or Sphinx's style.
+
+
+class Documented(NamedTuple):
+    """The descriptions in a docstring."""
+
+    description: str
+    """The text before the first section."""
+    parameters: dict[str, str]
+    """The descriptions of the parameters, by name."""
+
+
+_PARAMETERS = (
+    "args",
+    "arguments",
+    "parameters",
+    "params",
+    "other parameters",
+    "keyword arguments",
+)
+_SECTIONS = (
+    *_PARAMETERS,
+    *("attributes", "example", "examples", "note", "notes", "raises", "references", "return", "returns"),
+    *("see also", "todo", "warning", "warnings", "warns", "yield", "yields"),
+)
+_GOOGLE_ITEM = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+_NUMPY_ITEM = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
+_FIELD = re.compile(r":(\w+)(?:\s+([^:]*?))?\s*:\s*(.*)")
+_SPHINX_PARAMETERS = ("param", "parameter", "arg", "argument", "key", "keyword")
+
+
+def read_docstring(text: str | None) -> Documented:
+    """Read a docstring. Any text will do: text outside the sections of these styles is description. Pure."""
+    lines = inspect.cleandoc(text or "").splitlines()
+    parameters: dict[str, str] = {}
+    start = next((number for number, _ in enumerate(lines) if _begins(lines, number)), len(lines))
+    position = start
+    while position < len(lines):
+        heading = _heading(lines, position)
+        if heading is None:
+            position = _read_field(lines, position, parameters)
+            continue
+        name, body_at, numpy = heading
+        end = next((n for n in range(body_at, len(lines)) if _begins(lines, n)), len(lines))
+        if name in _PARAMETERS:
+            body = lines[body_at:end]
+            parameters.update(_numpy_items(body) if numpy else _google_items(body))
+        position = end
+    return Documented(_paragraphs(lines[:start]), {name: text for name, text in parameters.items() if text})
+
+
+def _begins(lines: Sequence[str], number: int) -> bool:
+    """Whether a section, or one of Sphinx's fields, begins on a line."""
+    return _heading(lines, number) is not None or _FIELD.match(lines[number]) is not None
+
+
+def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
+    """The name of a section, the line where its body begins, and whether its style is NumPy's. None without a
+    heading."""
+    name = lines[number].strip().lower()
+    if name.endswith(":") and name[:-1] in _SECTIONS and not lines[number].startswith(" "):
+        return name[:-1], number + 1, False
+    underlined = number + 1 < len(lines) and re.fullmatch(r"-{3,}", lines[number + 1].strip())
+    return (name, number + 2, True) if underlined and name in _SECTIONS else None
+
+
+def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str]) -> int:
+    """Read a field of Sphinx (``:param name:``), if there is one. Returns the line where the next part may
+    begin."""
+    field = _FIELD.match(lines[position])
+    end = position + 1
+    while end < len(lines) and lines[end].startswith(" "):
+        end += 1
+    if field is not None and field[1] in _SPHINX_PARAMETERS and field[2]:
+        name = field[2].split()[-1].lstrip("*")  # ":param str name:" has the type before it
+        parameters[name] = _joined([field[3], *lines[position + 1 : end]])
+    return end
+
+
+def _items(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """The lines of the least indentation, each with the lines below it that are indented further."""
+    body = [line for line in lines if line.strip()]
+    least = min((_indent(line) for line in body), default=0)
+    item: tuple[str, list[str]] | None = None
+    for line in body:
+        if _indent(line) == least:
+            if item is not None:
+                yield item
+            item = line.strip(), []
+        elif item is not None:
+            item[1].append(line)
+    if item is not None:
+        yield item
+
+
+def _google_items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for head, below in _items(lines):
+        if match := _GOOGLE_ITEM.fullmatch(head):
+            yield match[1], _joined([match[2], *below])
+
+
+def _numpy_items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for head, below in _items(lines):
+        if match := _NUMPY_ITEM.fullmatch(head):
+            for name in match[1].split(","):
+                yield name.strip().lstrip("*"), _joined(below)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return " ".join(line.strip() for line in lines if line.strip())
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    """The text with each paragraph on one line. Lists and indented parts keep their line breaks."""
+    paragraphs: list[str] = []
+    for block in "\n".join(lines).split("\n\n"):
+        stripped = [line for line in block.splitlines() if line.strip()]
+        keeps = any(line.startswith((" ", "- ", "* ")) or re.match(r"\d+[.)] ", line) for line in stripped)
+        paragraphs.append("\n".join(stripped) if keeps else _joined(stripped))
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
