@@ -6,6 +6,8 @@ canonical values and its provider's wire, classifies errors and retries. It comp
 
 from callboard.bus._lazy_names import face
 
+from .registry import adapter_class
+
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
@@ -33,7 +35,7 @@ __getattr__, __dir__, __all__ = face(
         ".providers.scripted.replies": "ScriptedCall ScriptedFailure ScriptedReply",
         ".providers.tgi.adapter": "TGIAdapter",
         ".providers.voyage.adapter": "VoyageAdapter",
-        ".registry": "adapter_class create_adapter",
+        ".registry": "create_adapter",
         ".videos": "VideoJob VideoStatus VideoVariant",
         "callboard.bus.errors": (
             "AccessDeniedError AdapterError AuthError CancelledError CapabilityError ContentFilterError "
@@ -54,4 +56,5 @@ __getattr__, __dir__, __all__ = face(
         ),
         "callboard.bus.values.usage": "StopReason TokenUsage UsageSource",
     },
+    adapter_class,
 )

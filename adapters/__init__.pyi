@@ -19,7 +19,7 @@ from .providers.scripted.adapter import ScriptedAdapter
 from .providers.scripted.replies import ScriptedCall, ScriptedFailure, ScriptedReply
 from .providers.tgi.adapter import TGIAdapter
 from .providers.voyage.adapter import VoyageAdapter
-from .registry import adapter_class, create_adapter
+from .registry import create_adapter
 from .videos import VideoJob, VideoStatus, VideoVariant
 from callboard.bus.errors import AccessDeniedError, AdapterError, AuthError, CancelledError, CapabilityError, ContentFilterError, ContextOverflowError, ErrorClass, InvalidRequestError, NetworkError, NotFoundError, OutcomeUnknownError, OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, StreamError, UnsupportedToolChoiceError, WarningCode
 from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
@@ -128,7 +128,6 @@ __all__ = [
     "VideoVariant",
     "VoyageAdapter",
     "WarningCode",
-    "adapter_class",
     "create_adapter",
     "retry",
     "retry_delay",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ each_provider = pytest.mark.parametrize("provider", providers(), ids=lambda prov
 @each_provider
 def test_a_descriptor_is_called_as_its_folder_and_its_places_exist(provider: Provider) -> None:
     """The adapter, the table of models, the rates and whatever else it names."""
-    assert provider.load("provider:PROVIDER") is provider
+    assert import_module(provider.package).PROVIDER is provider
     assert callable(provider.load(provider.adapter))
     for place in (provider.models, provider.vendor_of):
         assert place is None or provider.load(place)
