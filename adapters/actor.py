@@ -79,11 +79,7 @@ class CallHandle(Generic[T]):
         self._abandoned = False
 
     async def wait(self) -> T:
-        """Wait for the response.
-
-        Raises:
-            AdapterError: The call failed, or the adapter or its actor crashed.
-        """
+        """Wait for the response."""
         try:
             if not self._in_place:
                 return await self._task.wait()
@@ -139,15 +135,6 @@ def start_call(
 
     A call of an adapter that ends when it is cancelled runs in the task that waits for it. All others get a task
     of their own, which can be left behind if the adapter ignores its cancelling.
-
-    Args:
-        ref: The actor.
-        request: The request.
-        sink: Receives the events of the stream, in batches; None asks for no stream.
-        on_attempt: Called with each report about an attempt.
-
-    Raises:
-        AdapterError: The actor isn't running.
     """
 
     adapter = _adapter_of(ref, request.request_id)
@@ -174,13 +161,7 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in an adapter's actor, now, in a task of its own. Raises what `start_call` raises.
-
-    Args:
-        ref: The actor.
-        request_id: The id of the call's request.
-        work: Makes the call with the adapter.
-    """
+    """Start a call of any kind in an adapter's actor, now, in a task of its own. Raises what `start_call` raises."""
     adapter = _adapter_of(ref, request_id)
     return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
 

@@ -50,13 +50,7 @@ class Difference(msgspec.Struct):
 
 
 def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Difference]:
-    """What was changed, added and left out.
-
-    Args:
-        recorded: The value that was recorded.
-        sent: The value that is sent.
-        where: The place of the two in the whole, for the texts.
-    """
+    """What was changed, added and left out."""
     if isinstance(recorded, dict) and isinstance(sent, dict):
         for name in sorted({*recorded, *sent}):
             place = f"{where}.{name}" if where else name

@@ -27,12 +27,7 @@ class KeyFile(msgspec.Struct, frozen=True):
     """The path of the file."""
 
     def __call__(self) -> str:
-        """The text of the file.
-
-        Raises:
-            OSError: The file can't be read.
-            UnicodeDecodeError: The file holds no text.
-        """
+        """The text of the file."""
         return Path(self.path).read_text(encoding="utf-8")
 
 

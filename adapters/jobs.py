@@ -70,18 +70,7 @@ async def wait_for_job(
     random: Callable[[], float],
     on_look: Callable[[J], object] | None = None,
 ) -> J:
-    """The job when it is over, completed or not. Cancelling ends the waiting, and not the job.
-
-    Args:
-        retrieve: Looks at the job once.
-        job: The job as it was last seen.
-        policy: When to look.
-        random: Gives numbers in [0, 1), for the jitter.
-        on_look: Told of every look that succeeded.
-
-    Raises:
-        AdapterError: Looking can't succeed (the key, no such job), or has failed for too long.
-    """
+    """The job when it is over, completed or not. Cancelling ends the waiting, and not the job."""
     schedule = policy.schedule()
     seen, looks, failures = False, 0, 0
     failing_since = 0.0

@@ -60,20 +60,13 @@ class Key:
         self._asking = anyio.Lock()
 
     async def get(self) -> KnownKey:
-        """The value, which is asked for at its first use.
-
-        Raises:
-            AuthError: There is no value that could be sent. The text names the adapter and never the value.
-        """
+        """The value, which is asked for at its first use."""
         return self.known or await self._ask(None)
 
     async def replaced(self, refused: KnownKey) -> bool:
         """Whether there is another value in place of one that was refused.
 
         It is asked for, once for all calls that were refused with the same value.
-
-        Raises:
-            AuthError: As in `get`.
         """
         if self.source is None:
             return False
@@ -171,11 +164,7 @@ class KeyRests:
             self._rests.pop((key, model), None)
 
     def failed(self, key: str, model: str, error: AdapterError, now_us: int) -> bool:
-        """Take in that an attempt with a key failed.
-
-        Returns:
-            Whether the key is to blame, so that it rests now.
-        """
+        """Take in that an attempt with a key failed."""
         match error:
             case AccessDeniedError():
                 rest = KeyRest(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
@@ -225,15 +214,6 @@ class KeyPool:
         """The key of a call.
 
         If all keys rest, the one whose rest ends first is taken, unless the call has tried some before.
-
-        Args:
-            session: The session's id; empty for a call without a session.
-            model: The model on the wire.
-            now_us: The time, in microseconds since the epoch.
-            without: The keys that the call has tried.
-
-        Returns:
-            The name of the key; None if there is none that would be worth a try.
         """
         ends = {name: self._end_of_rest(name, model, now_us) for name in self.names if name not in without}
         ready = [name for name, end in ends.items() if end == 0]
@@ -300,14 +280,7 @@ class Keyring:
         return tuple(self._named)
 
     def check(self, name: str | None) -> None:
-        """Check that a call may use a key.
-
-        Args:
-            name: The name of the key; None for a call that names none.
-
-        Raises:
-            ConfigurationError: There is no such key, or the call must name one.
-        """
+        """Check that a call may use a key."""
         if name is not None:
             self.named(name)
         elif self.unnamed is None and self.pool is None:
@@ -317,11 +290,7 @@ class Keyring:
             )
 
     def named(self, name: str) -> Key:
-        """The key of a name.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
+        """The key of a name."""
         key = self._named.get(name)
         if key is None:
             raise ConfigurationError(f"{self._adapter} has no key {name!r}: {self._known()}")
@@ -330,21 +299,7 @@ class Keyring:
     def choose(
         self, name: str | None, session: str, model: str, now_us: int, *, without: Collection[str] = ()
     ) -> Key | None:
-        """The key of an attempt.
-
-        Args:
-            name: The name that the call says; None leaves it to the adapter.
-            session: The session's id; empty for a call without a session.
-            model: The model on the wire.
-            now_us: The time, in microseconds since the epoch.
-            without: The keys that the call has tried.
-
-        Returns:
-            The key; None if the call has tried all that are ready.
-
-        Raises:
-            ConfigurationError: As in `check`.
-        """
+        """The key of an attempt."""
         if name is None and self.unnamed is not None:
             return self.unnamed
         self.check(name)
@@ -357,13 +312,7 @@ class Keyring:
         return self._named[name]
 
     def rest(self, name: str | None, model: str, now_us: int) -> KeyRest | None:
-        """The rest that keeps a call from being served: of its own key, or of the whole pool.
-
-        Args:
-            name: The name that the call says; None leaves it to the adapter.
-            model: The model on the wire.
-            now_us: The time, in microseconds since the epoch.
-        """
+        """The rest that keeps a call from being served: of its own key, or of the whole pool."""
         if name is not None:
             return self.rests.rest(name, model, now_us)
         if self.pool is None:
@@ -391,16 +340,7 @@ class Keyring:
 
 
 def address_variable(kind: str, key_variable: str | None, environ: Mapping[str, str]) -> str | None:
-    """The variable that gives an adapter its address, such as ``ANTHROPIC_BASE_URL``.
-
-    Args:
-        kind: The adapter's type.
-        key_variable: The variable that holds the adapter's key; None for a key from elsewhere, or none at all.
-        environ: The variables.
-
-    Returns:
-        None if nothing is set, or the key may be of another vendor than the one whose variable it is.
-    """
+    """The variable that gives an adapter its address, such as ``ANTHROPIC_BASE_URL``."""
     provider = provider_named(kind)
     variable = None if provider is None else provider.base_url_variable
     if provider is None or variable is None or not environ.get(variable):

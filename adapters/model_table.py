@@ -103,12 +103,7 @@ class ModelTable(Generic[Row]):
     """
 
     def __init__(self, module: str, kind: type[ModelFile[Row]]) -> None:
-        """Name the file, and read nothing.
-
-        Args:
-            module: The ``__name__`` of a module in the file's folder.
-            kind: The type of the file, ``ModelFile[...]``.
-        """
+        """Name the file, and read nothing."""
         self._module = module
         self._kind = kind
 

@@ -140,11 +140,7 @@ class Notice:
 
 
 def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
-    """A cancel scope of anyio's, not entered yet.
-
-    Args:
-        deadline: The event loop's time at which it cancels itself.
-    """
+    """A cancel scope of anyio's, not entered yet."""
     return (anyio.CancelScope if _asyncio_task() is None else scope_on_asyncio())(deadline=deadline)
 
 

@@ -23,11 +23,7 @@ class UnfinishedFile:
     """A private file in the making. It ends with `keep` or `drop`."""
 
     def __init__(self, path: str | Path) -> None:
-        """Make a temporary file beside `path`.
-
-        Raises:
-            OSError: The file can't be made, or a symbolic link stands at `path`.
-        """
+        """Make a temporary file beside `path`."""
         self.target = Path(path)
         """The path at which the file will stand."""
         refuse_link(self.target)
@@ -41,11 +37,7 @@ class UnfinishedFile:
         """The temporary file, open for reading and writing."""
 
     def keep(self) -> None:
-        """Put the file in its place, instead of any file that was there.
-
-        Raises:
-            OSError: The file can't be put there; then it is dropped.
-        """
+        """Put the file in its place, instead of any file that was there."""
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -67,9 +59,6 @@ def private_file(path: str | Path) -> Iterator[BinaryIO]:
     """An open file that takes its place if the block ends in order.
 
     A device or a pipe, such as ``/dev/stdout``, is written to as it is.
-
-    Raises:
-        OSError: The file can't be made or put in its place.
     """
     if _is_stream(Path(path)):
         with open(path, "wb") as stream:
@@ -85,11 +74,7 @@ def private_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_private(path: str | Path, data: bytes) -> None:
-    """Write a private file, whole or not at all, in place of any file that was there.
-
-    Raises:
-        OSError: The file can't be made or put in its place.
-    """
+    """Write a private file, whole or not at all, in place of any file that was there."""
     with private_file(path) as file:
         file.write(data)
 
@@ -105,11 +90,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a symbolic link.
-
-    Raises:
-        OSError: A symbolic link stands at this path.
-    """
+    """Refuse a symbolic link."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -122,13 +103,6 @@ def package_data(module: str, name: str) -> bytes:
     """Read a file that stands beside a module, or in a folder there.
 
     The module's loader reads it, so the package may stand in a zip file.
-
-    Args:
-        module: The module's ``__name__``.
-        name: The file's path from the module's folder, with slashes.
-
-    Raises:
-        OSError: There is no such file.
     """
     data = get_data(module, name)
     assert data is not None, f"the loader of {module} reads no files"

@@ -118,19 +118,7 @@ def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
 
 
 def set_key(path: Path, name: str, value: str) -> bool:
-    """Keep a key.
-
-    Args:
-        path: The file, which is made if need be.
-        name: The name of the key's variable.
-        value: The key.
-
-    Returns:
-        Whether it replaced another one.
-
-    Raises:
-        ConfigurationError: The file can't be read or written. It stays as it was.
-    """
+    """Keep a key."""
 
     def change(keys: dict[str, str]) -> bool:
         replaced = name in keys
@@ -141,14 +129,7 @@ def set_key(path: Path, name: str, value: str) -> bool:
 
 
 def remove_key(path: Path, name: str) -> bool:
-    """Forget a key.
-
-    Returns:
-        Whether there was one.
-
-    Raises:
-        ConfigurationError: The file can't be read or written. It stays as it was.
-    """
+    """Forget a key."""
     return _change(path, lambda keys: keys.pop(name, None) is not None)
 
 

@@ -16,15 +16,7 @@ TIME_LIMITS = {"timeout_seconds": "timeout", "timeout_s": "timeout", "call_timeo
 
 
 def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments with their new names.
-
-    Args:
-        given: The arguments by name.
-        names: The new names by the old ones.
-
-    Raises:
-        TypeError: An argument is given by both names.
-    """
+    """The arguments with their new names."""
     found = {name: value for name, value in given.items() if name not in names}
     for old in given.keys() & names.keys():
         new = names[old]
@@ -45,11 +37,7 @@ def warn_of_old_name(text: str) -> None:
 
 
 def takes_old_names(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function take keywords by their old names, too.
-
-    Args:
-        names: The new names by the old ones.
-    """
+    """Let a function take keywords by their old names, too."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -48,9 +48,6 @@ class StoreAddress:
         """Refuse what libpq would read otherwise than it was meant.
 
         libpq's own words on such an address quote parts of it, and a part may be that of a password.
-
-        Raises:
-            ConfigurationError: It is no such URL.
         """
         parts = _parts(self.dsn)
         access, _, hosts = parts.netloc.rpartition("@")
@@ -105,12 +102,7 @@ def _is_secret(parameter: str) -> bool:
 
 
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
-    """The store of an engine: a host's own, the one at a path or an address, or the one in the home folder.
-
-    Raises:
-        ConfigurationError: The address can't be read.
-        StoreError: It is one of a database whose driver is not installed.
-    """
+    """The store of an engine: a host's own, the one at a path or an address, or the one in the home folder."""
     if store is None:
         store = home_folder() / "trace.db"
     if isinstance(store, str) and is_address(store):
@@ -119,12 +111,7 @@ def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
 
 
 def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
-    """A store that only reads the trace at a place, which must exist. It is not open yet.
-
-    Args:
-        place: The place.
-        take_in: Whether the store shows what dead processes left beside it.
-    """
+    """A store that only reads the trace at a place, which must exist. It is not open yet."""
     if isinstance(place, StoreAddress):
         from callboard.tracestore import PostgresStore
 
@@ -152,11 +139,7 @@ def store_to_write(place: TracePlace) -> Store:
 
 
 async def existing_store(place: TracePlace) -> Store:
-    """The store at a place where there is a trace: nothing is a reason to make one. It is not open yet.
-
-    Raises:
-        StoreError: There is none.
-    """
+    """The store at a place where there is a trace: nothing is a reason to make one. It is not open yet."""
     if isinstance(place, StoreAddress):
         async with store_to_read(place):
             return store_to_write(place)
@@ -166,12 +149,7 @@ async def existing_store(place: TracePlace) -> Store:
 
 
 def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, prices: PriceTable) -> TraceShipper:
-    """The shipper of an engine.
-
-    Raises:
-        ConfigurationError: The trace isn't in a file, or the address can't be read.
-        StoreError: The driver is not installed.
-    """
+    """The shipper of an engine."""
     from callboard.tracestore import TraceShipper
     from callboard.tracestore.shipping.source import Recent
 
@@ -202,11 +180,7 @@ async def backlog_of(trace: Path) -> list[Backlog]:
 
 
 def forget_target(trace: Path, target: StoreAddress) -> bool:
-    """Note that a trace file is not shipped to a store any more. Returns whether it ever was.
-
-    Raises:
-        StoreError: The driver is not installed, or a shipper is at work.
-    """
+    """Note that a trace file is not shipped to a store any more. Returns whether it ever was."""
     from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
     from callboard.tracestore.shipping.shipper import receiver
 
@@ -216,19 +190,7 @@ def forget_target(trace: Path, target: StoreAddress) -> bool:
 
 
 async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
-    """Ship a trace file, and what dead processes left beside it.
-
-    Args:
-        trace: The file.
-        target: Where to.
-        once: Whether to end when everything is there. Otherwise it goes on until it is cancelled.
-
-    Returns:
-        The number of events that were sent.
-
-    Raises:
-        StoreError: The file or, once, the server can't be used.
-    """
+    """Ship a trace file, and what dead processes left beside it."""
     from callboard.tracestore import TraceShipper
     from callboard.tracestore.shipping.marks import take_over
 

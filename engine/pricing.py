@@ -89,11 +89,7 @@ TELL_EVERY_NS = 200_000_000
 
 
 def load_prices(prices: PriceTable | Path | None) -> PriceTable:
-    """The table that an engine begins with, as `Engine` describes it.
-
-    Raises:
-        ConfigurationError: The prices can't be read.
-    """
+    """The table that an engine begins with, as `Engine` describes it."""
     return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
 
 
@@ -238,9 +234,5 @@ class Pricing:
 
 
 async def _stored(store: Store, version: str) -> PriceTable:
-    """The table of a version.
-
-    Raises:
-        StoreError: The trace doesn't know the version. The text names the known versions.
-    """
+    """The table of a version."""
     return await store.price_table(version)

@@ -230,11 +230,7 @@ class CollectionFile:
         self._connection.execute("COMMIT")
 
     def delete(self, name: str, items: Iterable[str] | None = None) -> int:
-        """Delete a collection, or some of its items. The bytes are overwritten.
-
-        Returns:
-            The number of items that went.
-        """
+        """Delete a collection, or some of its items. The bytes are overwritten."""
         of_it = "collection = (SELECT id FROM collections WHERE name = ?)"
         with self._translated(), self._transaction():
             before = self._connection.total_changes

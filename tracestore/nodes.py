@@ -149,11 +149,6 @@ def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
 
     Of what a node would use besides, it gets at most a quarter of what is left behind room for fifteen more such
     calls. So a slice that lies idle is small, and where little is left, calls are admitted one by one.
-
-    Args:
-        want: The slice that is asked for.
-        standing: The account.
-        own: The node's own slices, in all slots that count.
     """
     sizes = []
     for part, limit in enumerate(want.scope.limits):
@@ -198,14 +193,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
-        """Do the same for nodes that are gone, as far as all of their calls are in the trace by now.
-
-        Args:
-            scopes: The account of a budget and a value; None of one that is not known here.
-
-        Returns:
-            The number of slices that were let go of.
-        """
+        """Do the same for nodes that are gone, as far as all of their calls are in the trace by now."""
         ...
 
 
@@ -309,13 +297,7 @@ class OwnershipTables(Protocol):
     """The shared rows. Each method happens as a whole; whatever fails is a StoreError."""
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
-        """Have a node's lease last from the database's now on.
-
-        Args:
-            node: The node.
-            known: The number of the lease that the node knows of; 0 if it knows none. An earlier renewal may have
-                been carried out without the node having had the answer.
-        """
+        """Have a node's lease last from the database's now on."""
         ...
 
     async def leave(self, node: str) -> None:
@@ -323,13 +305,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
-        """Make a session a node's own, unless another owner lives and hasn't let go of it.
-
-        Args:
-            session_id: The session.
-            node: The claimant.
-            wants: Whether a living owner is to be told that the session is waited for.
-        """
+        """Make a session a node's own, unless another owner lives and hasn't let go of it."""
         ...
 
     async def wanted(self, node: str) -> Sequence[str]:
@@ -353,15 +329,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
-        """Decide the end of a turn, once: only when its owner can't end it any more.
-
-        Args:
-            ending: The end.
-            owner: The node that ran the turn.
-
-        Returns:
-            The end that stands, whoever has decided it. None if the owner lives and the session is still its own.
-        """
+        """Decide the end of a turn, once: only when its owner can't end it any more."""
         ...
 
     async def nodes(self) -> list[NodeRow]:
@@ -379,17 +347,7 @@ class ProbeTables(Protocol):
     """The rows. Every method raises StoreError while they can't be reached."""
 
     async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
-        """Take the lease for a probe, or take it for longer.
-
-        Args:
-            node: The node.
-            provider: The provider.
-            model: The model; empty for the provider as a whole.
-            seconds: The length of the lease, by the store's clock.
-
-        Returns:
-            0 if the node has it; else the seconds for which another node has it at most.
-        """
+        """Take the lease for a probe, or take it for longer."""
         ...
 
     async def release(self, node: str, provider: str, model: str) -> None:

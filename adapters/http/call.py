@@ -280,13 +280,7 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
 
 
 def continued(wire: ChatWire, request: CanonicalRequest, said: str | None) -> CanonicalRequest | None:
-    """The request for the rest of a reply; None if there is no asking for it.
-
-    Args:
-        wire: The provider's protocol.
-        request: The request for the whole reply.
-        said: The text that has come; None if something else has come as well.
-    """
+    """The request for the rest of a reply; None if there is no asking for it."""
     if said is None or not request.continue_broken or request.output_schema is not None:
         return None
     choice = request.tool_choice

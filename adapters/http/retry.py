@@ -68,13 +68,7 @@ async def retry(
 
 
 def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
-    """The seconds before a retry.
-
-    Args:
-        retry: The number of the retry, from 0.
-        policy: The policy of waits.
-        random: A number in [0, 1).
-    """
+    """The seconds before a retry."""
     jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
     try:
         return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
@@ -119,11 +113,6 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
 
     The hint is `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the message.
     Nonsense is no hint. Zero and a moment in the past are no hint either, so that the policy's own wait applies.
-
-    Args:
-        headers: The headers of the reply, with lower-case names.
-        message: The provider's message.
-        now_us: The present time in microseconds since the epoch, for dates.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds:

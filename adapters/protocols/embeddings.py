@@ -123,11 +123,7 @@ def read_reply(body: bytes) -> EmbeddingReply:
 
 
 def _in_order(items: Sequence[_Item]) -> list[Vector]:
-    """The vectors by their `index`, or as they came if all have the same index or none.
-
-    Raises:
-        StreamError: The places don't fit the inputs.
-    """
+    """The vectors by their `index`, or as they came if all have the same index or none."""
     places = [item.index for item in items]
     if len(set(places)) <= 1:
         return [read_vector(item.embedding) for item in items]

@@ -194,13 +194,7 @@ def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireC
 
 
 def file_part(name: str, block: ImageBlock, filename: str) -> FormPart:
-    """An image as a file of a form.
-
-    Args:
-        name: The field's name.
-        block: The image.
-        filename: The file's name without its suffix.
-    """
+    """An image as a file of a form."""
     media_type, data = input_bytes(block)
     return FormPart(name, data, f"{filename}.{media_type.removeprefix('image/')}", media_type)
 

@@ -291,13 +291,7 @@ def _text(value: Json) -> str:
 
 
 def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorType]) -> ErrorType:
-    """The kind of an error, by the order of evidence.
-
-    Args:
-        body: The facts of the error reply.
-        status: The HTTP status; None for an error inside a stream.
-        codes: The provider's own table of codes, which goes first.
-    """
+    """The kind of an error, by the order of evidence."""
     named = [name for name in (body.detail_code, body.code, body.type) if name]
     strong = [name for name in named if name not in _WEAK_CODES]
     text = f"{body.message}\n{body.param}" if body.param else body.message
@@ -365,14 +359,6 @@ def build_error(
     A 409 is worth another attempt. A rate limit with status 413 is not, nor is one whose request is larger than
     the limit, because it never fits. `x-should-retry: false` makes any error final. ``true`` can't make an error
     passing that the contract raises at once.
-
-    Args:
-        body: The facts of the error reply.
-        provider: The adapter's name.
-        codes: The provider's own table of codes.
-        status: The HTTP status; None for an error inside a stream.
-        headers: The headers of the reply, with lower-case names.
-        now_us: The present time, in microseconds since the epoch.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None

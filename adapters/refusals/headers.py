@@ -16,9 +16,6 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
     """The limits; None if there are none.
 
     A limit without a unit is OpenRouter's, which counts in fixed windows.
-
-    Args:
-        headers: The reply's headers, with lower-case names.
     """
     told = _LIMITS.keys() & headers.keys()
     if not told:
@@ -48,12 +45,7 @@ _EPOCH_MILLISECONDS = 1e12
 
 
 def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
-    """The seconds until all limits that are used up begin anew; None if the headers don't say.
-
-    Args:
-        headers: The headers of a rate limit's reply, with lower-case names.
-        now_us: The present time, in microseconds since the epoch.
-    """
+    """The seconds until all limits that are used up begin anew; None if the headers don't say."""
     waits = [seconds_until(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
     return max((wait for wait in waits if wait), default=None)
 
@@ -67,12 +59,7 @@ def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def seconds_until(text: str, now_us: int) -> float | None:
-    """Seconds until a reset, as a header says it; None for nonsense.
-
-    Args:
-        text: A duration, seconds, or a moment as a number or in words.
-        now_us: The time in microseconds since the epoch.
-    """
+    """Seconds until a reset, as a header says it; None for nonsense."""
     now = now_us / 1e6
     value = number_of(text)
     if value is None:

@@ -204,17 +204,7 @@ def find_repair(
     provider: str,
     done: Collection[str],
 ) -> Repair | None:
-    """The repair for a provider's complaint; None if there is none.
-
-    Args:
-        request: The refused request.
-        body: The body as it was sent.
-        tool_ids: The ids of tool calls on the wire, by Callboard's ids.
-        error: The provider's error.
-        rules: The rules of the provider.
-        provider: The adapter's name, for texts.
-        done: The kinds of repair that this call has tried.
-    """
+    """The repair for a provider's complaint; None if there is none."""
     if error.provider_status not in _STATUSES:
         return None
     messages = [message for message in _messages(error) if len(message) <= _LONGEST]

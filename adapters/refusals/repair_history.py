@@ -98,12 +98,7 @@ def _is_signed(extra: Json) -> bool:
 def tell_tools(
     messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
 ) -> Iterator[Message]:
-    """The messages with those calls and their results in words.
-
-    Args:
-        told: Calls by our ids.
-        wire_ids: What the same calls are known by on the wire.
-    """
+    """The messages with those calls and their results in words."""
     for message in messages:
         match message.role:
             case Role.ASSISTANT:

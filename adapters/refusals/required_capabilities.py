@@ -23,17 +23,7 @@ FORCING = ("required", "named")
 
 
 def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities | None, provider: str) -> None:
-    """Check a request against the capabilities of its model.
-
-    Args:
-        request: The request.
-        capabilities: The capabilities of the model; None is all capabilities.
-        provider: The adapter's name, for errors.
-
-    Raises:
-        CapabilityError: The current turn needs a capability that the model lacks.
-        InvalidRequestError: There is no such reasoning effort.
-    """
+    """Check a request against the capabilities of its model."""
     effort = request.reasoning_effort
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequestError(

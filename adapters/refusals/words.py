@@ -115,13 +115,7 @@ def error_of_code(code: str) -> type[AdapterError] | None:
 
 
 def error_of_words(message: str, status: int | None, *, certain: bool) -> type[AdapterError] | None:
-    """The error that the words of a message mean; None if they are not in the table.
-
-    Args:
-        message: The provider's message.
-        status: The HTTP status; None for an error inside a stream.
-        certain: Whether to look among the words that go before codes, or among the others.
-    """
+    """The error that the words of a message mean; None if they are not in the table."""
     words = _words()
     for meaning, pattern in words.certain if certain else words.weak:
         statuses = _STATUSES.get(meaning)
@@ -182,14 +176,6 @@ def not_of_protocol(
 ) -> StreamError:
     """The error for a reply that can't be read. A reply that calls itself something other than JSON, or that is a
     page, comes from a wrong address, so it is not retried.
-
-    Args:
-        name: The adapter's name.
-        body: The body of the reply.
-        headers: The headers of the reply, with lower-case names.
-        url: The URL of the server.
-        why: The reader's complaint.
-        found: The name of the thing that can't be read.
     """
     kind = content_type(headers)
     said = f"{name}: {found} of {host_of(url)} is none of its protocol ({kind or 'no content type'}): {why}"
@@ -216,14 +202,7 @@ def is_foreign(body: bytes, kind: str) -> bool:
 
 
 def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> str:
-    """The words of an error's text about its origin. Empty if the origin is plainly the provider.
-
-    Args:
-        status: The HTTP status.
-        headers: The headers of the reply, with lower-case names.
-        body: The body of the reply.
-        url: The URL that was asked.
-    """
+    """The words of an error's text about its origin. Empty if the origin is plainly the provider."""
     if 300 <= status < 400:
         target = headers.get("location", "")
         where = f"to {place(target)}" if target else "without saying where to"

@@ -136,14 +136,7 @@ class Assembler:
     # -- what providers say
 
     def text(self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None) -> None:
-        """More text for a block. An empty fragment opens no block.
-
-        Args:
-            key: The provider's key of the block.
-            fragment: The text.
-            implicit_end: Whether the block may end without a word of the provider.
-            raw: The provider's data of the block, which become its `provider_raw`.
-        """
+        """More text for a block. An empty fragment opens no block."""
         if fragment:
             block = self._by_key.get(key)
             if block is not None and block is self._open and block.kind == "text":  # one more delta: the hot path
@@ -166,11 +159,6 @@ class Assembler:
     def signature(self, key: Key, signature: str, *, raw: JsonObject | None = None) -> None:
         """The signature that makes a reasoning block valid when it is sent back. The block's last delta carries
         it.
-
-        Args:
-            key: The provider's key of the block.
-            signature: The signature.
-            raw: The provider's data of the block.
         """
         block = self._fragment(key, "thinking", "", implicit_end=False)
         block.signature = signature
@@ -181,12 +169,6 @@ class Assembler:
         self, key: Key, name: str, *, raw: JsonObject | None = None, implicit_end: bool = False
     ) -> None:
         """A tool call begins.
-
-        Args:
-            key: The provider's key of the block.
-            name: The tool's name.
-            raw: The provider's own identifiers of the call.
-            implicit_end: Whether the block may end without a word of the provider.
 
         A call whose id and name the reply has already is kept back until the end. It is dropped if it is the same
         call again, and begins then if its arguments are others.
@@ -233,12 +215,7 @@ class Assembler:
             block.final_input = final_input
 
     def replace_arguments(self, key: Key, text: str) -> None:
-        """Use other arguments than a call's fragments, if they are a JSON object.
-
-        Args:
-            key: The provider's key of the block.
-            text: The whole arguments, as the provider sent them at the end of the call.
-        """
+        """Use other arguments than a call's fragments, if they are a JSON object."""
         block = self._by_key.get(key)
         given = parse_arguments(text).value
         if block is None or block.kind != "tool" or block.closed or given is None:
@@ -269,15 +246,7 @@ class Assembler:
         self._whole(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
 
     def image(self, key: Key, kind: str, raw: JsonObject, image: ImageBlock, rest: JsonObject) -> None:
-        """A whole image that the model made.
-
-        Args:
-            key: The provider's key of the block.
-            kind: The provider's name for it.
-            raw: The image as it came, for the block's event.
-            image: The image.
-            rest: What came with it besides its bytes or its address, which becomes its `provider_raw`.
-        """
+        """A whole image that the model made."""
         self._whole(key, msgspec.structs.replace(image, provider_raw=self._raw(rest)), kind, raw)
 
     def redacted_thinking(self, key: Key, data: str, *, raw: JsonObject | None = None) -> None:
@@ -296,12 +265,7 @@ class Assembler:
         return block is not None and block.closed
 
     def end(self, key: Key, *, incomplete: bool = False) -> None:
-        """The provider says that a block has ended.
-
-        Args:
-            key: The provider's key of the block.
-            incomplete: Whether a tool call has ended before its arguments were complete.
-        """
+        """The provider says that a block has ended."""
         block = self._by_key.get(key)
         if block is not None:
             block.ended = True
@@ -322,12 +286,7 @@ class Assembler:
         self._count_usage = count
 
     def provider_event(self, kind: str, raw: Json) -> None:
-        """What the provider tells beside the content, as it came. It is held back until the reply begins.
-
-        Args:
-            kind: The provider's name for the event.
-            raw: The event.
-        """
+        """What the provider tells beside the content, as it came. It is held back until the reply begins."""
         if not self.complete:
             told = ProviderEvent(kind, raw, self.message_id)
             (self._ready if self.started else self._early).append(told)
@@ -370,12 +329,7 @@ class Assembler:
         return fork
 
     def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
-        """The reply was cancelled or broke off. The open block is closed as far as it got.
-
-        Args:
-            stop_reason: The reason for the end.
-            usage: The true usage, if it is known; None is `usage_so_far`.
-        """
+        """The reply was cancelled or broke off. The open block is closed as far as it got."""
         self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
 
     def usage_so_far(self) -> TokenUsage:

@@ -63,11 +63,7 @@ class GrowingArguments:
         return self._meaning == "so_far"
 
     def add(self, fragment: str) -> str:
-        """Add a fragment.
-
-        Returns:
-            The text that is new and certain. It may be empty.
-        """
+        """Add a fragment."""
         size = len(fragment)
         if 0 < size < self._size and not self._doubtful and self._meaning != "so_far":  # the usual piece
             self.parts.append(fragment)
@@ -201,11 +197,7 @@ class ReplyBlock:
         return self.kind != "tool" or parse_arguments(self.text).value is not None
 
     def open(self, index: int) -> list[StreamEvent]:
-        """Open the block at its place in the message.
-
-        Returns:
-            The events of everything that has come for the block so far.
-        """
+        """Open the block at its place in the message."""
         self.index = index
         match self.kind:
             case "tool":
@@ -229,16 +221,7 @@ class ReplyBlock:
     def close(
         self, raw: Callable[[JsonObject], ProviderRaw], clean_input: CleanInput | None, *, cut_off: bool
     ) -> list[StreamEvent]:
-        """Close the block, and make its `content`.
-
-        Args:
-            raw: Marks the provider's data as the provider's.
-            clean_input: Makes the arguments for the tool out of the model's arguments.
-            cut_off: Whether the reply broke off in this block.
-
-        Returns:
-            The events of the block's end.
-        """
+        """Close the block, and make its `content`."""
         self.closed = True
         match self.kind:
             case "text":
@@ -303,11 +286,7 @@ class RawKept:
             self._events.append(data)
 
     def again(self, data: bytes) -> None:
-        """Drop an event of those that came last: a server says it once more, over another connection.
-
-        Args:
-            data: The data, as the decoder gave it.
-        """
+        """Drop an event of those that came last: a server says it once more, over another connection."""
         for index in reversed(range(len(self._events))):
             if self._events[index] is data:
                 del self._events[index]
@@ -319,11 +298,7 @@ class RawKept:
         return _RecordingDecoder(decoder, self)
 
     def reply(self, hidden: Sequence[str]) -> RawReply:
-        """What was kept.
-
-        Args:
-            hidden: The secrets that a server may have repeated.
-        """
+        """What was kept."""
         return RawReply(
             body=None if self._body is None else _decoded(self._body, hidden),
             events=tuple(_decoded(data, hidden) for data in self._events),

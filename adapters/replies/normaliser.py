@@ -134,12 +134,7 @@ def _failure(error: Exception) -> AdapterError:
 
 
 def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
-    """The image behind base64; None if it is none, or of no known type.
-
-    Args:
-        data: The base64.
-        media_type: The type that the provider says. It counts only if the bytes don't show theirs.
-    """
+    """The image behind base64; None if it is none, or of no known type."""
     if not isinstance(data, str) or not data:
         return None
     try:

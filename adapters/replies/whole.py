@@ -213,12 +213,7 @@ def text_alone(assembler: Assembler) -> str | None:
 
 
 def continued(broken: Assembler, *, echoes: bool) -> ContinuedAssembler:
-    """What reads the rest of a reply that broke off in its text.
-
-    Args:
-        broken: What read its beginning, whose events were taken.
-        echoes: Whether the provider may begin the rest with the beginning.
-    """
+    """What reads the rest of a reply that broke off in its text."""
     said = text_alone(broken)
     assert said is not None
     rest = ContinuedAssembler.__new__(ContinuedAssembler)

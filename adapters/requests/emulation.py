@@ -49,11 +49,7 @@ class Emulation(msgspec.Struct, frozen=True):
 
 
 def emulate(request: CanonicalRequest) -> Emulation | None:
-    """The request to send in place of one with tools; None if nothing in it has to do with tools.
-
-    Raises:
-        UnsupportedToolChoiceError: The tool choice names a tool that isn't there.
-    """
+    """The request to send in place of one with tools; None if nothing in it has to do with tools."""
     names = {block.id: block.name for message in request.messages for block in message.tool_uses}
     if not request.tools and not names:
         return None
@@ -113,12 +109,7 @@ def describe(tools: tuple[ToolDefinition, ...], *, free: bool) -> str:
 
 
 def call_schema(tools: tuple[ToolDefinition, ...], *, answer: JsonObject | None = None) -> JsonObject:
-    """The schema of one call of one of the tools.
-
-    Args:
-        tools: The tools.
-        answer: The schema of an answer that is allowed, too; None allows calls alone.
-    """
+    """The schema of one call of one of the tools."""
     definitions: JsonObject = {}
     choices: list[Json] = []
     for tool in tools:
@@ -290,10 +281,6 @@ def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
 
 
 def is_constrained(wire: ChatWire, request: CanonicalRequest) -> bool:
-    """Whether the reply will be an emulated call or answer, which `emulation.read_response` reads.
-
-    Raises:
-        UnsupportedToolChoiceError: The tool choice names a tool that isn't there.
-    """
+    """Whether the reply will be an emulated call or answer, which `emulation.read_response` reads."""
     emulated = emulate(request) if wire.emulates_tools else None
     return emulated is not None and emulated.constrained

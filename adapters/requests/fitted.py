@@ -60,9 +60,6 @@ class ToolIdRule(msgspec.Struct, frozen=True):
         calls.
 
         The id is a digest. So it carries no part of the id that the call had elsewhere.
-
-        Args:
-            canonical_id: Callboard's id of the call.
         """
         digest = hashlib.sha256(canonical_id.encode("utf-8", "surrogatepass")).hexdigest()
         return (self.prefix + digest)[: self.max_length]
@@ -116,11 +113,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Whether user messages may hold the provider's own kinds of content."""
 
     def within(self, can: AdapterCapabilities) -> Target:
-        """This target, limited to the abilities of one model.
-
-        Args:
-            can: The abilities of the model.
-        """
+        """This target, limited to the abilities of one model."""
         return msgspec.structs.replace(
             self,
             accepts_images=self.accepts_images and can.supports_images,
@@ -202,13 +195,7 @@ class FittedHistory(msgspec.Struct, frozen=True):
         return raw.data if raw is not None and raw.provider == self.adapter else {}
 
     def loss(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> Loss:
-        """The loss of a block that the protocol can't carry.
-
-        Args:
-            block: The block, one of `messages`.
-            reason: The reason for the loss, in words.
-            kind: The lost part of the block; None is the block itself.
-        """
+        """The loss of a block that the protocol can't carry."""
         kind = kind or block_type(block)
         return Loss(self.session_id, self.home(block), kind, self.adapter, reason, block)
 
@@ -229,11 +216,7 @@ class FittedHistory(msgspec.Struct, frozen=True):
         )
 
     def log(self) -> None:
-        """Log one warning for each loss. A warning holds no content.
-
-        Raises:
-            CapabilityError: There is a loss, and the request allows none.
-        """
+        """Log one warning for each loss. A warning holds no content."""
         for loss in self.losses:
             told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
             _log.warning("content_dropped", **told)
@@ -250,9 +233,6 @@ def block_type(block: ContentBlock) -> str:
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
     """The text in place of a message that has lost all its blocks. Without it the message would vanish, and its
     answer would answer nothing.
-
-    Args:
-        refused: The blocks that are not sent.
     """
     return [TextBlock(f"({block_type(block)} left out: it can't be shown here)") for block in refused]
 

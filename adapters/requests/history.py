@@ -324,14 +324,7 @@ class _Fitter:
         return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
-        """Add blocks of a role.
-
-        Args:
-            fitted: The messages so far.
-            origin: The message that the blocks came from. It is taken as it is if nothing had to change.
-            role: The role.
-            content: The blocks.
-        """
+        """Add blocks of a role."""
         blocks = tuple(content)
         if not blocks:
             return

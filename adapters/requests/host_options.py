@@ -29,16 +29,7 @@ OF_REPLIES = frozenset(
 
 
 def merge_options(body: JsonObject, options: JsonObject, *, protected: Collection[str] = PROTECTED) -> None:
-    """Merge the host's fields into a body, in place.
-
-    Args:
-        body: Our body. The objects in it are replaced and not changed.
-        options: The host's fields.
-        protected: The dotted paths of values that must stay as they are.
-
-    Raises:
-        InvalidRequestError: A field can't be taken. The text names the field.
-    """
+    """Merge the host's fields into a body, in place."""
     if options:
         _merge(body, options, "", protected)
 
@@ -51,18 +42,7 @@ def merge_own_options(
     *,
     protected: Collection[str] = PROTECTED,
 ) -> None:
-    """Merge the fields that a request has for one protocol into a body, in place.
-
-    Args:
-        body: As in `merge_options`.
-        request: As in `settings.own_options`.
-        protocol: As in `settings.own_options`.
-        provider: As in `settings.own_options`.
-        protected: As in `merge_options`.
-
-    Raises:
-        InvalidRequestError: A field can't be taken, or the fields are no object.
-    """
+    """Merge the fields that a request has for one protocol into a body, in place."""
     if request.provider_options:
         for options in own_options(request, protocol, provider):
             merge_options(body, options, protected=protected)
@@ -76,35 +56,14 @@ def joined_options(request: CallRequest, protocol: str, provider: str) -> JsonOb
 
 
 def add_host_fields(part: JsonObject, fields: JsonObject) -> JsonObject:
-    """A part of a message with the fields that the host gave its block.
-
-    Args:
-        part: Our part, which is changed in place.
-        fields: What the block has for this provider. Of a block that was taken from a reply that may be the
-            reply's own, which no request takes.
-
-    Returns:
-        The part.
-
-    Raises:
-        InvalidRequestError: A field can't be taken.
-    """
+    """A part of a message with the fields that the host gave its block."""
     if fields:
         merge_options(part, {name: fields[name] for name in fields if name not in OF_REPLIES}, protected=())
     return part
 
 
 def tool_options(tool: ToolDefinition, protocol: str, provider: str) -> JsonObject:
-    """The fields that a tool has for one protocol: those for all of its providers, and those for this one.
-
-    Args:
-        tool: The definition of the tool.
-        protocol: As in `settings.own_options`.
-        provider: As in `settings.own_options`.
-
-    Raises:
-        InvalidRequestError: The fields are no object, or would rename the tool.
-    """
+    """The fields that a tool has for one protocol: those for all of its providers, and those for this one."""
     found: JsonObject = {}
     for name in dict.fromkeys((protocol, provider)) if tool.provider_options else ():
         options = tool.provider_options.get(name, {})

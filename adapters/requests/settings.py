@@ -53,14 +53,6 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
 def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
     """The fields of a request for one protocol: first those for all of its providers, then those for this
     provider.
-
-    Args:
-        request: A request of any kind.
-        protocol: The name under which fields for all providers of the protocol stand.
-        provider: The name under which fields for this provider stand.
-
-    Raises:
-        InvalidRequestError: The fields are no object.
     """
     for name in dict.fromkeys((protocol, provider)):
         options = request.provider_options.get(name, {})
@@ -72,15 +64,7 @@ def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[
 
 
 def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> None:
-    """Require that the tool choice can be fulfilled.
-
-    Args:
-        choice: The tool choice; None is free.
-        names: The names of the tools.
-
-    Raises:
-        UnsupportedToolChoiceError: The choice demands a call that can't be made.
-    """
+    """Require that the tool choice can be fulfilled."""
     if choice is None or choice.mode not in ("required", "named"):
         return
     if not names:
@@ -93,10 +77,6 @@ def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> boo
     """Whether the length of the reply may be left to the server.
 
     It may where nobody asked for one, and the model's limits aren't known.
-
-    Args:
-        request: With the model's capabilities.
-        usual: What an adapter says of a model that it doesn't know.
     """
     can = request.capabilities
     return request.default_output_limit and (
@@ -136,20 +116,7 @@ def write_settings(
     refused: Mapping[str, str] | None = None,
     names: Iterable[str] = PORTABLE,
 ) -> list[CallWarning]:
-    """Write the settings that are given into a body.
-
-    Args:
-        body: The body, which is changed in place.
-        request: The request.
-        paths: The place of each setting on this wire, with dots between nested keys (``text.verbosity``). A
-            setting without a place doesn't exist on this wire.
-        provider: The adapter's name.
-        refused: The settings that this model or server refuses, with the reasons.
-        names: The settings to write; without it, all of them.
-
-    Returns:
-        The warnings for settings that can't be written.
-    """
+    """Write the settings that are given into a body."""
     warnings: list[CallWarning] = []
     for name in names:
         value: Json = getattr(request, name)
@@ -237,10 +204,6 @@ _STATED = tuple(
 def stated_limit(messages: Iterable[str], asked: int) -> int | None:
     """The most tokens that the reply may have. None if the messages say no number, or a number that is not below
     the wanted one.
-
-    Args:
-        messages: The provider's messages.
-        asked: The number of tokens that the request asked for.
     """
     for message in messages:
         for pattern in _STATED:
@@ -270,15 +233,7 @@ INPUT = "input"
 
 
 def is_free_form(tool: ToolDefinition, options: JsonObject) -> bool:
-    """Whether a tool is sent as a free-form one.
-
-    Args:
-        tool: The definition.
-        options: The tool's own fields for the provider.
-
-    Raises:
-        InvalidRequestError: It is to be one, and takes other arguments.
-    """
+    """Whether a tool is sent as a free-form one."""
     if options.get("type") != CUSTOM:
         return False
     properties = tool.input_schema.get("properties")

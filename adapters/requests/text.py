@@ -68,11 +68,7 @@ def mend_json_value(value: Json) -> Json:
 
 
 def encode_json(value: Json) -> bytes:
-    """JSON text, mended if UTF-8 can't encode it.
-
-    Raises:
-        InvalidRequestError: The value is no JSON.
-    """
+    """JSON text, mended if UTF-8 can't encode it."""
     try:
         try:
             return msgspec.json.encode(value)

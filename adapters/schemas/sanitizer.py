@@ -117,10 +117,6 @@ def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]
     """A schema without the keywords that the target refuses. Its description says them in words. Pure.
 
     Schemas inside this schema are left alone.
-
-    Args:
-        schema: The schema.
-        refused: Says of a keyword and its value whether the target refuses it.
     """
     moved = {name: value for name, value in schema.items() if name != "description" and refused(name, value)}
     if not moved:
@@ -203,9 +199,6 @@ def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
     The same schemas come with every call as equal objects, but not as the same object. A schema that is no JSON is
     worked on each time, and the writer of the body decides about it. A result belongs to all callers, so it must
     not be changed.
-
-    Args:
-        work: The function.
     """
 
     @functools.lru_cache(maxsize=256)

@@ -277,12 +277,7 @@ def _required(schema: JsonObject) -> list[Json]:
 
 
 def without_added_nulls(value: JsonObject, schema: JsonObject) -> JsonObject:
-    """Arguments without the nulls that stand for optional properties that were left out. Pure.
-
-    Args:
-        value: The arguments.
-        schema: The original schema.
-    """
+    """Arguments without the nulls that stand for optional properties that were left out. Pure."""
     cleaned = _clean(value, schema, schema, MAX_DEPTH * 4)
     assert isinstance(cleaned, dict)
     return cleaned

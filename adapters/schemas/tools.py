@@ -47,11 +47,7 @@ class FoldedSchema(msgspec.Struct, frozen=True):
     """The keywords that were folded; empty if the meaning is the same."""
 
     def warnings(self, what: str) -> list[CallWarning]:
-        """The warning, if keywords were folded.
-
-        Args:
-            what: The name of the schema for the warning, such as ``tool 'search'``.
-        """
+        """The warning, if keywords were folded."""
         if not self.folded:
             return []
         names = " and ".join(self.folded)
@@ -242,15 +238,7 @@ def _schemas(value: Json) -> list[JsonObject]:
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
-    """The strict schema of a tool. None if strict mode is off for it. A text if strict mode is impossible for it.
-
-    Args:
-        tool: The definition of the tool.
-        by_default: Whether strict mode is on where the definition leaves it open.
-
-    Raises:
-        InvalidRequestError: The definition insists on strict mode, and its schema can't be strict.
-    """
+    """The strict schema of a tool. None if strict mode is off for it. A text if strict mode is impossible for it."""
     if not (by_default if tool.strict is None else tool.strict):
         return None
     strict = _strict(tool.input_schema)
@@ -287,12 +275,7 @@ def strict_reply(schema: JsonObject) -> JsonObject:
 def input_cleaner(
     tools: Iterable[ToolDefinition], *, by_default: bool
 ) -> Callable[[str, JsonObject], JsonObject] | None:
-    """A function that removes the nulls which strict mode has added to a call's arguments. None if it adds none.
-
-    Args:
-        tools: The tools of the request.
-        by_default: Whether strict mode is on where a definition leaves it open.
-    """
+    """A function that removes the nulls which strict mode has added to a call's arguments. None if it adds none."""
     schemas: dict[str, JsonObject] = {}
     for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
         strict = _strict(tool.input_schema)

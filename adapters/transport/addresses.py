@@ -20,15 +20,7 @@ _HOST = re.compile(r"[^\s/?#\[\]@:<>\"\\^`{|}\x00-\x20\x7f]+")
 
 
 def checked_base_url(url: str, name: str) -> str:
-    """A base URL without its trailing slash and version suffix.
-
-    Args:
-        url: The URL.
-        name: The adapter's name.
-
-    Raises:
-        ConfigurationError: No request can be sent to the URL. The text quotes nothing that may be secret.
-    """
+    """A base URL without its trailing slash and version suffix."""
     url = url.strip()
     wrong = _what_is_wrong(url)
     if wrong is not None:
@@ -119,18 +111,7 @@ OTHER_WORDS = frozenset({
 
 
 def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
-    """Refuse a key that may be of another vendor than the one that it would be sent to.
-
-    Args:
-        name: The adapter's name.
-        variable: The environment variable that the key came from, if that is known.
-        address: The address of the type's own vendor, which is used for want of a `base_url`.
-        of_many: Whether many vendors speak the protocol, so that only a variable of this vendor's own tells that
-            the vendor is meant.
-
-    Raises:
-        ConfigurationError: The variable names another vendor, or it names none and the protocol is one of many.
-    """
+    """Refuse a key that may be of another vendor than the one that it would be sent to."""
     host = host_of(address)
     words_of = _words()
     own = words_of.get(host)
@@ -160,16 +141,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 async def public_addresses(host: str, port: int) -> list[str]:
-    """The addresses of a host, in the resolver's order.
-
-    Args:
-        host: A name, or an address.
-        port: The port.
-
-    Raises:
-        StreamError: One of them is not public.
-        OSError: The name has none.
-    """
+    """The addresses of a host, in the resolver's order."""
     found = await anyio.getaddrinfo(host, port)
     addresses = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
     for address in addresses:
@@ -178,15 +150,7 @@ async def public_addresses(host: str, port: int) -> list[str]:
 
 
 def check_public(address: str, host: str) -> None:
-    """Require a public address.
-
-    Args:
-        address: The address.
-        host: The name under which it was asked for.
-
-    Raises:
-        StreamError: The address isn't public.
-    """
+    """Require a public address."""
     if not is_public(address):
         named = host if host == address else f"{host} ({address})"
         said = f"the address {named} is not public, and what a reply names may lead to public ones only"
@@ -194,11 +158,7 @@ def check_public(address: str, host: str) -> None:
 
 
 def check_literal(host: str) -> None:
-    """As `check_public`, for a host that is itself an address. A name is checked when it is resolved.
-
-    Raises:
-        StreamError: The address isn't public.
-    """
+    """As `check_public`, for a host that is itself an address. A name is checked when it is resolved."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

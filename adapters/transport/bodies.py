@@ -151,10 +151,5 @@ have the same limit."""
 
 
 def too_large(limit: int = MAX_REPLY_BYTES, what: str = "the reply") -> StreamError:
-    """The error for a reply beyond a limit. It is not retried, because another attempt would bring the same.
-
-    Args:
-        limit: The limit in bytes.
-        what: The name of the thing that is too large.
-    """
+    """The error for a reply beyond a limit. It is not retried, because another attempt would bring the same."""
     return StreamError(f"{what} is larger than {limit} bytes, and was not read further", retryable=False)

@@ -17,15 +17,7 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
-    """The configuration without white space around keys and header values.
-
-    Args:
-        config: The configuration.
-        name: The adapter's name.
-
-    Raises:
-        ConfigurationError: No header can carry a value. The text names its field and doesn't quote it.
-    """
+    """The configuration without white space around keys and header values."""
     key = config.api_key
     if isinstance(key, str):
         key = _clean(key, f"{name}: api_key")

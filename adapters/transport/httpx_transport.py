@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 def translate(error: Exception, url: str = "") -> AdapterError:
     """The AdapterError for any exception of the transport. The most specific class wins. It never holds request
     headers.
-
-    Args:
-        error: The exception.
-        url: The URL that was asked. The text names only its host.
     """
     import httpcore
     import httpx

@@ -59,11 +59,7 @@ class HttpReply(Protocol):
     """The headers, with lower-case names."""
 
     async def chunk(self) -> bytes | None:
-        """The next bytes of the body, decompressed; None at its end.
-
-        Raises:
-            NetworkError: The connection broke.
-        """
+        """The next bytes of the body, decompressed; None at its end."""
         ...
 
     async def aclose(self) -> None:
@@ -170,11 +166,7 @@ def failed(host: str, said: str) -> NetworkError:
 
 
 def unsendable(what: str) -> InvalidRequestError:
-    """A request that can't be written. The text must not quote it.
-
-    Args:
-        what: The kind of what is wrong.
-    """
+    """A request that can't be written. The text must not quote it."""
     return InvalidRequestError(f"base_url, api_key or extra_headers can't be sent as they are ({what})")
 
 

@@ -48,11 +48,6 @@ def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[
 
     Servers of OpenAI's protocols name them in the details of the prompt or beside it. The names are OpenRouter's
     and OpenAI's `cache_write_tokens`, LiteLLM's `cache_creation_tokens`, and Anthropic's, which Qwen shares.
-
-    Args:
-        details: The details of the prompt's count.
-        flat: `cache_creation_input_tokens` of the usage itself.
-        split: `cache_creation` of the usage itself.
     """
     total = first_count(
         reported_detail(details, "cache_write_tokens"),
@@ -72,13 +67,7 @@ _JSON = msgspec.json.Decoder(Json)
 
 
 def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
-    """The trust that a reported usage deserves.
-
-    Args:
-        parts: Pairs of counts, of which the first can't be more than the second.
-        raw: The usage as it came. No count in it can be negative.
-        whole: Whether no count is missing, and none was worked out by us.
-    """
+    """The trust that a reported usage deserves."""
     for part, total in parts:
         if part is not None and part > (total or 0):
             return UsageSource.INCONSISTENT
@@ -135,12 +124,6 @@ def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = N
     With the caller's own key (BYOK) the server charges only its fee, which may be zero, and the provider behind it
     bills the rest. The cost of the call is their sum. A server that doesn't say whose key it was, and charges
     nothing for a call with a cost behind it, used the caller's key.
-
-    Args:
-        cost: The cost in US dollars, or an object with its total.
-        is_byok: Whether the caller's own key was used.
-        cost_details: The parts of the cost.
-        ticks: xAI's `cost_in_usd_ticks`, of 1e-10 US dollars each. Zero is no statement: Azure sends it always.
     """
     if cost is None and cost_details is None:
         return StatedCost(_of_ticks(ticks)) if ticks else _NOTHING
@@ -192,14 +175,6 @@ def fill_usage(
     """The usage of a complete reply whose end is missing; None if nothing of it is known.
 
     An estimate is reported in the assembler's warnings.
-
-    Args:
-        assembler: The assembler of the reply.
-        prompt: The reported number of input tokens; None if it is missing.
-        generated: The reported number of output tokens; None if it is missing. For a reply without output it then
-            counts as zero.
-        rates: The rates of estimates.
-        raw: The provider's usage as JSON.
     """
     request = assembler.request
     if (prompt is None and generated is None) or (prompt is None and request is None):

@@ -107,11 +107,7 @@ class RateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def rate_rows(protocol: str) -> tuple[RateRow, ...]:
-    """The rows of a protocol; the first that fits a model counts. Empty if no rates were fitted for the protocol.
-
-    Args:
-        protocol: An adapter's type.
-    """
+    """The rows of a protocol; the first that fits a model counts. Empty if no rates were fitted for the protocol."""
     provider = provider_named(protocol)
     if provider is None or provider.rates is None:
         return ()
@@ -168,13 +164,7 @@ def estimate_request(
 
 @functools.lru_cache(maxsize=256)
 def rates_for(protocol: str, host: str, model: str) -> TokenRates:
-    """The rates of the first row that fits.
-
-    Args:
-        protocol: An adapter's type.
-        host: The server's host, or its whole address.
-        model: The model's name, with or without its provider.
-    """
+    """The rates of the first row that fits."""
     vocabulary = vocabulary_of(protocol, model)
     for row in rate_rows(protocol):
         if re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):

@@ -268,12 +268,7 @@ _known: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
 
 
 def vocabulary_of(protocol: str, model: str) -> str:
-    """The name of the vocabulary that is nearest to a model's.
-
-    Args:
-        protocol: An adapter's type, which decides where the model's name tells nothing.
-        model: The model's name, with or without its provider.
-    """
+    """The name of the vocabulary that is nearest to a model's."""
     for pattern, vocabulary in _OF_MODELS:
         if re.search(pattern, model, re.IGNORECASE):
             return vocabulary

@@ -22,13 +22,7 @@ NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
 
 
 def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
-    """The usage of a reply as far as it has come.
-
-    Args:
-        reported: The usage that the provider has reported; None if it has reported none.
-        estimate: The estimate of the request, and of all text, reasoning and arguments that were delivered. A
-            difference within the error of estimates does not count against a report, which may be the final one.
-    """
+    """The usage of a reply as far as it has come."""
     if reported is None:
         return estimate
     if reported.source is UsageSource.INCONSISTENT:
@@ -45,13 +39,7 @@ def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenU
 def usage_of_failure(
     error: AdapterError, used: Callable[[], TokenUsage | None], *, heard: bool
 ) -> TokenUsage | None:
-    """The usage of an attempt that failed; None if nothing is known of it, as after a refusal.
-
-    Args:
-        error: The error.
-        used: Gives the usage under the condition that the provider worked on the attempt.
-        heard: Whether a part of a reply had come.
-    """
+    """The usage of an attempt that failed; None if nothing is known of it, as after a refusal."""
     if heard:
         return used()
     if isinstance(error, NetworkError) and error.before_sending:

@@ -314,11 +314,7 @@ class ActorRef:
         )
 
     def _post(self, letter: Letter) -> str | None:
-        """Put a letter into the mailbox.
-
-        Returns:
-            None, or the reason why the letter was not accepted.
-        """
+        """Put a letter into the mailbox."""
         self._bus.check_thread()
         if not self._open:
             self._rejected += 1
@@ -340,11 +336,7 @@ class ActorRef:
         await self._signal.wait()
 
     def _close(self) -> int:
-        """Accept no more messages, and settle the ones that wait.
-
-        Returns:
-            The number of messages that nobody will answer for.
-        """
+        """Accept no more messages, and settle the ones that wait."""
         self._open = False
         lost = 0
         while self._mailbox:

@@ -213,11 +213,7 @@ class Endings:
         return tuple(name for name, life in self._stuck.items() if not life.ended.is_set())
 
     async def end(self, life: Life, reason: str) -> int:
-        """End a life. It returns when the life has ended, or is reported as stuck.
-
-        Returns:
-            The number of messages lost below the life.
-        """
+        """End a life. It returns when the life has ended, or is reported as stuck."""
         life.stop_reason = reason
         remaining = max(0.0, self.deadline - anyio.current_time())
         if isinstance(life, SupervisorLife):

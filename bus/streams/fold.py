@@ -28,11 +28,7 @@ _EVENT_BYTES = 160
 
 
 def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], list[int]]:
-    """Merge adjacent text and thinking deltas.
-
-    Returns:
-        The events, and for each event the seq of the last one that went into it.
-    """
+    """Merge adjacent text and thinking deltas."""
     merged: list[object] = []
     seqs: list[int] = []
     run: list[TextDelta | ThinkingDelta] = []

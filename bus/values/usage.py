@@ -61,11 +61,7 @@ _USUAL_TIERS = frozenset(
 
 
 def unusual_tier(service_tier: object) -> str | None:
-    """A service tier in lower case.
-
-    Returns:
-        The tier; None for each provider's word for the usual tier, and for a value that is no text.
-    """
+    """A service tier in lower case."""
     name = service_tier.strip().lower() if isinstance(service_tier, str) else ""
     return None if name in _USUAL_TIERS else name
 
@@ -223,10 +219,6 @@ def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:
 
     It may if no answer came: the call was cancelled, timed out, was dropped, or was lost with its process. A
     provider that answers with an error bills nothing. A request that was never sent is not billed either.
-
-    Args:
-        error_class: The class of the call's error, or ``process_lost``.
-        provider_status: The HTTP status of the answer; None if there was none.
     """
     return error_class in UNANSWERED or (error_class in UNCLEAR and provider_status is None)
 

@@ -56,11 +56,7 @@ class SharedBudgets(Protocol):
         ...
 
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Have as much granted to this node as a call needs, if it is there.
-
-        Raises:
-            StoreError: Nobody can be asked.
-        """
+        """Have as much granted to this node as a call needs, if it is there."""
         ...
 
     def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
@@ -107,15 +103,7 @@ class Budgets:
         load: Load,
         shared: SharedBudgets | None = None,
     ) -> None:
-        """Budgets of which nothing is spent yet.
-
-        Args:
-            budgets: The limits.
-            bus: Where the events are published.
-            clock: The source of the time.
-            load: Asks the trace. It is asked before the first call, and after each repricing.
-            shared: What other nodes have of the budgets; None without a cluster.
-        """
+        """Budgets of which nothing is spent yet."""
         self.ledger = Ledger(budgets) if shared is None else Ledger(budgets, shared.account)
         self._shared = shared
         self._now_us = clock.now_us if shared is None else shared.now_us
@@ -142,11 +130,7 @@ class Budgets:
         return len(self._waiters)
 
     async def loaded(self) -> None:
-        """Return when what the trace knows is counted.
-
-        Raises:
-            StoreError: The trace can't be read, so nobody knows what is left.
-        """
+        """Return when what the trace knows is counted."""
         if self._loaded:
             return
         async with self._loading:
@@ -156,11 +140,7 @@ class Budgets:
                 self._loaded = True
 
     async def recount(self, *, all_of_them: bool = False) -> None:
-        """Count anew what has ended, in the budgets that follow repricings.
-
-        Args:
-            all_of_them: Whether to count it in the other budgets, too, as after the end of another process's call.
-        """
+        """Count anew what has ended, in the budgets that follow repricings."""
         following = [each for each in self.ledger.budgets if each.follows_repricing or all_of_them]
         if not following or not self._loaded:
             return
@@ -203,16 +183,7 @@ class Budgets:
     # -- before a call
 
     async def reserve(self, name: str, payer: Payer, asked: Amount) -> None:
-        """Reserve the most that a call can cost, or wait until there is room.
-
-        Args:
-            name: The reservation's name.
-            payer: Whose budgets are asked.
-            asked: The most that the call can cost.
-
-        Raises:
-            BudgetExceededError: There is no room, and no budget of those that lack it says that the call may wait.
-        """
+        """Reserve the most that a call can cost, or wait until there is room."""
         if not self._loaded:
             await self.loaded()
         refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
@@ -246,16 +217,7 @@ class Budgets:
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
     def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
-        """The largest number of output tokens that has room, where the budgets allow that a call is shortened.
-
-        Args:
-            payer: Whose budgets are asked.
-            asked: The most that a call with so many output tokens can cost.
-            limit: The number that is wanted.
-
-        Returns:
-            The number; `limit` if there is room, or if no smaller number that is allowed has room.
-        """
+        """The largest number of output tokens that has room, where the budgets allow that a call is shortened."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
         allowed = [refusal.budget.shorten_to for refusal in refusals]
@@ -357,14 +319,7 @@ class Budgets:
     # -- after a call
 
     def settle(self, name: str | None, payer: Payer, end: CallEnd, seq: int) -> None:
-        """Count the cost of an attempt that has ended.
-
-        Args:
-            name: The reservation's name; None for the end of a video's job, for which nothing was reserved.
-            payer: Whose budgets are asked.
-            end: The end.
-            seq: The number of the end's event.
-        """
+        """Count the cost of an attempt that has ended."""
         ended = _End(name, payer, amount_of(end), output_is_unknown(end), seq)
         if self._late is not None:
             self._late.append(ended)

@@ -36,13 +36,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def loader(store: Store | None, run_id: str, settle: Callable[[], Awaitable[object]]) -> Load:
-    """A function that asks the trace.
-
-    Args:
-        store: The trace; None if there is none, so that nothing is known.
-        run_id: The run of this engine. Its calls under way are in the ledger already.
-        settle: Returns when everything published so far, also by runs that died, is in the trace.
-    """
+    """A function that asks the trace."""
 
     async def load(budgets: Sequence[Budget], now_us: int) -> Counted:
         if store is None:

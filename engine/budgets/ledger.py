@@ -278,14 +278,7 @@ class Account:
         )
 
     def book(self, amount: Amount, at_us: int, *, calls: int = 1, unknown: bool = False) -> None:
-        """Count calls that ended outside this ledger, such as those of an earlier process.
-
-        Args:
-            amount: What they cost, or can have cost, together.
-            at_us: The time of their start, in microseconds since the Unix epoch.
-            calls: How many they are.
-            unknown: Whether their usage is unknown, so that the amount is the most that it can be.
-        """
+        """Count calls that ended outside this ledger, such as those of an earlier process."""
         found = self._slot_of(at_us)
         self.add(found, found.unknown if unknown else found.spent, amount, calls=calls)
 
@@ -365,17 +358,7 @@ class Ledger:
         return [refusal for refusal in refusals if refusal is not None]
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
-        """Take room in all accounts of a call. Returns why not, and then takes none.
-
-        Args:
-            hold_id: The reservation's name, by which it is settled or lost. A name in use is refused.
-            payer: Whose budgets are asked.
-            asked: The most that the call can cost; without money, its price is not known.
-            now_us: The time, in microseconds since the Unix epoch.
-
-        Raises:
-            ValueError: There is a reservation of that name.
-        """
+        """Take room in all accounts of a call. Returns why not, and then takes none."""
         if hold_id in self._holds:
             raise ValueError(f"there is a reservation {hold_id!r} already")
         accounts = self.accounts(payer)
@@ -392,11 +375,6 @@ class Ledger:
         """Count what a call did cost in place of what it reserved. Returns its accounts; none if it has no hold.
 
         A call that was lost may be settled when something better is known.
-
-        Args:
-            hold_id: The reservation's name.
-            spent: The cost and the tokens of the call; None if it was never sent.
-            counted: The budgets that count this end already, because they were counted from the trace since.
         """
         hold = self._holds.pop(hold_id, None)
         if hold is None:
@@ -408,12 +386,7 @@ class Ledger:
         return [account for account, _ in hold.places]
 
     def lose(self, hold_id: str, counted: Collection[Budget] = ()) -> list[Account]:
-        """Count a call at what it reserved, because nobody knows what it used. Returns its accounts.
-
-        Args:
-            hold_id: The reservation's name.
-            counted: As in `settle`.
-        """
+        """Count a call at what it reserved, because nobody knows what it used. Returns its accounts."""
         hold = self._holds.get(hold_id)
         if hold is None or hold.lost:
             return []

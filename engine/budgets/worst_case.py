@@ -44,16 +44,7 @@ class Priced(msgspec.Struct, frozen=True):
 
 
 def worst_case(priced: Priced, most: Sequence[TokenUsage]) -> Amount:
-    """The most that one attempt can cost.
-
-    Args:
-        priced: Where the price is looked up.
-        most: The usages that it can come to at most, in the ways in which a provider may count them. None if
-            nothing bounds the call.
-
-    Returns:
-        The amount. It has no money if the price is unknown, or if nothing bounds the call.
-    """
+    """The most that one attempt can cost."""
     known = [nano for nano in map(priced.nano_usd, most) if nano is not None]
     return Amount(max(known, default=None), max((usage.total_tokens for usage in most), default=0))
 
@@ -64,17 +55,7 @@ def worst_case_of_reply(
     max_output_tokens: int | None,
     fees: Mapping[str, int] | None,
 ) -> Amount:
-    """The most that one attempt to get a reply can cost.
-
-    Args:
-        priced: Where the price is looked up.
-        estimated_input_tokens: The estimate of the input; None if there is none.
-        max_output_tokens: The most output that the request allows; None if it allows any.
-        fees: The most uses of tools that the provider runs, by the names of their rates; None without a bound.
-
-    Returns:
-        The amount, as `worst_case` gives it.
-    """
+    """The most that one attempt to get a reply can cost."""
     if estimated_input_tokens is None or max_output_tokens is None or fees is None:
         return Amount(None, (estimated_input_tokens or 0) + (max_output_tokens or 0))
     sent = upper_end(estimated_input_tokens) if estimated_input_tokens else 0
@@ -144,22 +125,13 @@ def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
 
 
 def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage, ...]:
-    """The most that images can use: so many pieces, or tokens, whichever the provider counts.
-
-    Args:
-        estimated_input_tokens: The estimate of the prompt and of the images in it.
-        images: The number of images that are asked for.
-    """
+    """The most that images can use: so many pieces, or tokens, whichever the provider counts."""
     counted = TokenUsage(upper_end(estimated_input_tokens), images * MOST_TOKENS_OF_AN_IMAGE)
     return TokenUsage(details={"image": images}), counted
 
 
 def tool_fees(provider_options: Mapping[str, Json]) -> Mapping[str, int] | None:
-    """The most uses of the tools that the provider is asked to run, by the names of their rates.
-
-    Returns:
-        The uses; None if a tool may be used as often as the model likes.
-    """
+    """The most uses of the tools that the provider is asked to run, by the names of their rates."""
     uses: dict[str, int] = {}
     for options in provider_options.values():
         tools = options.get("tools") if isinstance(options, dict) else None

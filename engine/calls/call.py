@@ -202,17 +202,7 @@ class Call(CallEvents):
         deadline: float = math.inf,
         drain_seconds: float = 0.0,
     ) -> None:
-        """A call that has not begun.
-
-        Args:
-            request: The request.
-            context: The facts about the call.
-            log: The turn's stream, to which a streamed message goes.
-            streamed: Whether the reply is streamed.
-            warnings: Warnings that were known before the call, for the message and the response.
-            deadline: The event loop's time at which the call cancels itself.
-            drain_seconds: Seconds for which the adapter reads a cancelled stream on.
-        """
+        """A call that has not begun."""
         super().__init__(context, streamed=streamed)
         assert context.running is not None
         self._running: RunningAdapter = context.running

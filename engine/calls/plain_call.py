@@ -108,18 +108,7 @@ class PlainCall(CallEvents, Generic[S]):
         on_answer: Callable[[S], object] | None = None,
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """A call that has not begun.
-
-        Args:
-            operation: The kind of call.
-            context: The facts about the call.
-            most: The usages that it can come to at most, as in `budgets.worst_case`; or a function that gives the
-                amount.
-            grace: Seconds for which a cancelled call still waits for an answer, because the answer tells what is
-                paid for.
-            on_answer: Is given the answer, also the answer of a cancelled call.
-            said: Gives the texts of the request, which its error may quote.
-        """
+        """A call that has not begun."""
         super().__init__(context, streamed=False)
         self.operation = operation
         self._most = most
@@ -196,19 +185,7 @@ class PlainCalls(Generic[A]):
         adapter_of: Callable[[ProviderAdapter, Named], A],
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """Calls that have not begun.
-
-        Args:
-            operation: The kind of call.
-            runtime: The parts of the engine.
-            model: The models that may serve.
-            options: The options that all kinds have in common.
-            adapter_of: Narrows an adapter to its kind, or raises CapabilityError.
-            said: Gives the texts of the request, which an error may quote.
-
-        Raises:
-            ConfigurationError: There is no such model.
-        """
+        """Calls that have not begun."""
         self.operation = operation
         self.runtime = runtime
         self.plan = expand(runtime.registry, model, options.get("fallback"))

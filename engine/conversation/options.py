@@ -153,11 +153,7 @@ _ADVICE = {
 
 
 def merged(*levels: TurnOptions) -> TurnOptions:
-    """The options of several levels as one.
-
-    Args:
-        levels: The levels, the lowest first. A level has the last word about each option that it says.
-    """
+    """The options of several levels as one."""
     said = {name: value for level in levels for name, value in level.items() if value is not None}
     return cast("TurnOptions", said)
 
@@ -188,16 +184,7 @@ def said_by(request: CanonicalRequest) -> TurnOptions:
 def options_among(
     given: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
 ) -> TurnOptions:
-    """The options among the arguments of a call.
-
-    Args:
-        given: The arguments by name.
-        others: The names of arguments that are no options.
-        advice: Hints for names that don't exist, besides those for names of other libraries.
-
-    Raises:
-        TypeError: A name is neither an option nor one of `others`.
-    """
+    """The options among the arguments of a call."""
     given = with_new_names(given, TIME_LIMITS) if given.keys() & TIME_LIMITS.keys() else given
     for name in given:
         if name in advice or not (name in _ALL or name in others):
@@ -247,15 +234,6 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
         """The options of the turn that goes on.
 
         A forced choice of tools is left out, because it holds only for a turn's first reply.
-
-        Args:
-            session_id: The session, for the error.
-            of_session: The session's options now.
-            model: The model that the caller passes now; None keeps the turn's.
-            given: The options that the caller passes now. They stand over the turn's.
-
-        Raises:
-            ConfigurationError: The turn was asked with a key that is lost, and none is passed.
         """
         said = merged(given)
         self._require_key(session_id, of_session, said)
@@ -290,11 +268,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def stored(self, of_session: TurnOptions) -> JsonObject | None:
-        """The options as JSON; None if there is nothing to store.
-
-        Args:
-            of_session: The options that the turn inherits from its session.
-        """
+        """The options as JSON; None if there is nothing to store."""
         said: JsonObject = {}
         lost = set(self.lost)
         for name, value in merged(self.options).items():

@@ -65,15 +65,7 @@ def set_default_engine(engine: Engine | None) -> None:
 
 
 def engine_on(host: SyncHost, engine: Engine | None) -> Engine:
-    """The engine that a sync function uses, which is closed when the program ends. Called on the host's loop.
-
-    Args:
-        host: The thread of the sync functions.
-        engine: The engine that was named; None is `default_engine()`.
-
-    Raises:
-        WrongLoop: The engine belongs to another event loop.
-    """
+    """The engine that a sync function uses, which is closed when the program ends. Called on the host's loop."""
     used = engine or default_engine()
     host.keep(used._runtime.host)
     return used

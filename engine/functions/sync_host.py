@@ -142,15 +142,6 @@ class SyncHost:
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "", instead: str = _SAME_NAME) -> T:
         """The result of a coroutine that is made and run on the host's loop. An interrupt cancels it. Its
         exceptions are raised here.
-
-        Args:
-            make: A function that makes the coroutine.
-            name: What the user has called, for advice; empty where the advice has been given.
-            instead: What to do in a coroutine.
-
-        Raises:
-            WrongLoop: This is the host's own thread.
-            CallboardError: The program is ending.
         """
         self._check_thread(name, instead)
         call = _Call(make, self._calls)
@@ -171,11 +162,7 @@ class SyncHost:
         return call.result()
 
     def keep(self, engine: EngineLife) -> None:
-        """Have an engine live here, and close it at the end, when nothing else is left. Called on the loop.
-
-        Raises:
-            WrongLoop: The engine lives on another event loop.
-        """
+        """Have an engine live here, and close it at the end, when nothing else is left. Called on the loop."""
         engine.require_loop(_OTHER_LOOP)
         self._engines.add(engine)
 
@@ -264,11 +251,7 @@ _host_lock = threading.Lock()
 
 
 def sync_host() -> SyncHost:
-    """The process's host, started if need be.
-
-    Raises:
-        CallboardError: The main thread has ended.
-    """
+    """The process's host, started if need be."""
     global _host
     with _host_lock:
         if _host is None or not _host.alive:

@@ -227,11 +227,7 @@ class HeldReply:
         return ready
 
     def steps(self, events: Sequence[StreamEvent]) -> Steps:
-        """Take events in. Each piece to look at is yielded, and the answer to it sent.
-
-        Raises:
-            StoppedAfter: The answer is a Stop. It has what may pass before that.
-        """
+        """Take events in. Each piece to look at is yielded, and the answer to it sent."""
         for event in events:
             match event:
                 case TextDelta() if "text" in self._kinds:

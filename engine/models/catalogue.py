@@ -115,11 +115,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capability_name(word: str) -> str:
-    """One of `CAPABILITIES`. The adapters' own words are known, too.
-
-    Raises:
-        CallboardError: There is no such word. The text names the nearest.
-    """
+    """One of `CAPABILITIES`. The adapters' own words are known, too."""
     plain = word.removeprefix("supports_")
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:

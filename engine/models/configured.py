@@ -251,9 +251,6 @@ def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> Mo
 
     See `load_registry`. An adapter, a model or an alias of the file replaces one of the environment. Without a
     `default_provider` the environment's holds.
-
-    Raises:
-        ConfigurationError: The file is wrong.
     """
     environ = key_variables() if environ is None else environ
     try:
@@ -268,16 +265,7 @@ HostAdapter: TypeAlias = ProviderAdapter | Callable[[], ProviderAdapter]
 
 
 def entry_of(name: str, adapter: HostAdapter, prices_as: str | None = None) -> AdapterEntry:
-    """The entry of an adapter that a host gives.
-
-    Args:
-        name: The name of the adapter.
-        adapter: The adapter, or a function that makes one.
-        prices_as: The provider whose published prices its models have.
-
-    Raises:
-        ConfigurationError: It is no adapter, or the name can't be one.
-    """
+    """The entry of an adapter that a host gives."""
     if not name or ":" in name:
         raise ConfigurationError(f"an adapter can't be called {name!r}: its models are called name:model")
     made = not isinstance(adapter, type) and isinstance(adapter, ProviderAdapter)

@@ -78,16 +78,7 @@ def model_input(
     messages: Sequence[Message],
     choice: ToolChoice | None,
 ) -> ModelInput:
-    """The tools and the system text for a model.
-
-    Args:
-        settings: The model's settings of tools.
-        addendum: The text to add to the system text.
-        tools: The tools of the turn.
-        system_prompt: The system text of the turn.
-        messages: The messages of the turn.
-        choice: The caller's tool choice. Its tool is never left out.
-    """
+    """The tools and the system text for a model."""
     given = tuple(tools)
     warnings: tuple[CallWarning, ...] = ()
     if settings.max is not None and len(given) > settings.max:

@@ -71,11 +71,7 @@ NOTHING = KnownModels(kind="known-models", format=FORMAT, date="", source="", mo
 
 
 def known_models(home: Path) -> KnownModels:
-    """The known models of a folder; none if it has no such file.
-
-    Raises:
-        ConfigurationError: The file can't be read.
-    """
+    """The known models of a folder; none if it has no such file."""
     path = home / FILE_NAME
     try:
         data = path.read_bytes()
@@ -87,15 +83,7 @@ def known_models(home: Path) -> KnownModels:
 
 
 def decode(data: bytes, source: str) -> KnownModels:
-    """The contents of such a file.
-
-    Args:
-        data: The bytes of the file.
-        source: The name of the file, for errors.
-
-    Raises:
-        ConfigurationError: It is no such file, or of another format.
-    """
+    """The contents of such a file."""
     try:
         found = msgspec.json.decode(data, type=KnownModels)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -111,16 +99,7 @@ def encode(known: KnownModels) -> bytes:
 
 
 def convert(data: Json, *, source: str, day: str) -> KnownModels:
-    """LiteLLM's list in our form.
-
-    Args:
-        data: The list.
-        source: The origin of the list, which is kept with it.
-        day: The day of the list, as YYYY-MM-DD.
-
-    Raises:
-        ConfigurationError: It is no such list.
-    """
+    """LiteLLM's list in our form."""
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
     names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}

@@ -375,16 +375,7 @@ class Reader:
 
 
 def read_yaml(text: str, source: str) -> object:
-    """The value that a YAML text has; None for an empty text.
-
-    Args:
-        text: The text.
-        source: Where it comes from, for the error.
-
-    Raises:
-        ConfigurationError: It is no YAML. The error has the place of the fault and no word of the text, in which
-            there may be a key.
-    """
+    """The value that a YAML text has; None for an empty text."""
     import yaml
 
     try:

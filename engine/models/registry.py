@@ -278,9 +278,6 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
     """The ``provider:name`` of a model in published price tables.
 
     The provider is the one of `published_provider`. The name is the provider's own name of the model.
-
-    Returns:
-        None if it is the model's id, or not known.
     """
     return published_name_at(published_provider(adapter), adapter, model)
 
@@ -311,9 +308,6 @@ def published_provider(adapter: AdapterEntry) -> str | None:
 
     It is the adapter's `prices_as`, or else the server that its address belongs to, or else its type, if that is a
     provider's own.
-
-    Returns:
-        None if it isn't known.
     """
     if adapter.prices_as:
         return adapter.prices_as
@@ -327,14 +321,7 @@ def published_provider(adapter: AdapterEntry) -> str | None:
 def place_in_catalogue(
     adapters: Mapping[str, AdapterEntry], name: str, default_provider: str | None
 ) -> tuple[str, str] | None:
-    """The adapter for a model that the catalogue knows, and the model's name or short name there.
-
-    Returns:
-        None if the model is not in the catalogue, or if no adapter serves its provider.
-
-    Raises:
-        ConfigurationError: Several adapters could serve it.
-    """
+    """The adapter for a model that the catalogue knows, and the model's name or short name there."""
     found = default_catalogue().locate(name)
     if found is None:
         return None

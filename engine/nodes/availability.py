@@ -263,11 +263,7 @@ class ProbeLeases:
         self._held: dict[RecordKey, float] = {}  # when a call was told that it may probe, by the loop's time
 
     async def may_go(self, provider: str, model: str) -> bool:
-        """Whether a call may go to a model, as far as other nodes are concerned.
-
-        Returns:
-            False if the availability of the model is another one by now, so that it is to be chosen anew.
-        """
+        """Whether a call may go to a model, as far as other nodes are concerned."""
         if not self._half_open(provider, model):
             return True
         async with self._asking:

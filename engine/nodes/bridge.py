@@ -78,15 +78,7 @@ def decode_page(message: bytes) -> Page:
 def pages_of(
     run_id: str, after: int, envelopes: Sequence[Envelope], *, content: bool, most_bytes: int
 ) -> list[Page]:
-    """The pages of some events that follow one another.
-
-    Args:
-        run_id: Their run.
-        after: The `seq` of the event before them.
-        envelopes: The events.
-        content: Whether what was said goes out with them.
-        most_bytes: The size that the lines of a page may have.
-    """
+    """The pages of some events that follow one another."""
     pages: list[Page] = []
     parts = [envelopes[begin : begin + PAGE_EVENTS] for begin in range(0, len(envelopes), PAGE_EVENTS)]
     parts.reverse()
@@ -183,12 +175,7 @@ class Outgoing:
         return self._bytes
 
     def next(self, now: float, *, connected: bool) -> Step:
-        """The next step at this time.
-
-        Args:
-            now: The time.
-            connected: Whether the broker can be reached.
-        """
+        """The next step at this time."""
         if not connected:
             return Rest(None)
         if not self._waiting and not self.is_behind:

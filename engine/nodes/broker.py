@@ -140,14 +140,7 @@ class Broker:
             _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
 
     async def arrived(self, seconds: int) -> None:
-        """Wait until the broker has taken in what was handed to the client, subscriptions too.
-
-        Args:
-            seconds: The time for an answer; there are two of them.
-
-        Raises:
-            nats.errors.Error: It doesn't answer in time, or the connection is closed.
-        """
+        """Wait until the broker has taken in what was handed to the client, subscriptions too."""
         if self._client is not None:
             await self._client.flush(seconds)
             # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
@@ -196,11 +189,7 @@ class Broker:
         return self._client.max_payload if self._client is not None and self._client.max_payload > 0 else 1 << 20
 
     def publish(self, subject: str, payload: bytes) -> bool:
-        """Send a message, without waiting.
-
-        Returns:
-            False if it is lost for certain.
-        """
+        """Send a message, without waiting."""
         if not self.connected or self._waiting_bytes + len(payload) > MOST_WAITING:
             return False
         self._waiting.append((subject, payload))
@@ -209,11 +198,7 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
-        """Take in the messages of a subject, also after the broker was away.
-
-        Raises:
-            OSError: The broker refuses.
-        """
+        """Take in the messages of a subject, also after the broker was away."""
         subscription = _Subscription(subject, receive, self._subscriptions)
         self._subscriptions.add(subscription)
         if self._client is not None:
@@ -390,16 +375,7 @@ class BrokerCondition(msgspec.Struct, frozen=True):
 
 
 async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:
-    """What the broker at an address says of itself.
-
-    Args:
-        url: The address, or several with commas between them.
-        cluster: The cluster's name.
-        seconds: The time that it may take.
-
-    Raises:
-        OSError: It can't be reached.
-    """
+    """What the broker at an address says of itself."""
     import anyio
     from nats.aio.client import Client
     from nats.errors import Error

@@ -99,16 +99,7 @@ class KeptEvents:
         return self._broker.most_bytes
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
-        """Have the broker keep a message, and wait for its word that it does. It never raises.
-
-        Args:
-            run_id: The run that it is about.
-            message_id: A message of an id that it has had is not kept again.
-            data: What it carries.
-
-        Returns:
-            False if the broker has not said so, in which case it may have kept it or not.
-        """
+        """Have the broker keep a message, and wait for its word that it does. It never raises."""
         from nats.errors import Error
         from nats.js.errors import NoStreamResponseError
 
@@ -128,11 +119,7 @@ class KeptEvents:
         return True
 
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
-        """Where the stream ends now, and the id of each run's last message. It never raises.
-
-        Returns:
-            None, and no ids, if the broker can't be asked.
-        """
+        """Where the stream ends now, and the id of each run's last message. It never raises."""
         from nats.errors import Error
         from nats.js.api import ConsumerConfig, DeliverPolicy
 
@@ -147,15 +134,7 @@ class KeptEvents:
         return end, [headers[_ID] for headers in headers if _ID in headers]
 
     async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
-        """The messages of the stream in their order, for ever.
-
-        Args:
-            after: Where to begin: behind a place, with what was kept since a moment, or (None) at the beginning.
-                The beginning it is, too, if the place is one of a stream that is gone.
-
-        Raises:
-            OSError: The broker went away, or its stream did. Begin again, behind the last message.
-        """
+        """The messages of the stream in their order, for ever."""
         from nats.errors import Error
         from nats.js.api import ConsumerConfig, DeliverPolicy
 
@@ -330,11 +309,7 @@ class KeptFrames:
                 callback()
 
     async def kept(self, subject: str) -> AsyncIterator[bytes]:
-        """The frames that the broker has kept, in the order in which they were sent.
-
-        Raises:
-            OSError: The broker can't be asked.
-        """
+        """The frames that the broker has kept, in the order in which they were sent."""
         from nats.errors import Error
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 

@@ -249,9 +249,6 @@ class BudgetSlices:
 
         What other nodes have and don't use is there as well: they give it back when they learn that somebody lacks
         it, and that is waited for.
-
-        Raises:
-            StoreError: Nobody can be asked, and calls are not admitted then.
         """
         needed = _in_order(accounts)
         for again in range(TRIES):
@@ -287,11 +284,7 @@ class BudgetSlices:
             _log.warning("accounts_not_asked", error=str(error))
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted anew.
-
-        Raises:
-            StoreError: The store can't be asked.
-        """
+        """Have the trace of ended runs counted anew."""
         names = {name_of(budget) for budget in budgets}
         accounts = [account for account in self._accounts if account.scope.budget in names]
         await self._tables.count_anew([account.scope for account in _in_order(accounts)])
@@ -338,12 +331,7 @@ class BudgetSlices:
         await self._grant(slices, wants)
 
     async def _grant(self, slices: Callable[[int], _Slices], wants: Callable[[SharedAccount, Slot], Want]) -> None:
-        """Ask for slices, and take in the answer.
-
-        Args:
-            slices: Which, at a moment of the store's clock.
-            wants: What is wanted of each.
-        """
+        """Ask for slices, and take in the answer."""
         asked: _Slices = []
 
         def ask(now_us: int) -> list[Want]:

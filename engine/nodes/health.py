@@ -23,12 +23,7 @@ _WITHOUT_BROKER = (
 
 
 async def check_broker(url: str, cluster: str) -> list[Check]:
-    """The check of a broker. Nothing is made there.
-
-    Args:
-        url: Its address, or several with commas between them.
-        cluster: The cluster's name.
-    """
+    """The check of a broker. Nothing is made there."""
     from .broker import broker_condition
 
     where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))

@@ -98,11 +98,7 @@ class Holding:
         return Asked(now_ns, self._lease, dict(self._sessions))
 
     def renewed(self, asked: Asked, answer: Renewed) -> dict[str, int]:
-        """A renewal was answered.
-
-        Returns:
-            The sessions that were lost, with their epochs. They aren't held any more.
-        """
+        """A renewal was answered."""
         if self._until_ns is None or asked.at_ns + self._lease_ns > self._until_ns:
             self._until_ns = asked.at_ns + self._lease_ns
         self._next_ns = asked.at_ns + self._lease_ns // _RENEWALS
@@ -128,11 +124,7 @@ class Holding:
         self._sessions[session_id] = max(epoch, self._sessions.get(session_id, 0))
 
     def let_go(self, session_id: str) -> int:
-        """A session is not the node's own any more.
-
-        Returns:
-            Its epoch; 0 if it wasn't.
-        """
+        """A session is not the node's own any more."""
         return self._sessions.pop(session_id, 0)
 
 
@@ -252,28 +244,14 @@ class Ownership:
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Return if the session is this node's in that epoch; ask if need be.
-
-        Raises:
-            SessionTakenOver: It is not.
-            AdmissionError: The lease is over, and nobody can be asked.
-        """
+        """Return if the session is this node's in that epoch; ask if need be."""
         if not self.holds(session_id, epoch):
             await self._have_lease()
             if self.holding.epoch_of(session_id) != epoch:
                 raise SessionTakenOver(taken_over(session_id))
 
     async def claim(self, session_id: str, *, waits: bool) -> Claimed:
-        """Make a session this node's own.
-
-        Args:
-            session_id: The session.
-            waits: Whether to wait until its owner hands it over, or the lease of an owner that died is over.
-
-        Raises:
-            SessionBusy: Another node has it.
-            AdmissionError: The shared store can't be asked.
-        """
+        """Make a session this node's own."""
         await self._have_lease()
         began = anyio.current_time()
         first: Held | None = None
@@ -332,21 +310,7 @@ class Ownership:
     async def end_of_turn(
         self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
     ) -> TurnEnding | None:
-        """The decided end of a turn; it is decided now if its owner can't end it any more.
-
-        Args:
-            stream_id: The turn.
-            session_id: Its session; empty without one.
-            node: The node that ran it.
-            epoch: The epoch in which it ran.
-            status: The end, unless there is one already.
-
-        Returns:
-            None while the owner lives and the session is its own.
-
-        Raises:
-            StoreError: Nobody can be asked.
-        """
+        """The decided end of a turn; it is decided now if its owner can't end it any more."""
         ending = TurnEnding(
             stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
         )

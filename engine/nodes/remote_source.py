@@ -105,16 +105,7 @@ class Incoming:
             self._want(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
-        """The store was asked for what is behind `known`.
-
-        Args:
-            envelopes: The events that it has, in order: some, or all up to `through`.
-            through: The `seq` up to which the store has nothing else.
-            now: The time.
-
-        Returns:
-            The events that the reader is given now.
-        """
+        """The store was asked for what is behind `known`."""
         assert self.known is not None
         given = [envelope for envelope in envelopes if envelope.seq > self.known]
         reached = max(self.known, through, given[-1].seq if given else 0)

@@ -59,9 +59,6 @@ class ObjectSchema(Generic[T]):
         """The object of a whole reply.
 
         A null for an optional member that can't be null is left out, because models write it often.
-
-        Raises:
-            ValueError: The reply doesn't follow the schema. The text has the JSON path of the fault.
         """
         value = cast("Json", self.unwrapped(self._checked(reply)))
         return cast("T", value if self._type is None else convert(value, self._type))
@@ -205,11 +202,7 @@ class Unfit(Exception):
 
 
 def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
-    """The object in a reply, and whether its text had to be repaired.
-
-    Raises:
-        Unfit: The reply is no such object.
-    """
+    """The object in a reply, and whether its text had to be repaired."""
     if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
         raise Unfit("refused", response.text or response.raw_stop_reason or "without a word")
     is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
@@ -238,11 +231,7 @@ class _Unfinished(ValueError):
 
 
 def read_json(text: str) -> Json:
-    """The object in a text, which may stand in a code fence or amid other words, after any reasoning.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The object in a text, which may stand in a code fence or amid other words, after any reasoning."""
     try:
         return _strictly(text)
     except ValueError:
@@ -303,14 +292,6 @@ def repair(text: str, *, cut_off: bool = False) -> Json:
 
     It is read as it was meant: with text and code fences around it, commas too many, line breaks in strings, and
     brackets that were not closed.
-
-    Args:
-        text: The text.
-        cut_off: Whether the text was truncated, so that a number at its end may lack digits. Such a number is left
-            out.
-
-    Raises:
-        ValueError: That is not enough to read it.
     """
     machine = PartialJson(embedded=True, opening="{", lenient=True)
     machine.feed(after_reasoning(text))
@@ -390,11 +371,7 @@ class ObjectTask(Generic[T]):
         self._reasks = max_reasks
 
     def judge(self, turn: Turn) -> ObjectResult[T] | Turn:
-        """The object of a turn that is over, or the turn to run next.
-
-        Raises:
-            NoObjectGeneratedError: The reply is no such object, and the model isn't asked again.
-        """
+        """The object of a turn that is over, or the turn to run next."""
         self._turns.append(turn)
         response = turn.steps[-1].response
         try:

@@ -211,12 +211,6 @@ class PartialJson:
     def close(self, *, cut_off: bool = False) -> bool:
         """The text has ended. If it isn't whole, this sets `error`. A lenient reader closes the open parts
         instead.
-
-        Args:
-            cut_off: Whether the text was truncated. A number at its end may lack digits then, so it is left out.
-
-        Returns:
-            Whether the value has grown by this.
         """
         self._grew = False
         at_root = not self._stack

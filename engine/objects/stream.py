@@ -158,11 +158,7 @@ class ObjectStream(Generic[T]):
         self._attempts.append((turn, StreamResult(self._task.runtime, turn)))
 
     async def _has_next(self, number: int) -> bool:
-        """Wait for the end of an attempt.
-
-        Returns:
-            Whether another attempt follows. Without one, the exception of the last attempt is raised.
-        """
+        """Wait for the end of an attempt."""
         turn, stream = self._attempts[number]
         await stream.result()
         async with self._judging:
@@ -249,12 +245,7 @@ class _Reasoning:
         self._tail = ""  # the end of what was read last, for a mark that is cut in two
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
-        """What a piece says beside reasoning, and whether the object starts again with it.
-
-        Args:
-            piece: The piece.
-            machine: The reader of the object, which has read the text before.
-        """
+        """What a piece says beside reasoning, and whether the object starts again with it."""
         if self._held is not None:
             self._held += piece
             start = self._held.lstrip()

@@ -38,14 +38,7 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, model: str, order: int, input_tokens: int, output_tokens: int) -> None:
-        """A request that nobody asked for yet.
-
-        Args:
-            model: The model.
-            order: The place of whoever asks. The lowest goes first.
-            input_tokens: The upper end of the estimate of the input.
-            output_tokens: The largest number of tokens of the reply.
-        """
+        """A request that nobody asked for yet."""
         self.model = model
         self.order = order
         self.number = 0
@@ -188,14 +181,7 @@ class Learned(Limit):
         self._rate = 0.0  # in a microsecond
 
     def tell(self, reading: Reading, pending: float, held: float, now_us: int) -> None:
-        """Take over what the provider says.
-
-        Args:
-            reading: The provider's words.
-            pending: What was sent after the request whose reply this is.
-            held: What was let in and is not sent yet.
-            now_us: The time.
-        """
+        """Take over what the provider says."""
         limit = max(reading.limit or self.limit, reading.remaining, 1.0)
         period = MINUTE_US if reading.reset_us is None else max(reading.reset_us, 1)
         missing = limit - reading.remaining
@@ -317,13 +303,7 @@ class Account:
         return ""
 
     def opens_in(self, ticket: Ticket, ahead: list[Ticket], now_us: int) -> int:
-        """Microseconds until a request may go: at least, since the outcome of others is not known.
-
-        Args:
-            ticket: The request.
-            ahead: The requests that go before it.
-            now_us: The time.
-        """
+        """Microseconds until a request may go: at least, since the outcome of others is not known."""
         wait = max(self.paused_until_us - now_us, 0) if self.cap is not None else 0
         for limit in self.limits:
             amount = limit.amount(ticket) + sum(map(limit.amount, ahead))
@@ -414,12 +394,7 @@ class Account:
             self.paused_until_us = max(self.paused_until_us, until_us)
 
     def _pause(self, until_us: int, flying: int) -> None:
-        """Begin a pause.
-
-        Args:
-            until_us: The moment at which the pause ends.
-            flying: The number of requests that were under way.
-        """
+        """Begin a pause."""
         self._peak = max(flying, self._peak if self.cap is not None else 1)
         self.paused_until_us = max(self.paused_until_us if self.cap is not None else 0, until_us)
         self.cap, self._flying = 1, 0
@@ -468,15 +443,7 @@ class Account:
         output: bool,
         opens: bool,
     ) -> None:
-        """Take in what another node was told of the limits.
-
-        Args:
-            readings: What it was told, as of now.
-            observed_us: The moment at which it was told so.
-            now_us: The time.
-            output: Whether the limit of tokens counts those of replies.
-            opens: Whether that was after its last refusal.
-        """
+        """Take in what another node was told of the limits."""
         if observed_us <= self._observed_us:
             return
         self._observed_us = observed_us

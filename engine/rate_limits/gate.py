@@ -190,13 +190,7 @@ class Gate:
         account.observe_elsewhere(readings, observed_us, now_us, output=headers.output, opens=opens)
 
     def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
-        """Take in the end of a request.
-
-        Args:
-            ticket: The request.
-            used: The tokens of its input and its output; None counts what it might have used.
-            now_us: The time.
-        """
+        """Take in the end of a request."""
         if ticket.state != "sent":
             if ticket.state != "over":
                 self.withdraw(ticket, now_us)

@@ -72,12 +72,7 @@ class LiveGate:
             self.on_learned(Lesson(model, headers, pause_us, account.cap is None))
 
     def learn(self, lesson: Lesson, observed_us: int) -> None:
-        """Take in what others have learned.
-
-        Args:
-            lesson: What they have learned, as of now.
-            observed_us: The moment at which they did, by `now_us`.
-        """
+        """Take in what others have learned."""
         now_us = self.now_us()
         if not self.gate.known:
             self.begin_to_count()
@@ -138,16 +133,7 @@ class Permit:
         *,
         learns: bool = True,
     ) -> None:
-        """A permit that was not asked for.
-
-        Args:
-            live: The gate.
-            model: The model.
-            order: The place of whoever asks. The lowest goes first.
-            most: The largest number of tokens of the input and of the reply.
-            patience: Seconds for which a request may wait; None is as long as the call may take.
-            learns: Whether headers and refusals count. Those of one key say nothing of a pool of keys.
-        """
+        """A permit that was not asked for."""
         self._learns = learns
         self.model = model
         self._live = live
@@ -174,14 +160,7 @@ class Permit:
         self._live.gate.force(self._ticket, self._live.now_us())
 
     async def wait(self, time_left: float) -> None:
-        """Wait for the turn that was asked for.
-
-        Args:
-            time_left: Seconds that the call has left.
-
-        Raises:
-            RateLimitWaitError: The wait would be too long.
-        """
+        """Wait for the turn that was asked for."""
         live, ticket = self._live, self._ticket
         if ticket is None or ticket.state == "held":
             return
@@ -196,11 +175,7 @@ class Permit:
             self._refuse(ticket, patience)
 
     def give_up(self) -> None:
-        """Give the turn up unless the request may be sent now.
-
-        Raises:
-            RateLimitWaitError: It would have to wait.
-        """
+        """Give the turn up unless the request may be sent now."""
         if self._ticket is not None and self._ticket.state != "held":
             self._refuse(self._ticket, 0.0)
 

@@ -54,11 +54,7 @@ class RateLimits:
     """The gates of one engine."""
 
     def __init__(self, share: Callable[[LiveGate], None] | None = None) -> None:
-        """The gates of an engine that has used none.
-
-        Args:
-            share: Has the declared limits of a gate be shared with other engines; None leaves them to this one.
-        """
+        """The gates of an engine that has used none."""
         self._share = share
         self.on_learned: Callable[[str, str, Lesson], None] | None = None
         """Told what replies have taught of an adapter and a key; None if nobody else uses them."""
@@ -68,15 +64,7 @@ class RateLimits:
         self._entries: dict[tuple[str, str], AdapterEntry] = {}
 
     def permit(self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]) -> Permit:
-        """A permit for one call, to be asked for.
-
-        Args:
-            entry: The adapter.
-            key: The name of the key.
-            model: The model.
-            order: The place of whoever asks. The lowest goes first.
-            most: The largest number of tokens of the input and of the reply.
-        """
+        """A permit for one call, to be asked for."""
         name = entry.name, key
         live = self._gates.get(name)
         if live is None or self._entries[name] is not entry:
@@ -87,14 +75,7 @@ class RateLimits:
         return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, lesson: Lesson, age_us: int) -> None:
-        """Take in what another engine has learned.
-
-        Args:
-            adapter: The adapter.
-            key: The name of the key.
-            lesson: What it has learned.
-            age_us: Microseconds since then.
-        """
+        """Take in what another engine has learned."""
         name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
         if (live := self._gates.get(name)) is not None:
             self._teach(live, lesson, observed_us)

@@ -175,12 +175,7 @@ class AvailabilityTable:
     # -- what it knows
 
     def state(self, provider: str, model: str | None = None) -> State:
-        """The state of a provider, or the worse of the states of a provider and its model.
-
-        Args:
-            provider: The provider.
-            model: The model, with or without ``provider:``.
-        """
+        """The state of a provider, or the worse of the states of a provider and its model."""
         if model is not None and not model.startswith(f"{provider}:"):
             model = f"{provider}:{model}"
         order = ("available", "degraded", "probing", "unavailable")
@@ -478,18 +473,7 @@ def _reason(event: LlmCallFailed) -> str:
 def standing_of_key(
     standing: Standing, adapter: ProviderAdapter, key: str | None, wire_model: str, now_us: int
 ) -> Standing:
-    """The availability of a model for a call with a key.
-
-    Args:
-        standing: The availability of the model, whatever the key.
-        adapter: The adapter of the model.
-        key: The name of the key; None leaves it to the adapter.
-        wire_model: The model's name at its provider.
-        now_us: The time, in microseconds since the epoch.
-
-    Raises:
-        ConfigurationError: The adapter has no key of that name, or the call must name one.
-    """
+    """The availability of a model for a call with a key."""
     keys = getattr(adapter, "keys", None)
     if not isinstance(keys, Keyring):  # an adapter of another kind sends no key
         if key is not None:

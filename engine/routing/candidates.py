@@ -153,17 +153,7 @@ _MOST_PLANS = 512  # names that are passed through have no end
 
 
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
-    """The models that may serve, in order.
-
-    Args:
-        registry: The configuration.
-        model: The model, in any of the ways in which it may be named. None is the configured default.
-        fallback: The names of fallbacks. None takes the chain of models.yaml, if one model is named alone. That
-            chain has the fallbacks of the model in their order, then the fallbacks of those models.
-
-    Raises:
-        ConfigurationError: There is no such model.
-    """
+    """The models that may serve, in order."""
     requested = model or registry.default_model
     if not requested:
         raise ConfigurationError(
@@ -238,12 +228,6 @@ def default_max_output(
 
     It is the model's own number within reason. If the configuration has none, prompt and reply fit the model's
     window together.
-
-    Args:
-        model: The model's configuration.
-        capabilities: The model's capabilities, corrected by the configuration.
-        listed: Whether the model stands in models.yaml.
-        prompt_tokens: The estimate of the prompt.
     """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
@@ -269,21 +253,7 @@ def choose(
     stay_with: str | None = None,
     cached_at: str | None = None,
 ) -> Route:
-    """Take one of the models that may serve.
-
-    Args:
-        plan: The models that may serve.
-        options: The same models, each with what is known of it.
-        failed: The models that have failed in this turn, with the reason.
-        stay_with: The model that has answered in this turn.
-        cached_at: The model that has the conversation in its prompt cache. It comes before the models that are as
-            available.
-
-    Raises:
-        CapabilityError: No model can do what is asked.
-        ConfigurationError: No model can be used as configured.
-        NoModelAvailable: No model is available at present.
-    """
+    """Take one of the models that may serve."""
     alone = len(options) == 1
     if alone and options[0].obstacle is None and not failed:
         return Route(plan.without_alternative, options[0])
@@ -395,10 +365,6 @@ def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | N
 
     Two models are deployments of one if their providers call them alike. A fallback of another name is none: the
     conversation goes back to its own model as soon as that is available. A `ModelChoice` is chosen anew each time.
-
-    Args:
-        messages: The conversation so far.
-        plan: The models that may serve.
     """
     if len(plan.named) == 1 or plan.chosen:
         return None

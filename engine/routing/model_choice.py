@@ -157,24 +157,7 @@ def check(
     estimated_tokens: int,
     max_output_tokens: int,
 ) -> tuple[CallWarning, ...]:
-    """Check whether a model can do what a turn asks.
-
-    Args:
-        asked: What the turn asks.
-        capabilities: The model's capabilities.
-        model: The model as ``provider:name``.
-        provider: The provider.
-        listed: Whether the model stands in models.yaml.
-        estimated_tokens: The estimate of the prompt.
-        max_output_tokens: The largest number of output tokens.
-
-    Returns:
-        Warnings about things that may go wrong all the same.
-
-    Raises:
-        CapabilityError: The model can't do something that is asked.
-        PromptTooLongError: The prompt surely exceeds the model's window.
-    """
+    """Check whether a model can do what a turn asks."""
     check_tool_choice(asked)
     lack = next(_lacks(asked, capabilities, listed=listed), None)
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:
@@ -193,11 +176,7 @@ def check(
 
 
 def check_tool_choice(asked: Asked) -> None:
-    """Check whether the choice of tools makes sense for any model.
-
-    Raises:
-        UnsupportedToolChoiceError: There are no tools to choose from, or there is no tool of that name.
-    """
+    """Check whether the choice of tools makes sense for any model."""
     choice = asked.tool_choice
     if choice is None:
         return

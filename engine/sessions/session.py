@@ -29,11 +29,7 @@ from .stored import exported
 
 
 def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
-    """The state of another session with the same beginning.
-
-    Raises:
-        CallboardError: The session has fewer messages.
-    """
+    """The state of another session with the same beginning."""
     if at is not None and not 0 <= at <= len(state.messages):
         raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
     fork = SessionState(

@@ -136,9 +136,6 @@ def as_content(value: object) -> ResultContent:
     """The content of a result. Text stays text, and blocks stay blocks. Any other value becomes JSON.
 
     JSON takes msgspec Structs, dataclasses, pydantic models, dates, sets and the like.
-
-    Raises:
-        TypeError: The value can't be written as JSON. The text says what to return instead.
     """
     match value:
         case str():
@@ -174,11 +171,7 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON doesn't know, as a value that it knows.
-
-    Raises:
-        TypeError: There is no such value.
-    """
+    """A value that JSON doesn't know, as a value that it knows."""
     dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
     if callable(dump):
         return dump(mode="json")
@@ -197,13 +190,7 @@ _NAMESPACE = uuid.UUID("7d0d3b0e-58a7-5b0c-9a44-0c1f6a2f6c15")
 
 
 def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_call_id: str) -> str:
-    """The key of a call, a UUID of 36 characters.
-
-    Args:
-        session_id: The id of the session; None if the call belongs to no session.
-        messages: The conversation, in which the last reply is the message that made the call.
-        tool_call_id: The id of the call.
-    """
+    """The key of a call, a UUID of 36 characters."""
     made_by = ""
     for place in range(len(messages) - 1, -1, -1):
         if messages[place].role is Role.ASSISTANT:

@@ -56,9 +56,6 @@ def plugin_tools(name: str) -> Sequence[Tool] | None:
     """The tools of a plugin; None if no plugin has that name.
 
     A plugin offers a function, a tool, or a list of such.
-
-    Raises:
-        ConfigurationError: The plugin can't be loaded, or offers something else.
     """
     plugin = plugin_named("callboard.tools", name)
     if plugin is None:

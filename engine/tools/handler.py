@@ -68,11 +68,7 @@ class Handler(msgspec.Struct, frozen=True):
     """The schema against which the arguments are checked first; None if `keywords` says all of it."""
 
     def read(self, arguments: JsonObject) -> Ready:
-        """Check and convert the arguments of a call.
-
-        Raises:
-            ValueError: The arguments don't fit. The text names the JSON path.
-        """
+        """Check and convert the arguments of a call."""
         from ..type_schema import check, convert
 
         if self.schema is not None:
@@ -87,12 +83,7 @@ class Handler(msgspec.Struct, frozen=True):
         return Ready(given)
 
     def call(self, ready: Ready, context: ToolContext | None) -> object:
-        """Call the function, which may return an awaitable.
-
-        Args:
-            ready: The arguments.
-            context: The context of the call. It is needed if the engine fills in any parameter.
-        """
+        """Call the function, which may return an awaitable."""
         if not self.injected or context is None:
             return self.function(*ready.whole, **ready.keywords)
         filled = {name: _value(injected, context) for name, injected in self.injected.items()}
@@ -116,11 +107,7 @@ def _value(injected: Injected, context: ToolContext) -> object:
 
 
 def handler_of(function: ToolHandler, name: str, schema: JsonObject) -> Handler:
-    """The handler of a tool that has a schema of its own.
-
-    Raises:
-        ToolDefinitionError: The function doesn't fit the schema.
-    """
+    """The handler of a tool that has a schema of its own."""
     properties = schema.get("properties")
     known = frozenset(properties) if isinstance(properties, dict) else frozenset[str]()
     hints = lenient_hints_of(function)
@@ -200,11 +187,7 @@ Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # typ
 
 
 def require_distinct(tools: Iterable[Tool]) -> None:
-    """Check that no two tools have the same name, because a call could mean either of them.
-
-    Raises:
-        ConfigurationError: Two tools have the same name.
-    """
+    """Check that no two tools have the same name, because a call could mean either of them."""
     names = Counter(tool.name for tool in tools)
     if twice := [name for name, times in names.items() if times > 1]:
         raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")

@@ -85,11 +85,7 @@ def _with_digest(legal: str, original: str) -> str:
 
 
 def definition_of(tool: ServerTool, name: str) -> ToolDefinition:
-    """The definition of a server's tool.
-
-    Raises:
-        ValueError: The schema can't be used.
-    """
+    """The definition of a server's tool."""
     schema: JsonObject = {"properties": {}, **tool.input_schema, "type": tool.input_schema.get("type", "object")}
     return ToolDefinition(
         name=name,
@@ -118,9 +114,6 @@ def content_of(result: CallToolResult) -> ResultContent:
     """The text and media of a result, or its structured content if there is nothing else.
 
     A part that models take in no tool's result, such as sound, is replaced by its name.
-
-    Raises:
-        ToolError: The result is an error.
     """
     parts = tuple(_part(block) for block in result.content)
     content: ResultContent = parts
@@ -216,11 +209,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> tuple[McpTool, ...]:
-        """The server's tools.
-
-        Raises:
-            CallboardError: The server can't be reached.
-        """
+        """The server's tools."""
         if self._task is not None:
             raise CallboardError("this MCP server was opened before; call mcp_tools(...) again")
         task = self._task = asyncio.create_task(self._live(), name=f"mcp {self._named}")
@@ -290,11 +279,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         )
 
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> ResultContent:
-        """Call a tool of the server. If the caller is cancelled, the server is told so.
-
-        Raises:
-            ToolError: The call failed, or the server is gone.
-        """
+        """Call a tool of the server. If the caller is cancelled, the server is told so."""
         if self._client is None:
             raise ToolError(GONE)
         try:

@@ -88,17 +88,7 @@ def parameters_of(
     properties: Iterable[str] = (),
     what: str = "",
 ) -> Parameters:
-    """Sort the parameters of a function.
-
-    Args:
-        function: The function.
-        hints: Its type hints.
-        properties: The properties of the tool's own schema. None of their names is reserved.
-        what: The beginning of the text of an error.
-
-    Raises:
-        ToolDefinitionError: A parameter with a reserved name has another type hint.
-    """
+    """Sort the parameters of a function."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # a builtin without one
@@ -147,16 +137,7 @@ def _is_context(hint: object) -> bool:
 
 
 def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The type hints of a function, resolved.
-
-    Args:
-        function: The function.
-        scope: Names that the hints may use besides those of the function's module.
-
-    Raises:
-        NameError: A name can't be found.
-        TypeError: A hint is no type.
-    """
+    """The type hints of a function, resolved."""
     inner = unwrapped(function)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
         inner = type(inner).__call__  # a callable object: its class says how

@@ -50,12 +50,7 @@ class Waits(Exception):
 
 
 async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], shared: ToolRoundContext) -> Ready:
-    """The arguments of a call that may run, checked and converted.
-
-    Raises:
-        Refused: The call is not run.
-        Waits: The call is left open.
-    """
+    """The arguments of a call that may run, checked and converted."""
     if tool is None:
         names = ", ".join(list(tools)[:MAX_NAMES])
         raise Refused(f"There is no tool named {call.name!r}. " + (f"The tools are: {names}." if names else ""))
@@ -74,11 +69,7 @@ async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], s
 async def _readied(
     call: ToolUseBlock, tool: Tool, handler: Handler, shared: ToolRoundContext
 ) -> tuple[JsonObject, Ready]:
-    """The arguments as JSON and converted, after a repair if need be.
-
-    Raises:
-        Refused: The arguments don't fit.
-    """
+    """The arguments as JSON and converted, after a repair if need be."""
     try:
         return call.input, _read(call, handler)
     except InvalidToolCallError as error:
@@ -122,12 +113,7 @@ async def _repaired(
 async def _require_approval(
     call: ToolUseBlock, tool: Tool, arguments: JsonObject, shared: ToolRoundContext
 ) -> None:
-    """Return if the call may run.
-
-    Raises:
-        Refused: The call is not approved.
-        Waits: Nobody has decided yet.
-    """
+    """Return if the call may run."""
     if tool.needs_approval is False or (tool.needs_approval is None and shared.approve is None):
         return
     request = ApprovalRequest(

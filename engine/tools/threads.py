@@ -73,9 +73,6 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 
     If the caller is cancelled, the function runs on, and its result is dropped. An exception of the function is
     raised here.
-
-    Raises:
-        RuntimeError: The function raised SystemExit or another exception that would end the event loop.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

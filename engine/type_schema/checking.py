@@ -197,10 +197,6 @@ def check(value: Json, schema: JsonObject) -> None:
     """Require that a value follows a schema.
 
     Formats are not checked, nor patterns that Python can't read. No reference is fetched.
-
-    Raises:
-        ValueError: The value doesn't follow the schema. The text names each fault with its JSON path.
-        SchemaError: The schema itself is wrong.
     """
     from referencing.exceptions import Unresolvable
 

@@ -32,10 +32,6 @@ def convert(value: Json, to: object) -> Any:
 
     A whole number may be written ``3.0``, as JSON allows. Keys of the value that the type doesn't know are
     ignored, unless the type forbids them.
-
-    Raises:
-        ValueError: The value doesn't fit the type. The text begins with the JSON path of the fault.
-        SchemaError: Nothing in JSON can become that type.
     """
     try:
         return _converted(value, to)
@@ -78,9 +74,6 @@ def _chosen(value: Json, members: tuple[Any, ...]) -> object:
     """The value as an instance of a member of a union.
 
     Of several members that take a value, the one that knows most of its names is meant, then the first.
-
-    Raises:
-        Refused: No member takes it.
     """
     names = value.keys() if isinstance(value, dict) else frozenset[str]()
     faults: list[str] = []

@@ -137,13 +137,7 @@ class Moments:
         return tuple(self._classes) if self._found else ()
 
     def add_formats(self, root: JsonObject, references: Iterable[JsonObject], definitions: JsonObject) -> None:
-        """Write the formats into the schemas, in place.
-
-        Args:
-            root: The schema of the type.
-            references: The schemas of `classes`, in their order.
-            definitions: The definitions that they refer to.
-        """
+        """Write the formats into the schemas, in place."""
         if not self._found:
             return
         _mark(self._root, root)
@@ -245,9 +239,6 @@ def json_schema(of: object) -> JsonObject:
     """The JSON Schema of a type, a hint, or a schema.
 
     The root is written out. Everything else that has a name stands in ``$defs``.
-
-    Raises:
-        SchemaError: There is no schema for it.
     """
     if isinstance(of, Mapping):
         return _given(of)

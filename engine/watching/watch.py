@@ -272,11 +272,7 @@ class _Followed:
                 cursor.put(call)
 
     def finish(self) -> threading.Event:
-        """Hand over what has come, and end. Any thread may call this.
-
-        Returns:
-            An event that is set when that is done. It is set at once on the engine's own loop.
-        """
+        """Hand over what has come, and end. Any thread may call this."""
         done = threading.Event()
 
         def end() -> None:

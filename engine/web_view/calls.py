@@ -336,11 +336,7 @@ async def call(subject: Subject, request: Request) -> Response:
 
 
 async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] | None:
-    """The messages that the call was sent, and its reply, as far as they were captured.
-
-    Returns:
-        None if the call has no session, if its content was not captured, or if its turn is not in the history.
-    """
+    """The messages that the call was sent, and its reply, as far as they were captured."""
     saved = None if row.session_id is None else await store.saved_session(row.session_id)
     if saved is None:
         return None

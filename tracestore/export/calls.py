@@ -133,25 +133,7 @@ async def export_calls(
     under: str | None = None,
     page: int = PAGE,
 ) -> int:
-    """Write calls to a table, the earliest stored first.
-
-    Args:
-        store: The trace.
-        target: A path, or an open binary file. The file at a path is written as a whole or not at all, and only
-            its owner may read it. CSV and JSON lines never seek in an open file.
-        format: The format of the table.
-        where: The calls to write; None is all of them.
-        under: The price version of the costs; None is the current one.
-        page: The number of calls that are read at a time.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        StoreError: The trace can't be read.
-        OSError: The target can't be written.
-        ConfigurationError: Parquet needs pyarrow, which is not installed, or the target is the trace file itself.
-    """
+    """Write calls to a table, the earliest stored first."""
     _refuse_trace_file(target, store.path)
     rows = 0
     with _opened(target) as file, _writer(format, file) as writer:

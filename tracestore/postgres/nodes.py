@@ -221,11 +221,7 @@ def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
 
 
 def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
-    """Let an engine outside of any cluster have a session, if a node has or had it.
-
-    Returns:
-        False if a node that lives has it.
-    """
+    """Let an engine outside of any cluster have a session, if a node has or had it."""
     owner = _owner(statements, session_id, lock=True)
     if owner is None:
         return True

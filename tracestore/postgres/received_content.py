@@ -264,11 +264,7 @@ class ContentStoring:
         self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
 
     def _name_of(self, setup: Row) -> str | None:
-        """The name of a session here: its own, unless a run from elsewhere has a session of that name.
-
-        Returns:
-            None for the setup of a claim that is over.
-        """
+        """The name of a session here: its own, unless a run from elsewhere has a session of that name."""
         session_id, run_id, _, ts_us, *_, epoch = setup
         if epoch:
             late = is_anothers(self._statements, session_id, self._number(run_id, ts_us), epoch)

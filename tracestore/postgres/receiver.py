@@ -110,11 +110,7 @@ def was_sent(statements: Statements, shipment: Shipment) -> bool:
 
 
 def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> dict[int, int]:
-    """Enter the runs of a shipment, none of which has an end now.
-
-    Returns:
-        Their numbers here, by those in the file.
-    """
+    """Enter the runs of a shipment, none of which has an end now."""
     spans = shipment.runs
     values = flat((run.run_id, run.first_us, run.last_us, run.seq, origin.name) for run in spans.values())
     there: dict[str, int] = dict(statements.insert_returning(_ENTER_RUNS, values))
@@ -137,12 +133,7 @@ def enter_sessions(
 
 
 def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:
-    """Enter how far the file has come, after all else.
-
-    Returns:
-        That place. It is further on than the shipment if another shipper of the same file was quicker. A shipment
-        from the file's beginning is believed, and the place goes back.
-    """
+    """Enter how far the file has come, after all else."""
     last = shipment.last
     if before is not None and before.event > last.event and shipment.after != START:
         return before
@@ -161,11 +152,7 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
 
 
 def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
-    """Store a shipment of which all is new.
-
-    Returns:
-        What became of it.
-    """
+    """Store a shipment of which all is new."""
     if (present.mark or START) != shipment.after or was_sent(statements, shipment):
         raise Unstorable("the shipment doesn't follow what is here")
     numbers = enter_runs(statements, origin, shipment)
@@ -217,11 +204,7 @@ def stage(statements: Statements, shipment: Shipment) -> None:
 def store_staged(
     statements: Statements, origin: Origin, shipment: Shipment, present: Present, *, clean: bool
 ) -> Stored:
-    """Store what is new of a shipment that is staged. What has come before and was pruned since is not new.
-
-    Returns:
-        What became of it.
-    """
+    """Store what is new of a shipment that is staged. What has come before and was pruned since is not new."""
     if present.pruned_us is not None:
         names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
         statements.run(_DROP_PRUNED, (msgspec.json.encode(names).decode(), present.pruned_us))

@@ -80,22 +80,14 @@ class Runs:
         self._keep()
 
     def lease(self, statements: Statements) -> Callable[[], None]:
-        """Enter leases for the runs that have none yet, in the transaction that writes of them.
-
-        Returns:
-            What is to be called when the transaction is committed.
-        """
+        """Enter leases for the runs that have none yet, in the transaction that writes of them."""
         new = self._held - self._leased
         for run_id in sorted(new):
             statements.run(_LEASE, (run_id, self.lease_seconds, socket.gethostname()))
         return lambda: self._leased.update(new)
 
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
-        """End the runs whose processes are gone, now and from now on.
-
-        Returns:
-            The ids of the runs that were ended now.
-        """
+        """End the runs whose processes are gone, now and from now on."""
         self._prices, self._delivered, self._looks = prices, delivered, True
         self._keep()
         closed = []

@@ -98,11 +98,7 @@ class Course:
         self._until = now + self._options.look_seconds
 
     def unstorable(self, events: int, last: Position) -> bool:
-        """The target can't take something in a batch, and would never. Smaller batches single it out.
-
-        Returns:
-            Whether it was a single event, which is passed over.
-        """
+        """The target can't take something in a batch, and would never. Smaller batches single it out."""
         if events > 1:
             self._limit = max(1, min(events, self._limit) // 2)
             return False

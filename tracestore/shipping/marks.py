@@ -250,11 +250,7 @@ class LookForFiles:
         return found
 
     async def take_over(self, path: Path, turn: Turn) -> bool:
-        """Write into a file whatever its dead process left beside it, and end the process's runs.
-
-        Returns:
-            False if its shipper lives.
-        """
+        """Write into a file whatever its dead process left beside it, and end the process's runs."""
         if not turn.take():
             return False
         async with TraceStore(path) as store:

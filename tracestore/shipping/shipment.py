@@ -153,11 +153,6 @@ class Target(Protocol):
     async def take(self, origin: Origin, shipment: Shipment) -> Position:
         """Store what is new of a shipment, with what follows from it, and the place of its end: all in one
         transaction.
-
-        Returns:
-            The place up to which the store has everything of the file. It is further on than this shipment if
-            another shipper was quicker. It is before the shipment if the store has fallen back, as to a backup:
-            then nothing was stored. A shipment from `START` is believed, and the place goes back.
         """
         ...
 

@@ -390,11 +390,7 @@ def _is_before(batch: Written, position: Position) -> bool:
 
 
 def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[int]) -> list[Written]:
-    """The batches that are the first of some events of a run. What was written before those is left out.
-
-    Returns:
-        None of them if most of the events are in no batch. They are better read in one go.
-    """
+    """The batches that are the first of some events of a run. What was written before those is left out."""
     found: list[Written] = []
     count = 0
     for batch in batches:

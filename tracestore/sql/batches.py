@@ -90,11 +90,7 @@ class Batch:
                 make_storable(values, clean)
 
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
-        """Execute the statements that store the batch, once. Its rows have the numbers of their runs then.
-
-        Returns:
-            The numbers of the runs, by name.
-        """
+        """Execute the statements that store the batch, once. Its rows have the numbers of their runs then."""
         numbers = {run.run_id: number_of(run) for run in self.runs}
         if self._captured:
             store_content(statements, self._captured, numbers)
@@ -217,11 +213,7 @@ def close_run(
     prices: PriceTable | None,
     delivered: Mapping[tuple[str, int], int] | None = None,
 ) -> int:
-    """End one lost run, unless another process has done it meanwhile.
-
-    Returns:
-        The number of calls that got an end.
-    """
+    """End one lost run, unless another process has done it meanwhile."""
     found = statements.run(
         """
         SELECT r.id, r.last_us, r.committed_seq,

@@ -315,11 +315,7 @@ _MOST_JOINED = 8
 
 
 def cost_under(runs: Sequence[int]) -> tuple[str, str]:
-    """The cost of many calls ``c`` as it would be if these runs were the current ones, the first of them first.
-
-    Returns:
-        The joins behind ``calls AS c``, and the expression for a call's nano-USD.
-    """
+    """The cost of many calls ``c`` as it would be if these runs were the current ones, the first of them first."""
     if len(runs) > _MOST_JOINED:
         return "", nano_under(runs)
     names = [f"cost_{place}" for place in range(len(runs))]

@@ -46,11 +46,7 @@ _REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
 
 
 def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
-    """Delete sessions with their content, but for bodies. The caller holds a transaction.
-
-    Returns:
-        The number of rows of the table of sessions that went. It is 1 or more as well if only content went.
-    """
+    """Delete sessions with their content, but for bodies. The caller holds a transaction."""
     if not names:
         return 0
     listed = placeholders(len(names))
@@ -110,11 +106,7 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
 
 
 def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
-    """Erase words that were said before a moment, in some events. The caller holds a transaction.
-
-    Returns:
-        The number of the last event that was looked at; 0 at the end.
-    """
+    """Erase words that were said before a moment, in some events. The caller holds a transaction."""
     where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
     values: list[SqlValue] = [before_us, *WORDY]
     if origin is not None:
@@ -189,9 +181,6 @@ async def forget_content(database: Database, before_us: int, at_us: int) -> int:
 
     Sessions that began before that moment can't be resumed any more, and have no names. Events and costs stay,
     without the words in them.
-
-    Returns:
-        The number of bodies that were deleted.
     """
 
     def work(statements: Statements) -> int:
@@ -214,9 +203,6 @@ async def delete_session(
     """Delete a session, and the captured content that belongs to no other session.
 
     It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
-
-    Returns:
-        False if the store has nothing of the session.
     """
 
     def work(statements: Statements) -> bool:
@@ -250,11 +236,7 @@ async def sweep_bodies(database: Database, before_us: int) -> None:
 
 
 def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -> int:
-    """Delete and erase those of some spared bodies that no session needs, while nobody else writes.
-
-    Returns:
-        The number of bodies that were deleted.
-    """
+    """Delete and erase those of some spared bodies that no session needs, while nobody else writes."""
     needed = needed_bodies(statements, before_us).hashes
     gone = 0
     with statements.erasing():
@@ -294,10 +276,6 @@ def needed_bodies(statements: Statements, before_us: int) -> Needed:
 def delete_unneeded(statements: Statements, before_us: int, needed: Needed, after: int) -> tuple[int, int]:
     """Delete and erase some bodies that were last said before a moment and that no session needs. The caller
     holds a transaction.
-
-    Returns:
-        The number of bodies that were deleted, and the number of the last body that was looked at. It is 0 at the
-            end.
     """
     untouched = statements.dialect.untouched_since
     rows = statements.run(

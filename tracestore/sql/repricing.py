@@ -169,11 +169,7 @@ class Repricing:
         note_progress(statements, run_id, low, high)
 
     def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[CountsBeside, str | None]:
-        """Price the calls that came since `done`, and finish.
-
-        Returns:
-            The counts beside the sums, and the version that was current.
-        """
+        """Price the calls that came since `done`, and finish."""
         last = _last_call(statements)
         if done < last:
             self._chunk(run_id, done, last, dry)(statements)

@@ -207,11 +207,7 @@ def branch(
 
 
 def claim(statements: Statements, session_id: str, run: int, seq: int, history: int) -> bool:
-    """Make a run the owner of a stored session. In a transaction.
-
-    Returns:
-        False if the stored history isn't of that length any more.
-    """
+    """Make a run the owner of a stored session. In a transaction."""
     return bool(
         statements.change(
             """

@@ -62,11 +62,7 @@ _PAGES_AT_ONCE = 1000
 
 
 async def take_in(path: Path) -> bool:
-    """Store the events of dead processes in the trace file at a path, and remove their files.
-
-    Returns:
-        False if the trace or the files can't be written now.
-    """
+    """Store the events of dead processes in the trace file at a path, and remove their files."""
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return False
     try:

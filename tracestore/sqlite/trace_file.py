@@ -85,11 +85,7 @@ class TraceFile:
             raise
 
     async def close_lost_runs(self, prices: PriceTable | None, delivered: Delivered | None) -> list[str]:
-        """End the calls and the runs of processes that died.
-
-        Returns:
-            The ids of those runs.
-        """
+        """End the calls and the runs of processes that died."""
         try:
             return await self._living.close_lost(prices, delivered)
         finally:
@@ -196,11 +192,7 @@ class Runs:
             self.hold(run_id)
 
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
-        """End the runs whose processes are gone.
-
-        Returns:
-            The ids of these runs.
-        """
+        """End the runs whose processes are gone."""
         path = self._database.path
         closed = []
         for run_id in await open_runs(self._database):

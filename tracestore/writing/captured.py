@@ -222,15 +222,7 @@ def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:
 
 
 def message_of(body: bytes, fetch: Callable[[bytes], bytes]) -> Message:
-    """The message of a stored body, without its id and its metadata.
-
-    Args:
-        body: The body.
-        fetch: Gives the body of a hash. Its errors pass through.
-
-    Raises:
-        ValueError: This version can't read the body.
-    """
+    """The message of a stored body, without its id and its metadata."""
     fields = decode_json(body)
     fields["content"] = [_fetched(block, fetch) for block in fields["content"]]
     return msgspec.convert(fields, Message)

@@ -266,11 +266,7 @@ def _first_seq(path: Path) -> int:
 
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
-    """Some events of a file.
-
-    Returns:
-        The events, and the offset behind them. At the end of the file the offset stays the same.
-    """
+    """Some events of a file."""
     lines, size = [], 0
     with open(path, "rb") as file:
         file.seek(offset)
@@ -325,11 +321,7 @@ async def adopt_leftovers(
     own: Path | None,
     batch_events: int,
 ) -> bool:
-    """Write the spill files that dead processes left beside a database, and remove each after it is written.
-
-    Returns:
-        False if the store can't take all of it now. The rest can be adopted later.
-    """
+    """Write the spill files that dead processes left beside a database, and remove each after it is written."""
     for path in await anyio.to_thread.run_sync(leftovers, database):
         if path == own:
             continue

@@ -31,16 +31,7 @@ _Spot: TypeAlias = tuple[list[Json], int]
 def mark(
     body: JsonObject, *, minimum: int, ttl: str, conversation: bool, tools_bytes: int, hosts: bool = True
 ) -> None:
-    """Put breakpoints into a body. Blocks that get one are copied.
-
-    Args:
-        body: The body.
-        minimum: The number of tokens of a prefix below which nothing is cached.
-        ttl: The lifetime, ``5m`` or ``1h``.
-        conversation: Whether the messages will be sent again, with more after them.
-        tools_bytes: About the size of the tools.
-        hosts: Whether there may be breakpoints of the host's.
-    """
+    """Put breakpoints into a body. Blocks that get one are copied."""
     spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, conversation and _MARKED not in body)
     room = MOST - len(list(_marked(body))) if hosts else MOST
     chosen = spots[-room:] if room > 0 else []

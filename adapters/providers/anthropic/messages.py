@@ -220,18 +220,7 @@ ANTHROPIC = Habits()
 
 
 def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
-    """Write a history as messages.
-
-    Args:
-        history: The fitted history.
-        habits: How the server differs.
-
-    Returns:
-        The messages, and what had to be left out of them.
-
-    Raises:
-        InvalidRequestError: There is no message to send.
-    """
+    """Write a history as messages."""
     return _Writer(history, habits).write()
 
 

@@ -59,20 +59,7 @@ _FIELDS = attrgetter("provider_options")
 def write_request(
     request: CanonicalRequest, *, provider: str, options: Mapping[str, Json], stream: bool
 ) -> WireCall:
-    """The request on the wire.
-
-    Args:
-        request: The request.
-        provider: The adapter's name.
-        options: The adapter's configured options.
-        stream: Whether the reply is to be streamed.
-
-    Raises:
-        InvalidRequestError: The request has no messages.
-        UnsupportedToolChoiceError: There are no tools to choose from, the chosen tool isn't there, or the model
-            refuses the choice.
-        CapabilityError: The model refuses the schema.
-    """
+    """The request on the wire."""
     target = Target(
         provider=provider,
         model=request.wire_model,

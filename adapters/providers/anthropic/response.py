@@ -253,13 +253,7 @@ def begin_message(assembler: Assembler, reply: Reply) -> None:
 
 
 def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
-    """Note what is said beside the content.
-
-    Args:
-        assembler: The reply's.
-        message: The reply, or the changes that a `message_delta` makes to it.
-        around: The reply, or the event that has the changes.
-    """
+    """Note what is said beside the content."""
     said = {
         "stop_sequence": message.stop_sequence,
         "stop_details": message.stop_details,

@@ -155,16 +155,7 @@ class Tuning:
 
 
 def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
-    """Check that the model doesn't refuse the demand for a tool call.
-
-    Args:
-        request: The request.
-        model: The model's row in the table; without one nothing is refused.
-        thinking: The field `thinking` of the body, as the host asked for it.
-
-    Raises:
-        UnsupportedToolChoiceError: The model refuses it.
-    """
+    """Check that the model doesn't refuse the demand for a tool call."""
     if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
         return
     if not model.forced_tools:

@@ -50,12 +50,7 @@ KIND = "continuationToken"
 
 
 def take_up(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
-    """The request as it is to be written, and the token with which a reply goes on.
-
-    Args:
-        request: The request. Replies at its end that wait to go on are left out.
-        provider: The adapter's name. Another's token, or that of another model, says nothing here.
-    """
+    """The request as it is to be written, and the token with which a reply goes on."""
     messages, token = request.messages, None
     while messages and (found := _token(messages[-1], provider, request.wire_model)) is not None:
         messages, token = messages[:-1], token or found
@@ -191,19 +186,7 @@ GO_ON = "Go on."
 def write_contents(
     history: FittedHistory, model: str, row: Model
 ) -> tuple[list[JsonObject], list[Loss], list[CallWarning]]:
-    """The contents of a history.
-
-    Args:
-        history: The fitted history.
-        model: The model, as the wire names it.
-        row: The model's row in the table.
-
-    Returns:
-        The contents, the losses, and warnings of additions.
-
-    Raises:
-        InvalidRequestError: There is nothing to send.
-    """
+    """The contents of a history."""
     writer = _Writer(history, model, row)
     return writer.write(), writer.losses, writer.warnings
 
@@ -272,12 +255,7 @@ class _Writer:
                 self._lose(block, "this protocol has no such part")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
-        """A part of bytes or of an address.
-
-        Args:
-            media: The medium.
-            home: The block of the message that the medium is in.
-        """
+        """A part of bytes or of an address."""
         sent = sent_medium(media)
         if sent is None:
             self._lose(home, NEITHER)
@@ -423,15 +401,7 @@ TOOL_IDS = ToolIdRule(max_length=64)
 def target_of(
     provider: str, model: str, row: Model, *, keeps_own_blanks: bool = False, takes_system: bool = True
 ) -> Target:
-    """What a model takes.
-
-    Args:
-        provider: The adapter's name.
-        model: The model's name on the wire.
-        row: What the table says of the model.
-        keeps_own_blanks: As in `Target`.
-        takes_system: As in `Target`.
-    """
+    """What a model takes."""
     return Target(
         provider=provider,
         model=model,

@@ -46,18 +46,7 @@ _OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
 
 
 def write_steps(history: FittedHistory, model: str) -> tuple[list[JsonObject], list[Loss]]:
-    """The steps of a history.
-
-    Args:
-        history: The fitted history.
-        model: The model, as the wire names it.
-
-    Returns:
-        The steps, and the losses.
-
-    Raises:
-        InvalidRequestError: There is nothing to send.
-    """
+    """The steps of a history."""
     writer = _Writer(history, model)
     return writer.write(), writer.losses
 
@@ -113,12 +102,7 @@ class _Writer:
                 self._lose(block, "this protocol has no such content")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
-        """A medium by its bytes or its address.
-
-        Args:
-            media: The medium.
-            home: The block of the message that the medium is in.
-        """
+        """A medium by its bytes or its address."""
         sent = sent_medium(media)
         if sent is None:
             self._lose(home, NEITHER)
@@ -233,17 +217,7 @@ _MODES = {"auto": "auto", "none": "none", "required": "any"}
 
 
 def build_interaction(request: CanonicalRequest, *, provider: str, stream: bool) -> BuiltRequest:
-    """The request on the wire.
-
-    Args:
-        request: The request.
-        provider: The adapter's name.
-        stream: Whether the reply is to be streamed.
-
-    Raises:
-        CapabilityError: The model can't do this.
-        InvalidRequestError: The protocol can't express the request, or it asks for a reply in the background.
-    """
+    """The request on the wire."""
     return _Builder(request, provider, stream).build()
 
 

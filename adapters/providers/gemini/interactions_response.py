@@ -119,15 +119,7 @@ _FEES = {"google_search": "web_search", "google_maps": "map_search"}
 
 
 def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if nothing is reported.
-
-    Args:
-        raw: The usage as it came.
-        service_tier: The tier that served the reply.
-
-    Raises:
-        msgspec.DecodeError: It is no usage.
-    """
+    """Token counts in disjoint buckets; None if nothing is reported."""
     found = decode_usage(raw)
     if found is None:
         return None
@@ -204,12 +196,7 @@ _DETAILS = ("continuation_token", "environment_id", "created", "updated")
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it.
-
-    Raises:
-        AdapterError: It is an error, or the interaction has failed.
-        msgspec.DecodeError: It is no JSON, or no interaction.
-    """
+    """Feed a whole reply and finish it."""
     interaction = decode_interaction(body)
     if interaction.error != ABSENT:
         raise failure_of(decode_json(interaction.error), assembler.provider)

@@ -171,16 +171,7 @@ class BuiltRequest(msgspec.Struct, frozen=True):
 
 
 def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
-    """The request on the wire.
-
-    Args:
-        request: The request.
-        provider: The adapter's name.
-
-    Raises:
-        CapabilityError: The model can't do this.
-        InvalidRequestError: The protocol can't express the request.
-    """
+    """The request on the wire."""
     return _Builder(request, provider).build()
 
 
@@ -371,12 +362,6 @@ def model_name(model: str) -> str:
 
 
 def path_of(version: str, name: str, method: str = "") -> str:
-    """The path of a model or an operation, or of a method on it.
-
-    Args:
-        version: The API's version.
-        name: The full name of the model or the operation.
-        method: The method; empty for the thing itself.
-    """
+    """The path of a model or an operation, or of a method on it."""
     path = f"/{version}/{quote(name, safe='/-._~@')}"
     return f"{path}:{method}" if method else path

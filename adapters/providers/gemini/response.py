@@ -139,15 +139,7 @@ class ReplyReader:
             self.assembler.text(self._key, text, implicit_end=True)
 
     def add(self, chunk: wire.Chunk, data: bytes) -> None:
-        """Take a chunk in.
-
-        Args:
-            chunk: The chunk.
-            data: The chunk's JSON.
-
-        Raises:
-            AdapterError: The chunk is an error. Nothing of it was taken in.
-        """
+        """Take a chunk in."""
         if chunk.error != wire.ABSENT:
             raise error_in_reply(wire.decode_json(data), self.assembler.provider)
         candidate: wire.Candidate | None = None

@@ -175,9 +175,6 @@ class UsageCounts:
 
         A chunk that differs from the one before by digits alone takes its place, and is read when the total is
         asked for: in a stream each chunk has counts.
-
-        Raises:
-            msgspec.DecodeError: It is no usage.
         """
         form = bytes(raw).translate(None, b"0123456789")
         if form != self._form:

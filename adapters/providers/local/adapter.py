@@ -74,12 +74,7 @@ class LocalTransport:
         return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
 
     async def acquire(self) -> LocalServer:
-        """The running server. It is started if need be.
-
-        Raises:
-            ConfigurationError, AdapterError: The server can't be started, as in `LocalServer.start`.
-            NetworkError: The transport is closed.
-        """
+        """The running server. It is started if need be."""
         if self._closed:
             raise NetworkError("this adapter is closed", retryable=False)
         if self._claim is None:

@@ -111,9 +111,6 @@ def wait_for_end(parent: int | None) -> None:
 
     The second is for a parent that forked: its children keep a copy of the pipe's other end, and stdin stays
     open until the last of them is gone.
-
-    Args:
-        parent: The parent's process id; None if the parent is not watched.
     """
     if sys.platform == "win32":
         os.read(0, 1)

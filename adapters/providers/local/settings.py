@@ -63,11 +63,7 @@ def find_model() -> Path | None:
 
 
 def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
-    """The file to serve: the file that was named, or else the one that `find_model` finds.
-
-    Raises:
-        ConfigurationError: There is neither. The text says what to do.
-    """
+    """The file to serve: the file that was named, or else the one that `find_model` finds."""
     if model_path is not None:
         return Path(model_path).expanduser().absolute()
     found = find_model()

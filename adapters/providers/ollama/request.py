@@ -54,17 +54,7 @@ from .response import CHAT_PATH, NDJSON
 def write_messages(
     history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
 ) -> tuple[list[Json], list[Loss]]:
-    """Write a history as messages.
-
-    Args:
-        history: The fitted history.
-        capabilities: The capabilities of the model.
-        provider: The adapter's name.
-        session_id: The session's id.
-
-    Returns:
-        The messages, system text included, and what had to be left out of them.
-    """
+    """Write a history as messages."""
     return _HistoryWriter(history, capabilities, provider, session_id).write()
 
 
@@ -205,21 +195,7 @@ def write_request(
     defaults: Mapping[str, Json],
     stream: bool,
 ) -> WireCall:
-    """The request on the wire.
-
-    Args:
-        request: The request.
-        provider: The adapter's name.
-        facts: The server's facts about the model.
-        capabilities: The capabilities of the model.
-        estimated_tokens: The estimated tokens of the prompt.
-        num_ctx: The window to ask for, in tokens.
-        defaults: Fields of the body from the configuration. Fields of the request go before them.
-
-    Raises:
-        CapabilityError: The model can't do this. It is a PromptTooLongError if the prompt is too long.
-        InvalidRequestError: The protocol can't express the request.
-    """
+    """The request on the wire."""
     return _Writer(request, provider, facts, capabilities).write(estimated_tokens, num_ctx, defaults, stream)
 
 

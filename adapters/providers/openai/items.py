@@ -167,16 +167,7 @@ def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
 def write_items(
     history: FittedHistory, model: str, free_form: Collection[str] = ()
 ) -> tuple[list[Json], list[Loss]]:
-    """The items of a history.
-
-    Args:
-        history: The fitted history.
-        model: The model that the items go to, as the wire names it.
-        free_form: The names of the free-form tools of the request.
-
-    Returns:
-        The items, and the losses.
-    """
+    """The items of a history."""
     return _Writer(history, model, free_form).write()
 
 

@@ -71,11 +71,7 @@ _OWN_HOSTS = ("api.openai.com", ".api.openai.com", ".openai.azure.com")
 
 
 def choose_quirks(name: Json, base_url: str) -> Quirks:
-    """The quirks of a name, or, without a name, of an address.
-
-    Raises:
-        ConfigurationError: There is no such name.
-    """
+    """The quirks of a name, or, without a name, of an address."""
     if name is None:
         host = base_url.partition("://")[2].partition("/")[0].partition(":")[0]
         return OPENAI if host.endswith(_OWN_HOSTS) else COMPATIBLE

@@ -61,17 +61,7 @@ def build_request(
     encrypts: bool = True,
     summarises: bool = True,
 ) -> BuiltRequest:
-    """The request on the wire.
-
-    Args:
-        provider: The adapter's name.
-        encrypts: Whether the model can be asked for encrypted reasoning, if it reasons as far as is known.
-        summarises: Whether the model can be asked for a summary of its reasoning, if it is known to give one.
-
-    Raises:
-        CapabilityError: The model can't do what is asked.
-        InvalidRequestError: It can't be said on this wire.
-    """
+    """The request on the wire."""
     return _Builder(request, provider, quirks, encrypts, summarises).build(stream=stream)
 
 

@@ -114,13 +114,7 @@ class ResponsesNormaliser(SseNormaliser):
         return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
 
     def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
-        """The item that an event with a whole item is about, if it began already.
-
-        Args:
-            wire: The whole item.
-            index: The index that the event gives it.
-            ended: Whether the event is the item's end, and not its beginning.
-        """
+        """The item that an event with a whole item is about, if it began already."""
         kind = wire.type or "unknown"
         item = self._at(kind, index, wire.id) if index is not None else None
         if item is None or (item.call_id and wire.call_id and item.call_id != wire.call_id):

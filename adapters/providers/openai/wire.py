@@ -253,12 +253,7 @@ class ToolFees:
                 pass
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
-        """The counts by the names of the rates.
-
-        Args:
-            tool_usage: The reply's `tool_usage`.
-            usage: The reply's `usage`, in which xAI names its tools.
-        """
+        """The counts by the names of the rates."""
         searches, drawn = 0, None
         if is_present(tool_usage):
             told = _object(read_value(tool_usage))
@@ -327,14 +322,7 @@ def read_usage(
     fees: Mapping[str, int] | None = None,
     tool_usage: msgspec.Raw = EMPTY,
 ) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if nothing was reported.
-
-    Args:
-        data: The usage of the reply.
-        service_tier: The service tier that was served.
-        fees: The things that are billed besides tokens.
-        tool_usage: The usage of tools in the reply, which is kept beside its usage.
-    """
+    """Usage in disjoint buckets; None if nothing was reported."""
     usage = read_or_default(Usage, data)
     if usage.input_tokens is None and usage.output_tokens is None:
         return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None

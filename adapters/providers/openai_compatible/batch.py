@@ -120,15 +120,7 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
 
 
 def batches_of(kind: str, path: str) -> BatchWire | None:
-    """The wire of a server's batches.
-
-    Args:
-        kind: What `Quirks.batches` says of the server.
-        path: The path below which the server has its endpoints.
-
-    Returns:
-        The wire; None for a server that isn't known to take any.
-    """
+    """The wire of a server's batches."""
     match kind:
         case "openai":
             return OpenAIBatches(endpoint=ENDPOINT, path=path, codes=ERROR_CODES)

@@ -153,12 +153,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error that a reply of status 200 carries.
-
-    Args:
-        value: The decoded object that has the error.
-        provider: The adapter's name.
-    """
+    """The error that a reply of status 200 carries."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 

@@ -148,16 +148,7 @@ def write_messages(
     *,
     free_form: Collection[str] = (),
 ) -> tuple[list[JsonObject], list[Loss]]:
-    """The messages, without the system text, and what had to be left out of them.
-
-    Args:
-        request: The request.
-        history: Its history, fitted.
-        quirks: What is special about the server.
-        capabilities: What the model can do.
-        provider: The adapter's name.
-        free_form: The names of the free-form tools of the request.
-    """
+    """The messages, without the system text, and what had to be left out of them."""
     return _Writer(request, history, quirks, capabilities, provider, free_form).write()
 
 
@@ -409,11 +400,7 @@ _MARK = "cache_control"
 
 
 def keep_latest(body: JsonObject) -> None:
-    """Remove marks from a body until at most `MOST` are left. Marks on empty texts are removed first.
-
-    Args:
-        body: The body. Messages that change are copied.
-    """
+    """Remove marks from a body until at most `MOST` are left. Marks on empty texts are removed first."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         return

@@ -409,9 +409,6 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
 
     ``options["quirks"]`` is a name, or an object of single fields that differ from its ``base`` (or else from the
     quirks of the address). ``options["tools"]`` goes before the field of that name.
-
-    Raises:
-        ConfigurationError: There are no such quirks.
     """
     chosen = options.get("quirks")
     changes: dict[str, Json] = {}
@@ -456,12 +453,7 @@ def quirks_name(base_url: str) -> str:
 
 
 def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
-    """Whose models a server has, by the name in price tables; None if that is not known.
-
-    Args:
-        options: The adapter's `AdapterConfig.options`: the quirks that they name decide.
-        base_url: The adapter's address as it is configured, which decides otherwise.
-    """
+    """Whose models a server has, by the name in price tables; None if that is not known."""
     chosen = options.get("quirks")
     name = chosen.get("base") if isinstance(chosen, dict) else chosen
     if not isinstance(name, str) or name not in QUIRKS:
@@ -472,14 +464,7 @@ def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
 
 
 def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
-    """The path behind the base URL. ``options["path"]`` decides, if it is there.
-
-    Args:
-        quirks: The quirks.
-        configured_url: The URL as the user wrote it.
-        base_url: The same URL without its version suffix.
-        options: The adapter's options.
-    """
+    """The path behind the base URL. ``options["path"]`` decides, if it is there."""
     given = options.get("path")
     if isinstance(given, str):
         return given

@@ -107,13 +107,6 @@ class ReplyReader:
 
         What it says beside its content is read of the chunk with the finish reason and of those without a choice,
         which are first or last.
-
-        Args:
-            reply: The reply or the chunk.
-            data: The same as it came.
-
-        Raises:
-            AdapterError: It carries an error.
         """
         assembler = self.assembler
         self._data = data
@@ -374,17 +367,7 @@ class ReplyReader:
 
 
 def read_whole(reply: WireReply, data: bytes, assembler: Assembler, quirks: Quirks) -> None:
-    """Feed a whole reply to the assembler and finish it.
-
-    Args:
-        reply: The reply.
-        data: The same as it came.
-        assembler: The assembler.
-        quirks: How the server differs.
-
-    Raises:
-        AdapterError: It is no reply, or an error.
-    """
+    """Feed a whole reply to the assembler and finish it."""
     reader = ReplyReader(assembler, quirks)
     reader.chunk(reply, data)
     if not any(_says_something(choice) for choice in reply.choices or ()):

@@ -223,12 +223,7 @@ def decode_reply(data: bytes) -> WireReply:
 
 
 def read_details(data: bytes, choice: Json) -> JsonObject:
-    """What a reply or a chunk says beside its content, by its own names. What it leaves empty is no detail.
-
-    Args:
-        data: The reply or the chunk.
-        choice: The index of the choice that is read.
-    """
+    """What a reply or a chunk says beside its content, by its own names. What it leaves empty is no detail."""
     try:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -279,13 +274,6 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     Three servers count otherwise. Gateways in front of Claude say cache reads and writes beside the prompt's
     details, by Anthropic's names. Mistral counts audio that was heard beside the prompt. Grok on Azure counts
     cached tokens beside the prompt, whose parts then add up to the prompt without them.
-
-    Args:
-        raw: The usage as it came.
-        service_tier: The tier that served the reply, if it is an unusual one.
-
-    Returns:
-        The counts; None if nothing is reported.
     """
     wire = decode_usage(raw)
     if wire is None:

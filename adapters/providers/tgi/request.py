@@ -66,11 +66,7 @@ TEMPLATES: Mapping[str, PromptTemplate] = {
 
 
 def choose_template(option: Json) -> PromptTemplate:
-    """The template of a configuration: a name, or an object of fields that differ from those of its ``base``.
-
-    Raises:
-        ConfigurationError: There is no such template.
-    """
+    """The template of a configuration: a name, or an object of fields that differ from those of its ``base``."""
     changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
     name = changes.pop("base", "plain") if isinstance(option, dict) else option
     if not isinstance(name, str) or name not in TEMPLATES:
@@ -150,20 +146,7 @@ def write_request(
     room: int | None = None,
     stream: bool,
 ) -> WireCall:
-    """The request on the wire. It has no tools, for they are emulated before.
-
-    Args:
-        request: The request.
-        provider: The adapter's name.
-        template: The template of the prompt.
-        max_stop: The number of stop sequences that the server accepts.
-        room: The tokens that the server's window has left for the reply; None if that is not known.
-        stream: Whether the reply is to be streamed.
-
-    Raises:
-        CapabilityError: The current turn has images or other media.
-        InvalidRequestError: Something of the request can't be said, or it says nothing.
-    """
+    """The request on the wire. It has no tools, for they are emulated before."""
     check_demands(request, request.capabilities, provider)
     for message in current_turn(request.messages):
         for block in message.content:

@@ -37,14 +37,7 @@ class StopTrimmer:
         return text[: len(text) - cut]
 
     def finish(self, *, stopped: bool) -> tuple[str, str | None]:
-        """End the text.
-
-        Args:
-            stopped: Whether a stop sequence may have ended it.
-
-        Returns:
-            The rest of the text, and the stop sequence that ended it; None if none did.
-        """
+        """End the text."""
         held, self._held = self._held, ""
         if stopped:
             for stop in sorted(self._stops, key=len, reverse=True):

@@ -25,18 +25,7 @@ from .protocol import Origin, Target, target_of, write_head
 async def connect(
     origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
 ) -> Connection:
-    """A new connection.
-
-    Args:
-        origin: The server.
-        context: The settings of TLS; None for none.
-        make: Makes the connection's protocol.
-        public_only: Whether to connect to public addresses alone.
-
-    Raises:
-        StreamError: An address of the host's is not public, and it has to be.
-        OSError: There is no connection. The errors of TLS are among them.
-    """
+    """A new connection."""
     if public_only:
         connected = await _connected_to_public(origin.host, origin.port)
     else:
@@ -164,17 +153,7 @@ class Pool:
         return None
 
     async def open(self, timeout: float, *, single_use: bool = False, public_only: bool = False) -> Connection:
-        """A new connection.
-
-        Args:
-            timeout: Seconds that it may take.
-            single_use: Whether it is closed after its first reply.
-            public_only: Whether to connect to public addresses alone.
-
-        Raises:
-            NetworkError: There is none.
-            StreamError: An address is not public and has to be.
-        """
+        """A new connection."""
 
         def make() -> Connection:
             return Connection(self._host, Connection.close if single_use else self._keep, self._forget)

@@ -196,12 +196,7 @@ class Connection(asyncio.Protocol):
     # -- what a task asks
 
     async def exchange(self, method: str, head: bytes, body: bytes) -> Reply:
-        """Send a request, and wait for the head of its reply.
-
-        Raises:
-            AgedConnectionError: The connection had served before, and the request may never have arrived.
-            NetworkError: It broke.
-        """
+        """Send a request, and wait for the head of its reply."""
         reply = self._reply = Reply(self, self._parser.pieces, self._loop)
         self._parser.begin(method)
         self._heard = False

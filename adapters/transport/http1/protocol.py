@@ -202,11 +202,7 @@ class Target(NamedTuple):
 
 @lru_cache(maxsize=256)
 def target_of(url: str) -> Target:
-    """Where a URL leads. A user, a password and a fragment are left out.
-
-    Raises:
-        InvalidRequestError: It is no address of a server. The text doesn't quote it.
-    """
+    """Where a URL leads. A user, a password and a fragment are left out."""
     try:
         return _parsed(url)
     except (ValueError, KeyError) as error:  # UnicodeError is a ValueError, and idna's errors are UnicodeErrors
@@ -215,17 +211,7 @@ def target_of(url: str) -> Target:
 
 
 def write_head(method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:
-    """The request line and the headers.
-
-    Args:
-        method: The method.
-        target: Where the request goes.
-        headers: The headers. A `Host` takes the place of the one that the URL gives.
-        length: The number of bytes of the body.
-
-    Raises:
-        InvalidRequestError: A header can't be sent. The text names it and doesn't quote its value.
-    """
+    """The request line and the headers."""
     check_sendable(headers)
     if not _is_token(method):
         raise unsendable("the method")
@@ -252,11 +238,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
 
 @lru_cache(maxsize=512)
 def _known(name: str) -> str | None:
-    """The lower-case name of a header that needs a look; None for all others.
-
-    Raises:
-        InvalidRequestError: No header has such a name.
-    """
+    """The lower-case name of a header that needs a look; None for all others."""
     if not _is_token(name):
         raise unsendable("a header's name")
     known = name.lower()

@@ -137,13 +137,7 @@ class Follower:
     # -- what comes in
 
     def frame(self, frame: Frame, now: float, *, kept: bool = False) -> None:
-        """Take in a frame.
-
-        Args:
-            frame: The frame.
-            now: The time.
-            kept: Whether it is one of those that the broker has kept, which come in order.
-        """
+        """Take in a frame."""
         if self._stale and not kept and (self._ended is not None or frame.ending is not None):
             self._ended = self._ended or frame
             return
@@ -366,18 +360,10 @@ class FrameBroker(Protocol):
         """The bytes of a message at most."""
 
     def publish(self, subject: str, payload: bytes) -> bool:
-        """Send a message, without waiting.
-
-        Returns:
-            False if it is lost for certain.
-        """
+        """Send a message, without waiting."""
 
     async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
-        """Take in messages from now on, also after the broker was away.
-
-        Raises:
-            OSError: The broker can't be used.
-        """
+        """Take in messages from now on, also after the broker was away."""
 
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
         """The first answer to a message. None if nobody listens there, nobody answers in time, or the broker
@@ -385,11 +371,7 @@ class FrameBroker(Protocol):
         """
 
     def kept(self, subject: str) -> AsyncIterator[bytes]:
-        """The frames that the broker has kept, in the order in which they were sent.
-
-        Raises:
-            OSError: The broker can't be asked.
-        """
+        """The frames that the broker has kept, in the order in which they were sent."""
 
     async def forget(self, subject: str) -> None:
         """Have the broker keep no frame of a subject that was sent until now. It never raises."""

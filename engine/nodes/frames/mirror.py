@@ -26,12 +26,7 @@ from .wire import Ending, Frame, count_of, unpacked
 
 
 def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
-    """The end of a message that had begun, with what has come of it, and the end of the turn.
-
-    Args:
-        events: The events of the stream so far.
-        ending: The way the turn ended.
-    """
+    """The end of a message that had begun, with what has come of it, and the end of the turn."""
     accumulator = StreamAccumulator()
     for event in events:
         accumulator.process(event)
@@ -81,11 +76,7 @@ class Mirror:
         return not self.over and self.ahead > self.next_seq
 
     def receive(self, frame: Frame) -> bool:
-        """Take in a frame.
-
-        Returns:
-            Whether it said anything new.
-        """
+        """Take in a frame."""
         if self.over or frame.epoch < self.epoch:
             return False
         if frame.epoch > self.epoch:

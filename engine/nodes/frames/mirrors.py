@@ -150,14 +150,7 @@ class TurnSource(Protocol):
     """Where turns are found whose owner can't be asked."""
 
     async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """What is known of a turn. It never raises.
-
-        Args:
-            stream_id: The id of the turn and its stream.
-            session_id: Its session, as far as it is known.
-            node: The node that owned it, as far as it is known.
-            epoch: The epoch under which that node acted.
-        """
+        """What is known of a turn. It never raises."""
 
 
 class _Mirrored:
@@ -256,20 +249,7 @@ class Mirrors:
         owner: str | None = None,
         any_owner: bool = False,
     ) -> RemoteReader:
-        """A reader of a stream that this engine's streams don't have, or that is being mirrored.
-
-        Args:
-            stream_id: The id of the stream.
-            from_seq: As for `StreamLog.reader`.
-            start: A function that starts the engine.
-            coalesce: As for `StreamLog.reader`.
-            min_interval: As for `StreamLog.reader`.
-            owner: As for `StreamChannel.attach`.
-            any_owner: As for `StreamChannel.attach`.
-
-        Raises:
-            ValueError: `from_seq` is negative.
-        """
+        """A reader of a stream that this engine's streams don't have, or that is being mirrored."""
         for other in tuple(self._mirrored.values()):
             if other.follower is None and not other.log.readers:
                 self._forget(other)  # its reader came and never read
@@ -296,11 +276,7 @@ class Mirrors:
         return stream_id in self._mirrored
 
     async def cancel(self, stream_id: str, owner: str | None = None) -> bool:
-        """Ask the node of a stream to cancel its turn.
-
-        Returns:
-            False if no node that answers has it under way.
-        """
+        """Ask the node of a stream to cancel its turn."""
         subject = self._subjects.ask("", stream_id)
         answer = await self._broker.request(subject, encode(AskCancel(stream_id, owner)), ASK_ALL_SECONDS)
         return bool(read_answer(answer, bool))

@@ -59,19 +59,11 @@ class Frames:
         self._asked = (subjects.asked(node), subjects.asked(""))
 
     async def retained(self, session_id: str) -> Retained:
-        """What the kept frames of a session say, for the node that takes it over.
-
-        Raises:
-            OSError: The broker can't be asked for them.
-        """
+        """What the kept frames of a session say, for the node that takes it over."""
         return await self._kept(self._subjects.of_session(session_id))
 
     async def delivered(self, stream_id: str, message_id: str) -> int:
-        """The output tokens that the kept frames hold of a message; 0 without any.
-
-        Raises:
-            OSError: The broker can't be asked for them.
-        """
+        """The output tokens that the kept frames hold of a message; 0 without any."""
         for turn in (await self._kept(self._subjects.of_stream(stream_id))).turns:
             for message in (*turn.left, *turn.appended.values()):
                 if message.id == message_id and message.metadata is not None:

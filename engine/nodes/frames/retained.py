@@ -180,13 +180,7 @@ class _Turn:
 
 
 def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | None]) -> tuple[Message, ...]:
-    """What a turn leaves behind that was cut off.
-
-    Args:
-        said: The messages of the user with which the turn began.
-        events: The events of the turn, up to the place where it was cut off.
-        known: The ids of the messages that the turn has added to the history.
-    """
+    """What a turn leaves behind that was cut off."""
     accumulator = StreamAccumulator()
     waiting = list(said)
     start = MessageStart()
@@ -241,14 +235,7 @@ class Endings(Protocol):
     """Where it is decided how a turn ended whose node died."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The ending of a turn. It is decided now, if the lease of its node is over.
-
-        Returns:
-            None while the turn's node is alive.
-
-        Raises:
-            StoreError: Nobody can tell now.
-        """
+        """The ending of a turn. It is decided now, if the lease of its node is over."""
 
 
 class NothingStored:
@@ -291,14 +278,6 @@ async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Sto
 
     A turn has two ends if its node died between its end and the shipment of that, and no frame told of it: what
     others have decided meanwhile, and said to readers, stands.
-
-    Args:
-        store: The store.
-        stream_id: The id of the turn and its stream.
-        session_id: The turn's session; empty if nobody knows.
-
-    Raises:
-        StoreError: The store can't be read.
     """
     begun = begun_us(stream_id)
     since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe

@@ -177,13 +177,7 @@ class FrameSender:
     # -- what the turns tell
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
-        """Follow a stream from its beginning.
-
-        Args:
-            log: Its log.
-            session_id: Its session; empty without one.
-            cancel: A function that cancels its turn.
-        """
+        """Follow a stream from its beginning."""
         framer = Framer(log, session_id, self._node, self._frame_bytes)
         followed = self._open[log.stream_id] = _Followed(framer, cancel)
         log.notify(lambda: self._note(followed))

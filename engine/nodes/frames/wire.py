@@ -63,12 +63,7 @@ def unpack_event(packed: Packed) -> TurnEvent | UnknownEvent:
 
 
 def pack_message(message: Message) -> Packed:
-    """A message of a conversation.
-
-    Raises:
-        ValueError: No JSON can say it.
-        TypeError: The same.
-    """
+    """A message of a conversation."""
     metadata = message.metadata
     if metadata is None or metadata.usage.raw is None:
         return Packed(_as_json(message))
@@ -78,11 +73,7 @@ def pack_message(message: Message) -> Packed:
 
 
 def unpack_message(packed: Packed) -> Message:
-    """The message.
-
-    Raises:
-        ValueError: This version can't read it.
-    """
+    """The message."""
     message = _from_json(packed.json, _message_decoder())
     if packed.usage is None or message.metadata is None:
         return message
@@ -304,11 +295,7 @@ def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
 
 
 def read_packet(payload: bytes) -> Frame | Part:
-    """What a message carries.
-
-    Raises:
-        UnreadableFrame: It is none, or a later version's.
-    """
+    """What a message carries."""
     try:
         return _decoder().decode(payload)
     except (ValueError, RecursionError) as error:
@@ -325,11 +312,7 @@ class Assembly:
         self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
 
     def frame(self, payload: bytes) -> Frame | None:
-        """The frame that a message carries or completes; None if parts are missing yet.
-
-        Raises:
-            UnreadableFrame: As for `read_packet`.
-        """
+        """The frame that a message carries or completes; None if parts are missing yet."""
         packet = read_packet(payload)
         if isinstance(packet, Frame):
             return packet
@@ -377,11 +360,7 @@ def chunks(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[Chunk]:
 
 
 def unpacked(entries: Sequence[Entry]) -> list[TurnEvent | UnknownEvent]:
-    """The events of entries.
-
-    Raises:
-        ValueError: An entry contradicts itself.
-    """
+    """The events of entries."""
     events: list[TurnEvent | UnknownEvent] = []
     for entry in entries:
         match entry:
