@@ -47,6 +47,18 @@ class OperationMethods:
 
         Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
         Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
+
+        Args:
+            texts: The texts, or one text.
+            model: Any of a model's names, or several names of one and the same model; None is the configured
+                default.
+            options: The fields of `EmbeddingOptions`.
+
+        Raises:
+            PartialEmbeddingError: Some texts could not be embedded; the exception has the vectors of the others.
+            AdapterError: No text could be embedded.
+            ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
+            AdmissionError: The trace writer is too far behind.
         """
         from .embeddings import embed
 
@@ -59,6 +71,19 @@ class OperationMethods:
 
         Each request costs money, so nothing is asked for twice unless the first request surely came to nothing.
         Cancelling the task that waits here doesn't keep an image from being made and billed.
+
+        Args:
+            prompt: The description.
+            model: Any of a model's names, or several in the order in which they may serve; None is the configured
+                default.
+            options: The fields of `ImageOptions`.
+
+        Raises:
+            CapabilityError: The model can't do what is asked; nothing was sent.
+            OutcomeUnknownError: The answer was lost; an image may have been made and be billed.
+            AdapterError: The provider failed or refused.
+            ConfigurationError: The configuration is wrong.
+            AdmissionError: The trace writer is too far behind.
         """
         from .images import make_images
 
@@ -76,6 +101,17 @@ class OperationMethods:
         """An image changed as the prompt says, or several images composed into one.
 
         Besides the exceptions of `generate_image` there are those of reading a file. Files are read now.
+
+        Args:
+            prompt: The description of the change.
+            images: Blocks, bytes or paths of the images.
+            mask: A PNG as large as the first image; only where it is transparent may anything change.
+            model: As in `generate_image`.
+            options: As in `generate_image`.
+
+        Raises:
+            OSError: A file can't be read.
+            ValueError: There is no image, or a file is none.
         """
         from .images import make_images
 
@@ -93,6 +129,15 @@ class OperationMethods:
         `resume_video` comes back to it. Nothing is asked for twice. Cancelling the task that waits here still
         waits up to ten seconds for the job's id, which is then in the trace. The exceptions are those of
         `generate_image`.
+
+        Args:
+            prompt: The description.
+            model: As in `generate_image`.
+            options: The fields of `VideoOptions`.
+
+        Raises:
+            OSError: The first frame can't be read.
+            ValueError: The first frame is no image.
         """
         from .videos import create_video
 
@@ -113,6 +158,21 @@ class OperationMethods:
 
         Within one engine it is always the same handle. A job whose cost is in the trace already is not counted
         again.
+
+        Args:
+            job_id: The provider's id of the job, `VideoHandle.id`.
+            model: The model that was asked, `VideoHandle.model`.
+            seconds: The length of the video, for its price; None is what the provider or the trace says.
+            size: The size of the video, for its price; None is what the provider or the trace says.
+            audio: Whether the video has sound, for its price; None is what the provider or the trace says.
+            key: The name of the key that the job was created with; None is what the trace says.
+            polling: The times at which the job is looked at; None is the usual.
+
+        Raises:
+            NotFoundError: The provider knows no such job.
+            AdapterError: The provider failed.
+            ConfigurationError: The model is unknown.
+            StoreError: The trace can't be read.
         """
         from callboard.adapters.jobs import USUAL_POLLING
         from callboard.adapters.videos import VideoTerms
@@ -142,6 +202,25 @@ class OperationMethods:
         another, with the same requests: what was sent already is found, and the rest is sent. So a program that
         may be killed at any moment says ``batch_id``, and simply runs again. Of several at once, all with the same
         trace, one sends it, and the others wait until it has done so.
+
+        Args:
+            requests: The requests. Their `request_id` comes back with the results; without one, the result has the
+                id of the call.
+            model: Any of the model's names; None is that of the requests, or the configured default.
+            batch_id: The batch's id: 1 to 48 letters, digits, ``_`` and ``-``. None makes one.
+            options: The fields of `BatchOptions`.
+
+        Raises:
+            InvalidRequestError: There are no requests, they are for several models, or the batch of that id has
+                other requests.
+            CapabilityError: The provider takes no batches, or the model can't do what a request asks.
+            OutcomeUnknownError: The answer was lost, and the provider lists no such batch, or several. Create it
+                again with the same id.
+            BudgetExceededError: The most that the batch can cost doesn't fit into a budget.
+            AdapterError: The provider failed or refused.
+            ConfigurationError: The configuration is wrong.
+            AdmissionError: The trace writer is too far behind.
+            StoreError: The trace can't be read.
         """
         from .batch_creation import create_batch
 
@@ -159,6 +238,20 @@ class OperationMethods:
 
         Within one engine it is always the same handle. Results that are in the trace already are not counted
         again.
+
+        Args:
+            batch_id: The batch's id, `BatchHandle.id`.
+            requests: The requests, if they are at hand: the results then have the warnings about what was left
+                out, and inputs of tools are cleaned as in any other call.
+            polling: The times at which the batch is looked at; None is the usual.
+            settle_seconds: Seconds after which a job is listed, if it was ever created; None is the usual.
+
+        Raises:
+            NotFoundError: The trace or the provider knows no such batch.
+            InvalidRequestError: The batch has other requests.
+            AdapterError: The provider failed.
+            ConfigurationError: The model is unknown, or the engine has no trace.
+            StoreError: The trace can't be read.
         """
         from .batch_handle import USUAL_BATCH_POLLING
         from .batch_resuming import SETTLE_SECONDS, resume_batch
@@ -167,7 +260,14 @@ class OperationMethods:
         return await resume_batch(self._runtime, batch_id, requests, polling or USUAL_BATCH_POLLING, settle)
 
     async def batches(self, limit: int = 100) -> list[StoredBatch]:
-        """The latest batches in the trace, the latest first."""
+        """The latest batches in the trace, the latest first.
+
+        Args:
+            limit: The number of batches at most.
+
+        Raises:
+            StoreError: The trace can't be read.
+        """
         from .batch_resuming import stored_batches
 
         await self._runtime.host.start()
@@ -180,6 +280,12 @@ class OperationMethods:
 
         The provider goes on with them, or has finished them. The oldest comes first. Each can be taken up: a
         session's by `Session.take_up`, any other by `take_up`.
+
+        Args:
+            session_id: A session; None is all, and calls without one.
+
+        Raises:
+            StoreError: The trace can't be read, or what an earlier process left beside it.
         """
 
         return await open_replies(self._runtime, session_id)
@@ -189,6 +295,13 @@ class OperationMethods:
 
         It is the same call in the trace, which gets its end now, priced as of its beginning. The exceptions are
         those of `generate`.
+
+        Args:
+            reply: The reply, as `open_replies` gives it.
+            options: The options of the turn, such as `call_timeout_seconds`.
+
+        Raises:
+            OutcomeUnknownError: The provider doesn't know the reply any more.
         """
         from ..conversation.turn import own
         from ..generation.arguments import result_of

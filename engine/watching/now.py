@@ -289,6 +289,12 @@ class WatchingMethods:
         """The turns and calls that have not ended, with what they have said and cost so far.
 
         Each event of a stream is looked at once, however often this is asked for.
+
+        Args:
+            limit: The largest number of turns and calls to describe; the others are only counted.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
         """
         self._runtime.host.require_loop()
         return self._watcher.look(limit)
@@ -297,6 +303,16 @@ class WatchingMethods:
         """Cancel a turn by its id, whoever began it. Its caller gets CancelledError, with the content so far.
 
         In a cluster the turn may run on any node; then that node is asked.
+
+        Args:
+            turn_id: The id of the turn and its stream.
+            owner: The owner that the stream must have, as in `attach`; None cancels the turn of any owner.
+
+        Returns:
+            False if no such turn of that owner is in progress, or its node does not answer.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
         """
         self._runtime.host.require_loop()
         turn = self._watcher.turn(turn_id)
@@ -310,6 +326,9 @@ class WatchingMethods:
 
         It waits for the bus and, while something is under way, for the streams; an idle engine costs nothing.
         Take `statistics()` or `under_way()` at each item. It ends when the engine is closed.
+
+        Args:
+            min_interval: The least time between two items, in seconds.
         """
         return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
 
@@ -325,6 +344,18 @@ class WatchingMethods:
 
         Its `losses` say what that model would not be told. The session may be open here, or stored as a whole.
         Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
+
+        Args:
+            session: The session, or its id.
+            content: What the turn would say, text or blocks.
+            model: The model; None is the session's own.
+            options: The fields of `TurnOptions` that the turn would be given.
+
+        Raises:
+            CallboardError: There is no such session.
+            ConfigurationError: No model has that name.
+            StoreError: The trace can't be read.
+            TypeError: There is no such option.
         """
         from .preview import preview
 
@@ -347,7 +378,11 @@ class WatchingMethods:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> RequestPreview:
-        """`preview` for code without an event loop; see `Session.send_sync`."""
+        """`preview` for code without an event loop; see `Session.send_sync`.
+
+        Raises:
+            WrongLoop: The engine lives on another event loop.
+        """
         from ..functions.sync_host import sync_host
 
         host = sync_host()
