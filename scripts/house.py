@@ -95,7 +95,7 @@ def broken_fences() -> list[tuple[str, str]]:
 async def path_of_a_call() -> dict[str, int]:
     """Files and functions of the rooms that one `session.send` runs, its awaiting frames and its tasks."""
     from benchmarks.hosts import engine_on
-    from benchmarks.per_call import MESSAGES, QUESTION, long_session
+    from benchmarks.per_call import QUESTION, long_session
     from tests.support.reply_server import reply_server
 
     files: set[str] = set()
@@ -124,7 +124,6 @@ async def path_of_a_call() -> dict[str, int]:
             sys.setprofile(seen)
             await session.send(QUESTION, max_output_tokens=1000)
             sys.setprofile(None)
-    assert MESSAGES
     return {
         "files": len(files),
         "functions": len(functions),
@@ -157,7 +156,7 @@ def figures() -> list[tuple[str, object, str]]:
     core = [path for path in files if not in_annex(path)]
     small = [path for path in files if lines(path) < 50]
     importers = Counter(path for imported in imports().values() for path in imported)
-    tests = [path for path in (ROOT / "tests").rglob("*.py")]
+    tests = list((ROOT / "tests").rglob("*.py"))
     call = asyncio.run(path_of_a_call())
     return [
         ("files in the rooms", len(files), "380"),
