@@ -64,7 +64,7 @@ __getattr__, __dir__, __all__ = face(
         ".watching.preview": "RequestLoss RequestPreview",
         ".watching.statistics": "EngineStatistics ProviderStatistics",
         ".watching.watch": "EndedCall SyncWatch Watch watch watch_sync",
-        ".web_view.access": "Scope",
+        ".web_view.subject": "Scope",
         ".web_view.web": "web",
     },
 )

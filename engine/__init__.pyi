@@ -51,7 +51,7 @@ from .watching.now import UnderWay, WorkUnderWay
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.statistics import EngineStatistics, ProviderStatistics
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
-from .web_view.access import Scope
+from .web_view.subject import Scope
 from .web_view.web import web
 
 __all__ = [

@@ -9,7 +9,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -22,13 +22,9 @@ from starlette.types import Scope as AsgiScope
 
 from callboard.bus import CallboardError, Clock, ConfigurationError, Log
 
+from .subject import SCOPES, Scope
+
 # Who may look, where no host says so
-
-Scope: TypeAlias = Literal["view", "content", "change"]
-"""``view``: everything but what was said. ``content``: what was said, where the engine captures it. ``change``:
-cancel, reprice, undo."""
-
-SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
 TOKENS_KEPT = 16
 VISITORS_KEPT = 64

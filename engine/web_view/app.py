@@ -20,9 +20,9 @@ from callboard.bus import CallboardError, ConfigurationError, Log
 from . import calls, costs, events, now, sessions
 from . import now as operation
 from . import sessions as streams
-from .access import Access, EventStream, Guard, Refused, Scope, Visitor, answer
+from .access import Access, EventStream, Guard, Refused, Visitor, answer
 from .costs import Repricings
-from .subject import Subject
+from .subject import Scope, Subject
 
 # -- The files of the page: read once, and given by their names. No path of a request reaches the disk
 

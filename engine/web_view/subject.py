@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import anyio
 
@@ -26,6 +26,12 @@ from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..opening import StoreAddress, TracePlace, existing_store, place_to_read, store_to_read
+
+Scope: TypeAlias = Literal["view", "content", "change"]
+"""``view``: everything but what was said. ``content``: what was said, where the engine captures it. ``change``:
+cancel, reprice, undo."""
+
+SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
 # -- What a live view shows: an engine, a trace that another process writes, or both
 #

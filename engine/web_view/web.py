@@ -11,8 +11,7 @@ from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..opening import StoreAddress, TracePlace, is_address
-from .access import SCOPES, Scope
-from .subject import Subject
+from .subject import SCOPES, Scope, Subject
 
 if TYPE_CHECKING:
     from .access import Authorize
