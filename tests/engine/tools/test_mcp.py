@@ -22,7 +22,7 @@ from .rounds import Told, call, result_of, run
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
-from callboard.engine.tools import mcp
+from callboard.engine import tools
 from callboard.engine.tools.mcp_client import legal_names
 
 pytestmark = pytest.mark.anyio
@@ -168,8 +168,8 @@ async def test_a_command_in_one_string_is_refused() -> None:
 
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """And how to install it."""
-    monkeypatch.setitem(sys.modules, f"{mcp.__name__}.client", None)
-    monkeypatch.delattr(mcp, "client", raising=False)
+    monkeypatch.setitem(sys.modules, "callboard.engine.tools.mcp_client", None)
+    monkeypatch.delattr(tools, "mcp_client", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'callboard\[mcp\]'"):
         mcp_tools(COMMAND)
 
