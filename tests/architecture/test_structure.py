@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from scripts.house import crossings, name_of
+
 from .test_imports import PACKAGES, ROOT, imports, modules
 
 Graph = Mapping[str, frozenset[str]]
@@ -96,3 +98,14 @@ def test_every_package_states_its_subject() -> None:
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
     ]
     assert silent == []
+
+
+COMPOSE = {"engine/opening.py", "engine/runtime/runtime.py", "engine/watching/health.py"}
+"""The files of the core that look for an annex when a host asks for one: a store by its address, a node, a report."""
+
+
+def test_the_core_needs_no_annex() -> None:
+    """Nodes, PostgreSQL, the command line and the live view stand on the core, and the core not on them."""
+    used = {name_of(each.path) for each in crossings() if each.when == "call"}
+    assert [each for each in crossings() if each.when == "start"] == []
+    assert used <= COMPOSE
