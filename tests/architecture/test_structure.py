@@ -101,7 +101,7 @@ def test_every_package_states_its_subject() -> None:
 
 
 COMPOSE = {"engine/opening.py", "engine/runtime/runtime.py", "engine/watching/health.py"}
-"""The files of the core that look for an annex when a host asks for one: a store by its address, a node, a report."""
+"""Files of the core that look for an annex when a host asks for one: a store by its address, a node, a report."""
 
 
 def test_the_core_needs_no_annex() -> None:
