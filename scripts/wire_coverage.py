@@ -6,10 +6,10 @@
 There is one file of decisions for each protocol. Its `parts` name the SDK types that it speaks of. A type that is
 one of several, told apart by `type` or `role`, is a table of its own. Each field is in one row. The verdicts are
 
-- `canonical`: our own name for it says the same,
+- `canonical`: our own name has the same meaning,
 - `options`: a host's `provider_options`, or an `OpaqueBlock`, carries it as it is,
-- `reported`: a reply's reader gets at it as it came: in `provider_raw`, an `OpaqueBlock`, an event or a warning,
-- `refused`: it isn't carried, and the row says why.
+- `reported`: a reply has it unchanged, in `provider_raw`, an `OpaqueBlock`, an event or a warning,
+- `refused`: it is not supported; the row has the reason.
 
 A new release of an SDK shows up as rows that are missing or left over. Nothing of a vendor's types is copied here.
 """
@@ -246,18 +246,19 @@ def _place(place: Place) -> str:
 
 def page() -> str:
     """The page of the documentation."""
-    head = f"""# What is carried of each vendor's wire
+    head = f"""# Wire coverage
 
-Written by `python scripts/wire_coverage.py` from the decisions in [docs/wire-coverage](../wire-coverage/), one
-file for each protocol. A test compares them with the types of the vendors' SDKs, field by field, so that a new
+This page lists every field of each vendor's wire, and how Callboard supports it.
+`python scripts/wire_coverage.py` writes it from the decisions in [docs/wire-coverage](../wire-coverage/), one
+file for each protocol. A test compares the decisions with the types of the vendors' SDKs, field by field. A new
 release shows up as a difference.
 
 | Verdict | Meaning |
 |---|---|
-| canonical | our own name for it says the same |
-| options | `provider_options` of a request, or an `OpaqueBlock` of its history, carries it as it is |
-| reported | a reply's reader gets at it as it came: in `provider_raw`, an `OpaqueBlock`, an event or a warning |
-| refused | it isn't carried, and the row says why |
+| canonical | our own name has the same meaning |
+| options | `provider_options` of a request, or an `OpaqueBlock` of its history, carries it unchanged |
+| reported | a reply has it unchanged, in `provider_raw`, an `OpaqueBlock`, an event or a warning |
+| refused | it is not supported; the row has the reason |
 
 | Protocol | {" | ".join(VERDICTS)} |
 |---|{"---:|" * len(VERDICTS)}

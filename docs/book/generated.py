@@ -95,8 +95,8 @@ def providers() -> str:
         assert provider is not None
         speaks = (inspect.getdoc(import_module(provider.package)) or "").partition("\n")[0]
         keys = ", ".join(f"`{variable}`" for variable in provider.key_variables)
-        rows.append((f"`{name}`", _in_a_cell(speaks), ", ".join(provider.kinds) or "what was recorded", keys))
-    return _table(("`type`", "what it speaks", "models for", "key, without a models.yaml"), rows)
+        rows.append((f"`{name}`", _in_a_cell(speaks), ", ".join(provider.kinds) or "recorded exchanges", keys))
+    return _table(("`type`", "protocol", "models for", "environment variable of the key"), rows)
 
 
 def servers() -> str:
@@ -128,9 +128,9 @@ def stream_events() -> str:
     of_turns = [event for event in get_args(TurnEvent) if event not in get_args(StreamEvent)]
     return "\n\n".join(
         [
-            "### Of a reply",
+            "### Events of a reply",
             *(_struct(event, event.type, "####") for event in get_args(StreamEvent)),
-            "### Of the turn around it",
+            "### Events of a turn",
             *(_struct(event, str(event.__struct_config__.tag), "####") for event in of_turns),
         ]
     )
@@ -146,7 +146,7 @@ def _struct(kind: type[msgspec.Struct], topic: str, level: str = "###") -> str:
         rows.append((f"`{field.name}`", f"`{_in_a_cell(annotations[field.name])}`", default, meaning))
     parts = [f"{level} `{topic}`", f"`{kind.__name__}`: {inspect.getdoc(kind)}"]
     if rows:
-        parts.append(_table(("field", "type", "unless said", "meaning"), rows))
+        parts.append(_table(("field", "type", "default", "meaning"), rows))
     return "\n\n".join(parts)
 
 
@@ -209,7 +209,7 @@ def _rest(package: str) -> str:
     missing = [name for name in import_module(package).__all__ if not is_documented(package, name)]
     if not missing:
         return ""
-    return "\n\n".join(["## Also", *(f"::: {package}.{name}" for name in missing)])
+    return "\n\n".join(["## Other names", *(f"::: {package}.{name}" for name in missing)])
 
 
 def is_documented(package: str, name: str) -> bool:
@@ -220,8 +220,32 @@ def is_documented(package: str, name: str) -> bool:
 
 @cache
 def _documented() -> frozenset[str]:
-    pages = Path(__file__).parents[1].joinpath("reference").glob("*.md")
-    return frozenset(name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE))
+    return frozenset(name for page in REFERENCE.rglob("*.md") for name in _names_on(page))
+
+
+def _names_on(page: Path) -> list[str]:
+    """The names that a page of the reference documents, in its order."""
+    return re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def names_of(folder: str) -> str:
+    """A table for each page in a folder of the reference: its names, with the first sentence of each docstring."""
+    parts = []
+    for page in sorted((REFERENCE / folder).glob("*.md")):
+        if page.name != "index.md":
+            title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            rows = [(f"[`{name.rpartition('.')[2]}`][{name}]", _summary(name)) for name in _names_on(page)]
+            parts.append(f"### [{title}]({page.name})\n\n{_table(('name', 'what it is'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _summary(name: str) -> str:
+    """The first line of a docstring; empty for constants and aliases, which have none of their own."""
+    package, _, attribute = name.rpartition(".")
+    thing = getattr(import_module(package), attribute)
+    if not (isinstance(thing, type) or inspect.isfunction(thing)):
+        return ""
+    return _in_a_cell((inspect.getdoc(thing) or "").partition("\n\n")[0].replace("``", "`"))
 
 
 def _is_same(room: str, package: str, name: str) -> bool:
@@ -239,6 +263,7 @@ INNER = (
 """Packages below them whose names are public, too."""
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
@@ -247,6 +272,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "providers": providers,
     "stream_events": stream_events,
     "definition_of_done": definition_of_done,
+    **{
+        f"names_of_{folder}": partial(names_of, folder)
+        for folder in ("engine", "bus", "adapters", "tracestore", "testing")
+    },
     **{
         f"rest_of_{room.removeprefix('callboard.').replace('.', '_')}": partial(_rest, room)
         for room in (*ROOMS, *INNER)

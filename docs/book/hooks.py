@@ -1,7 +1,8 @@
-"""What mkdocs can't do by itself: generated parts, and links to files that are no pages.
+"""What mkdocs can't do by itself: generated parts, search keywords, and links to files that are no pages.
 
 A page says ``<!-- generated: commands -->`` where `docs.book.generated` writes. A link from a page to a file
 outside docs/ works where the repository is browsed; in the built book it leads to a page that shows the file.
+`keywords.toml` has words that readers search for and that a page does not use.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+import tomllib
+from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -19,6 +22,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # so that this tree is described, not one that is installed
 
 from docs.book import generated  # noqa: E402 (after the path)
+
+KEYWORDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("keywords.toml").read_text(encoding="utf-8"))
+_BOOSTS = {
+    "how-to": 2.0,
+    "reference": 0.7,
+    "live-view": 0.9,
+    "design-notes.md": 0.5,
+}  # by a page's first folder; else 1
 
 _LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -44,7 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write the generated parts, and lead links to where their targets are in the book."""
+    """Write the generated parts, set the weight in the search, and lead links to their targets in the book."""
+    if (boost := _BOOSTS.get(page.file.src_uri.partition("/")[0])) is not None:
+        page.meta.setdefault("search", {"boost": boost})
     markdown = _MARK.sub(lambda mark: generated.PARTS[mark[1]](), markdown)
     place = _place(page.file)
 
@@ -60,8 +73,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """In the code of a table a pipe is written with a backslash, which Python-Markdown leaves there."""
-    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
+    """Add the page's keywords for the search, hidden, and remove the backslash of pipes in a table's code."""
+    html = _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
+    words = KEYWORDS.get(page.file.src_uri)
+    if words is None:
+        return html
+    heading, end, rest = html.partition("</h1>")  # below it, so that the search finds the page and not a section
+    return f"{heading}{end}<p hidden>{escape(words)}</p>{rest}" if end else html
 
 
 def _whole(file: File) -> str:

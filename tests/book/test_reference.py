@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zlib
 from collections.abc import Iterator
 from importlib import import_module
@@ -111,6 +112,21 @@ def test_every_row_of_the_definition_of_done_leads_to_its_tests(book: Path) -> N
         for file, line in links:
             shown = (book / "reference" / file).read_text()
             assert f'id="__codelineno-0-{line}"' in shown, (number, file)
+
+
+def test_keywords_of_the_search_belong_to_pages() -> None:
+    """Each page has words of its own, and a guide without any is hard to find."""
+    keywords = tomllib.loads((DOCS / "book" / "keywords.toml").read_text(encoding="utf-8"))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert set(keywords) <= pages
+    assert {page for page in pages if page.startswith("how-to/")} <= set(keywords)
+
+
+@pytest.mark.timeout(300)
+def test_keywords_are_in_the_page_and_hidden(book: Path) -> None:
+    """Below its title, so that the search finds the page and not one of its sections."""
+    page = (book / "how-to" / "azure-and-other-hosts.html").read_text(encoding="utf-8")
+    assert re.search(r"</h1>\s*<p hidden>[^<]*azure openai", page)
 
 
 def public_things() -> Iterator[tuple[str, object]]:
