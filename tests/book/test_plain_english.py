@@ -1,0 +1,104 @@
+"""README and docs are plain English: no wording from the list, no sentence of more than 30 words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import plain_english
+from scripts.plain_english import (
+    Offender,
+    figures,
+    of_docstrings,
+    of_help,
+    of_markdown,
+    of_pages,
+    offenders,
+    pages,
+)
+
+EXEMPT_AT_MOST = 12
+"""Blocks and ranges that are marked as exceptions."""
+
+HELP_AT_MOST = 30
+"""Help texts with an offender. The command line is next."""
+
+
+def test_readme_and_docs_have_no_offender() -> None:
+    """`python scripts/plain_english.py` prints the same. An exception is marked in the page, with its reason."""
+    assert list(map(str, offenders(of_pages(pages())))) == []
+
+
+def test_sentences_are_short() -> None:
+    """The figures do not count headings and table cells."""
+    _, median, most = figures(of_pages(pages()))
+    assert median <= 16
+    assert most <= 30
+
+
+def test_few_texts_are_exempt() -> None:
+    """A mark needs a reason."""
+    marks = [
+        f"{page.name}: {mark}"
+        for page in pages()
+        for mark in re.findall(r"^<!-- plain(?:, from here)?: \S.* -->$", page.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert len(marks) <= EXEMPT_AT_MOST, marks
+
+
+def test_help_texts_get_no_worse() -> None:
+    """Docstrings have no limit yet: `python scripts/plain_english.py --docstrings --count`."""
+    assert len(offenders(of_help())) <= HELP_AT_MOST
+
+
+def found_in(text: str) -> Iterator[tuple[int, str]]:
+    for one in offenders(of_markdown(text, "page.md")):
+        assert isinstance(one, Offender)
+        yield one.line, one.reason
+
+
+def test_an_offender_has_its_line_and_a_replacement() -> None:
+    """In prose, items and cells."""
+    text = "# Page\n\nThe call is under way.\n\n* It starts anew.\n\n| a | b |\n|---|---|\n| c | nobody |\n"
+    assert [line for line, _ in found_in(text)] == [3, 5, 9]
+    assert dict(found_in(text))[3] == '"under way" (write: in progress)'
+
+
+def test_a_long_sentence_is_an_offender() -> None:
+    """A full stop ends a sentence, and code is one word."""
+    assert list(found_in(" ".join(["word"] * 30) + ". Another sentence.")) == []
+    assert list(found_in(" ".join(["word"] * 31) + ".")) == [(1, "31 words")]
+    assert list(found_in("`a b c` " + " ".join(["word"] * 29) + ".")) == []
+
+
+def test_code_is_not_checked() -> None:
+    """A name such as `under_way()` stays, and so does a program."""
+    assert list(found_in("Call `nobody`.\n\n```text\nnobody at once\n```\n")) == []
+
+
+def test_a_bold_sentence_is_no_heading() -> None:
+    """A heading has a link and a place in the contents."""
+    assert list(found_in("**What to know.** Text.")) == [(1, "bold start (use a heading)")]
+    assert list(found_in("* **Term**: text.")) == []
+
+
+def test_exceptions_are_marked() -> None:
+    """For one block, or for a range."""
+    assert list(found_in("<!-- plain: a quotation -->\nNobody at once.\n\nNobody.")) == [(4, found_reason())]
+    text = "<!-- plain, from here: output of a program -->\nNobody.\n\nNobody.\n<!-- plain, to here -->\n\nNobody."
+    assert list(found_in(text)) == [(7, found_reason())]
+    assert len(list(found_in("<!-- plain: -->\nNobody."))) == 1
+
+
+def found_reason() -> str:
+    return '"Nobody" (write: name the subject: no caller, no reader)'
+
+
+def test_docstrings_are_read_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of modules, functions and fields."""
+    monkeypatch.setattr(plain_english, "ROOT", tmp_path)
+    (tmp_path / "one.py").write_text('"""Nobody."""\n\nX = 1\n"""Anew.\n\nBeside it.\n"""\n')
+    assert [one.line for one in offenders(of_docstrings([tmp_path]))] == [1, 4, 6]
