@@ -8,6 +8,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+
 
 def field_strings(kind: type) -> dict[str, str]:
     """The string under each field of a class, its bases' and its constructor's attributes included.
@@ -19,6 +21,17 @@ def field_strings(kind: type) -> dict[str, str]:
         The strings by field name. A field without a string is left out.
     """
     return {name: text for base in reversed(kind.__mro__) for name, text in _of_class(base)}
+
+
+@cache
+def alias_strings(room: str) -> dict[str, str]:
+    """The string below each alias and constant of a room's modules, by name.
+
+    Args:
+        room: The folder of the room, such as `bus`.
+    """
+    modules = (ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / room).rglob("*.py"))
+    return {name: text for module in modules for name, text in _of_body(module.body)}
 
 
 def _of_class(kind: type) -> list[tuple[str, str]]:

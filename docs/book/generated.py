@@ -20,7 +20,7 @@ from callboard.adapters.servers import Note, notes
 from callboard.bus.streams.events import StreamEvent, TurnEvent
 from callboard.engine.cli.command_line import build_parser
 
-from .field_strings import field_strings
+from .field_strings import alias_strings, field_strings
 
 
 def commands() -> str:
@@ -229,23 +229,24 @@ def _names_on(page: Path) -> list[str]:
 
 
 def names_of(folder: str) -> str:
-    """A table for each page in a folder of the reference: its names, with the first sentence of each docstring."""
+    """A table for each page in a folder of the reference: its names, with the start of each docstring."""
+    navigation = (Path(__file__).parent / "mkdocs.yml").read_text(encoding="utf-8")
     parts = []
-    for page in sorted((REFERENCE / folder).glob("*.md")):
-        if page.name != "index.md":
+    for file in re.findall(rf"reference/{folder}/([\w-]+\.md)", navigation):
+        if file != "index.md":
+            page = REFERENCE / folder / file
             title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             rows = [(f"[`{name.rpartition('.')[2]}`][{name}]", _summary(name)) for name in _names_on(page)]
-            parts.append(f"### [{title}]({page.name})\n\n{_table(('name', 'what it is'), rows)}")
+            parts.append(f"### [{title}]({file})\n\n{_table(('name', 'description'), rows)}")
     return "\n\n".join(parts)
 
 
 def _summary(name: str) -> str:
-    """The first line of a docstring; empty for constants and aliases, which have none of their own."""
+    """The first paragraph of a docstring, or of the string below an alias or a constant."""
     package, _, attribute = name.rpartition(".")
     thing = getattr(import_module(package), attribute)
-    if not (isinstance(thing, type) or inspect.isfunction(thing)):
-        return ""
-    return _in_a_cell((inspect.getdoc(thing) or "").partition("\n\n")[0].replace("``", "`"))
+    text = alias_strings(name.split(".")[1]).get(attribute) or inspect.getdoc(thing) or ""
+    return _in_a_cell(text.partition("\n\n")[0].replace("``", "`"))
 
 
 def _is_same(room: str, package: str, name: str) -> bool:
