@@ -1,7 +1,7 @@
-"""Messages and events, and the ways in which they are carried.
+"""Messages, events, and their transport.
 
 Canonical values (messages, content blocks, stream events, usage, errors), the event catalogue, the bus, actors and
-their supervisors, and the streaming channel. It knows no provider, no price and no database.
+their supervisors, and the streaming channel. It depends on no provider, price or database.
 
 `ActorStopped` is the exception; the event of that name is exported as `ActorStoppedEvent`.
 """

@@ -1,11 +1,11 @@
-"""The face of a package: its public names, each imported when it is first used.
+"""Lazy imports for the public names of a package.
 
 A host pays only for the parts that it uses. A package's ``__init__.py`` lists each name once, under the module
 that defines it:
 
     __getattr__, __dir__, __all__ = face(__name__, {".actors.actor": "Actor ActorContext"})
 
-Type checkers and editors read the stub beside it, which ``scripts/make_stubs.py`` writes from the same table.
+Type checkers and editors read the stub file, which ``scripts/make_stubs.py`` writes from the same table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The library that runs this task, asyncio or trio, and what a task needs there: signals, locks, scopes, the time.
+"""Primitives for asyncio and trio: signals, locks, scopes and time.
 
-anyio asks at every turn which library it is, which on a call's way costs more than the answer is used for.
+anyio determines the library on every call, which costs more than the operation itself on a call's path.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Signal(Protocol):
 class LoopSignal:
     """A signal on asyncio.
 
-    The event of anyio costs 2 µs more for every wait, and each call and each token that comes alone is waited for
-    a few times. That of asyncio has a deque, which takes more memory than all else that an open stream waits with.
+    anyio's event costs 2 µs more for every wait, and a call waits a few times, for each token too. asyncio's event
+    has a
+    deque, which takes more memory than the rest of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")
@@ -66,10 +67,11 @@ class LoopSignal:
 
 
 class LoopLock:
-    """A lock on asyncio. It lets in one task at a time, in the order in which they ask.
+    """A lock on asyncio. Tasks get it in the order of their requests.
 
-    The lock of anyio costs 4 µs more, since it knows whose it is and looks for cancellation. That of asyncio
-    belongs to the event loop on which somebody first waited for it.
+    anyio's lock costs 4 µs more: it records its owner and checks for cancellation. asyncio's lock is bound to the
+    event
+    loop of its first wait.
     """
 
     __slots__ = ("_locked", "_waiters")
@@ -79,7 +81,7 @@ class LoopLock:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self) -> None:
-        """Return when the lock is this task's. While nobody has it, that is at once."""
+        """Return when this task has the lock, without a wait if it is free."""
         if not self._locked:
             self._locked = True
             return
@@ -95,7 +97,7 @@ class LoopLock:
             raise
 
     def release(self) -> None:
-        """Give the lock to the task that has waited longest."""
+        """Pass the lock to the task that has waited longest."""
         while self._waiters:
             turn = self._waiters.popleft()
             if not turn.done():
@@ -111,7 +113,7 @@ class LoopLock:
 
 
 def new_signal() -> Signal:
-    """A signal that is not set. The task that waits must make it."""
+    """Make an unset signal, in the task that waits for it."""
     task = _asyncio_task()
     return LoopSignal(task.get_loop()) if task is not None else anyio.Event()
 
@@ -121,7 +123,7 @@ class Notice:
 
     Args:
         callback: The function.
-        inner: A signal that tasks wait for already; None if there is none.
+        inner: A signal with waiting tasks; None if there is none.
     """
 
     def __init__(self, callback: Callable[[], object], inner: Signal | None) -> None:
@@ -145,7 +147,7 @@ def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
 
 
 class Scope(Protocol):
-    """A cancel scope, whoever's."""
+    """The interface of a cancel scope."""
 
     deadline: float
 
@@ -153,13 +155,13 @@ class Scope(Protocol):
 
 
 class MovingDeadline:
-    """The deadline of a scope, which moves on whenever something comes of what is waited for.
+    """A deadline of a scope that moves whenever progress is made.
 
-    A scope sets its timer anew each time. This timer is looked at when it goes off, and set anew then.
+    A scope would reset its timer each time. This timer checks the deadline only when it fires.
 
     Args:
-        scope: The scope, which has no deadline of its own.
-        at: The event loop's time at which it is cancelled.
+        scope: The scope, without a deadline of its own.
+        at: The event loop's time of the cancellation.
     """
 
     def __init__(self, scope: Scope, at: float) -> None:
@@ -171,7 +173,7 @@ class MovingDeadline:
         self.move(at)
 
     def move(self, at: float) -> None:
-        """Let it be at that time."""
+        """Set the deadline."""
         self._at = at
         if self._loop is None:
             self._scope.deadline = at
@@ -179,7 +181,7 @@ class MovingDeadline:
             self._set(self._loop)
 
     def stop(self) -> None:
-        """The scope is left."""
+        """Stop the timer, because the scope has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -195,7 +197,7 @@ class MovingDeadline:
 
 
 def time_source() -> Callable[[], float]:
-    """What tells the event loop's time in seconds, for a task that asks often."""
+    """A function that returns the event loop's time in seconds, for a task that calls it often."""
     task = _asyncio_task()
     return anyio.current_time if task is None else task.get_loop().time
 
@@ -207,5 +209,5 @@ def current_time() -> float:
 
 @cache
 def scope_on_asyncio() -> type[anyio.CancelScope]:
-    """The class of which anyio's scopes on asyncio are. Only for a task of asyncio's."""
+    """The class of anyio's scopes on asyncio. Call it in a task of asyncio only."""
     return type(anyio.CancelScope())

@@ -1,16 +1,12 @@
-"""The bus: typed events, one total order, any number of readers, and a publisher that never waits.
+"""The bus: typed events in one total order, any number of readers, and a publisher that never waits.
 
-`publish` gives an event its number, puts it into the buffer of every matching subscription, and returns. It runs
-no code of any reader, so there is nothing that could block it, recurse into it or raise through it; a reader that
-publishes is like anyone else. What a slow reader costs is decided by its own policy (see `bus.subscription`).
+`publish` numbers an event, puts it into the buffer of every matching subscription, and returns. It runs no code of
+a reader, so no reader can block it, recurse into it or raise through it. Each reader's policy decides what happens
+if it is slow (see `bus.subscription`).
 
-The order is the order of the calls of `publish`: `seq` counts them, from 1, without a gap. Every reader sees a
-strictly increasing subsequence. Nothing is promised across two buses.
-
-A bus belongs to the thread that first used it. There is no lock: another thread gets `WrongLoop`, and
-`publish_threadsafe` to use instead.
-
-Which subscriptions want a topic is worked out once per event type and kept until somebody subscribes or leaves.
+`seq` counts the calls of `publish` from 1, without a gap. Every reader sees it strictly increase. Two buses are
+not ordered. A bus belongs to the thread that first used it. It has no lock: other threads use
+`publish_threadsafe`.
 """
 
 from __future__ import annotations
@@ -55,9 +51,7 @@ _ROUTES_KEPT = 1024
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that an actor will never see. It is named by its type only, because it may hold content or
-    secrets.
-    """
+    """A message that was not delivered to an actor, by its type only, because it may hold content or secrets."""
 
     recipient: str
     """The actor's name."""
@@ -70,13 +64,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class Bus(ObservableBus):
-    """An in-process event bus. It is a plain object, with no task and nothing to start.
+    """An in-process event bus. It is a plain object, without a task or a start.
 
     It belongs to the thread that first uses it.
 
     Args:
-        run_id: The id that stands in every envelope, and with `seq` makes it unique; made from the clock if not
-            given.
+        run_id: The id in every envelope, unique together with `seq`; defaults to an id from the clock.
         clock: The clock of the times in envelopes.
     """
 
@@ -97,11 +90,11 @@ class Bus(ObservableBus):
         longest_pause: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> ReplayBus:
-        """A bus that delivers stored envelopes again, unchanged and in order.
+        """Make a bus that delivers stored envelopes again, unchanged and in order.
 
         Args:
             source: The envelopes.
-            speed: As for `ReplayBus`: how many times as fast as it happened; None: no waiting.
+            speed: The factor on the original speed, as for `ReplayBus`; None for no waiting.
             longest_pause: As for `ReplayBus`: the longest wait between two events, in seconds; None for no limit.
             clock: The clock of the replay.
 
@@ -129,9 +122,9 @@ class Bus(ObservableBus):
     ) -> int:
         """Publish an event under its type's topic.
 
-        It never waits, and never raises because of a subscriber. Its time grows with the matching subscriptions
-        only. On a closed bus the event is counted and reaches nobody. The keywords stand in the `Envelope`, such
-        as `attempt`, which counts from 1.
+        It never waits, and never raises because of a subscriber. Its time depends on the matching subscriptions
+        only. On a closed bus the event is counted and not delivered. The keywords are fields of the `Envelope`,
+        such as `attempt`, which counts from 1.
 
         Returns:
             The event's seq.
@@ -170,7 +163,7 @@ class Bus(ObservableBus):
         return seq
 
     def is_heard(self, kind: type[Event]) -> bool:
-        """Whether anybody would get an event of a type that is published now."""
+        """Whether a subscription matches an event of this type."""
         routed = self._routes.get(kind)
         return bool(self._route(kind) if routed is None else routed)
 
@@ -186,8 +179,9 @@ class Bus(ObservableBus):
         caused_by: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> None:
-        """Let the bus's own thread publish an event soon. Any thread may call it; events of one thread keep their
-        order.
+        """Publish an event from any thread, soon, on the bus's own thread.
+
+        Events of one thread keep their order.
 
         The keywords are as for `publish`, such as `attempt`, which counts from 1.
 

@@ -1,6 +1,6 @@
-"""Wall time, monotonic time, identifiers and randomness, injected so that tests decide them.
+"""Wall time, monotonic time, identifiers and randomness, injected so that tests control them.
 
-A clock never waits: waiting is anyio's, and tests run it on a virtual-time loop.
+A clock never waits: use anyio for that. Tests run it on a virtual-time loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The outside world besides I/O, as far as the runtime may ask for it."""
+    """The source of time, identifiers and randomness."""
 
     def now_us(self) -> int:
         """The wall time in microseconds since the Unix epoch, UTC."""
@@ -39,7 +39,7 @@ class SystemClock:
     def now_us(self) -> int:
         return time.time_ns() // 1000
 
-    monotonic_ns = staticmethod(time.monotonic_ns)  # itself, because a call asks fifteen times
+    monotonic_ns = staticmethod(time.monotonic_ns)  # the function itself, because a call uses it fifteen times
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}_{_ulids.next()}"
@@ -58,25 +58,23 @@ _LETTER_OF_BYTE = bytes(ord(_LETTERS[byte & 31]) for byte in range(256))
 
 
 def letters(number: int, count: int) -> str:
-    """The last `count` letters of a number in ULID's alphabet, which has one for five bits. The count is even."""
+    """The last `count` letters of a number in ULID's alphabet, five bits each. The count is even."""
     return "".join([_PAIRS[number >> shift & 1023] for shift in range(5 * count - 10, -1, -10)])
 
 
 class Ulids:
     """ULIDs as text, for any number of threads.
 
-    Each one has 80 random bits of its own from the operating system. So one id does not reveal another, and an
-    id can stand in an address. The random letters of 256 ids are made together, because a system call for each
-    would cost more than the rest. Ids sort by the millisecond in which they were made. Within a millisecond they
-    have no order.
+    Each one has 80 random bits from the operating system. So one id does not reveal another, and an id can be part
+    of an address. The random letters of 256 ids are made together to save system calls. Ids sort by the
+    millisecond of their creation, without an order inside it.
     """
 
     def __init__(self) -> None:
-        self._second = (0, "")  # 1,024 ms, because two letters hold ten bits; and its letters
+        self._second = (0, "")  # The current 1,024 ms, because two letters hold ten bits, and its letters.
         self._random: list[str] = []  # each is used once
 
     def next(self) -> str:
-        """A new one."""
         now = time.time_ns() // 1_000_000
         second, written = self._second
         if now >> 10 != second:
@@ -91,12 +89,12 @@ class Ulids:
             return written + _PAIRS[now & 1023] + first
 
     def forget(self) -> None:
-        """Drop the random letters that are made: after a fork, another process has the same."""
+        """Drop unused random letters. After a fork, the other process has the same ones."""
         self._random = []
 
 
 def _random_letters() -> list[str]:
-    """The random parts of many identifiers. A random byte gives five random bits, which are one letter."""
+    """The random parts of many identifiers. One random byte gives one letter of five bits."""
     text = os.urandom(_RANDOM_LETTERS * _AT_ONCE).translate(_LETTER_OF_BYTE).decode("ascii")
     return [text[start : start + _RANDOM_LETTERS] for start in range(0, len(text), _RANDOM_LETTERS)]
 
@@ -106,4 +104,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ulids.forget)
 
 SYSTEM_CLOCK: Clock = SystemClock()
-"""The real clock, which is what everybody has who is given none."""
+"""The real clock, the default everywhere."""

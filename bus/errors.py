@@ -1,17 +1,17 @@
-"""Every exception that Callboard raises.
+"""Exceptions of Callboard, their table, and the codes of warnings.
 
     CallboardError
-    ├── ConfigurationError            models.yaml, keys, names: mend the configuration
-    ├── AdmissionError                the engine is behind; try later (never counted against a provider)
-    ├── SessionBusy                   too many sends wait for one session, or another node is at work on it
-    ├── NoTurnRunning                 nothing is under way that could be steered: send the message instead
+    ├── ConfigurationError            models.yaml, keys or names are wrong
+    ├── AdmissionError                the engine is behind; never counted against a provider
+    ├── SessionBusy                   too many sends wait for one session, or another node works on it
+    ├── NoTurnRunning                 no turn is in progress to steer; send the message instead
     ├── StoreError                    the trace file can't be used
     ├── WrongLoop                     an object used from another thread or event loop than its own
     ├── ActorStopped, MailboxFull, DeadlineExceeded     an actor didn't answer
     ├── TaskCancelled                 a task below an actor was cancelled through its handle
     ├── SupervisorEscalated           a supervisor gave up; its whole tree is down
-    ├── UnknownStream                 no such stream log, or no more
-    └── AdapterError                  a call failed; `error_class` says how
+    ├── UnknownStream                 the stream log does not exist, or no longer exists
+    └── AdapterError                  a call failed; `error_class` gives the class
         ├── AuthError
         │   └── AccessDeniedError
         ├── RateLimitError
@@ -22,7 +22,7 @@
         ├── NetworkError
         │   ├── RequestTimeoutError
         │   ├── StreamError
-        │   └── OutcomeUnknownError       it may have been carried out, and be billed
+        │   └── OutcomeUnknownError       the provider may have run and billed the request
         ├── ContextOverflowError
         ├── InvalidRequestError
         │   ├── NotFoundError
@@ -33,9 +33,7 @@
         ├── CancelledError
         └── NoModelAvailable              raised before any network
 
-Beside them there is `adapters.embeddings.PartialEmbeddingError`, an AdapterError that holds several.
-
-`error_table` says of each AdapterError its class, whether it is retried, and against whom it counts.
+`adapters.embeddings.PartialEmbeddingError` is an AdapterError that holds several.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class CallboardError(Exception):
     """The root of all our exceptions."""
 
     turn: TurnSoFar | None = None
-    """The turn that the exception ended, with everything that the turn had brought; None outside of a turn."""
+    """The turn that the exception ended, with its content so far; None outside of a turn."""
 
 
 class ConfigurationError(CallboardError):
@@ -63,29 +61,30 @@ class ConfigurationError(CallboardError):
 
 
 class AdmissionError(CallboardError):
-    """The engine did not admit a new turn: its trace writer is too far behind, or, in a cluster, it can't be asked
-    whose the session is. The text says which.
+    """The engine did not admit a new turn.
+
+    Its trace writer is too far behind, or, in a cluster, the owner of the session can't be determined.
     """
 
 
 class SessionBusy(CallboardError):
-    """More than 16 sends wait for one session; or, in a cluster, another node is at work on it."""
+    """More than 16 sends wait for one session, or another node of the cluster works on it."""
 
 
 class NoTurnRunning(CallboardError):
-    """A message was to steer a turn, and no turn takes it; the text says why, and what to do instead."""
+    """No turn takes the message that was to steer it. The text gives the reason and the alternative."""
 
 
 class SessionTakenOver(CallboardError):
-    """Another engine has resumed this session since, and goes on with it; the text says how to go on here."""
+    """Another engine has resumed this session and continues it. The text explains how to continue here."""
 
 
 class StoreError(CallboardError):
-    """A trace file can't be opened or used; the text names it and says what to do."""
+    """A trace file can't be opened or used. The text names the file and the remedy."""
 
 
 class StoreUnavailable(StoreError):
-    """A trace file can't be used now: no room, no right, locked, damaged, gone. It may be tried again later.
+    """A trace file can't be used now (disk full, no permission, locked, damaged, missing). Retry later.
 
     Args:
         message: The text.
@@ -102,7 +101,7 @@ class WrongLoop(CallboardError):
 
 
 class ActorStopped(CallboardError):
-    """The actor that was asked has stopped or crashed, and will not answer."""
+    """The actor has stopped or crashed and will not answer."""
 
 
 class MailboxFull(CallboardError):
@@ -127,7 +126,7 @@ class SupervisorEscalated(CallboardError):
 
 
 class UnknownStream(CallboardError, LookupError):
-    """No log of that stream exists: it was never opened, or its time is over. The text says what to do."""
+    """No log of that stream exists: it was never opened, or it has expired. The text names the remedy."""
 
 
 class ErrorClass(StrEnum):
@@ -149,15 +148,15 @@ class AdapterError(CallboardError):
     An exception of a turn has `turn` as well, see `Session.send`.
 
     Args:
-        message: The text for people; it never holds a key.
+        message: The text for people. It never contains a key.
         provider: The adapter's name.
         provider_status: The HTTP status, if there was one.
         provider_code: The provider's own type or code.
-        provider_message: The provider's own words, or else the message.
-        provider_param: The part of the request that the provider complains of, if it names one.
-        retryable: Whether the failure is of a passing kind, so that the caller may try again later. None takes the
-            class's word.
-        retry_after_seconds: The provider's hint how long to wait, in seconds, if it gave one.
+        provider_message: The provider's own text; defaults to the message.
+        provider_param: The request field that the provider rejects, if it names one.
+        retryable: Whether the failure is temporary, so that the caller may retry later. None uses the class's
+            default.
+        retry_after_seconds: The wait that the provider asks for, in seconds, if it gave one.
         request_id: Our id of the request.
         provider_request_id: The provider's id of the request, for its support.
     """
@@ -165,7 +164,7 @@ class AdapterError(CallboardError):
     error_class: ClassVar[ErrorClass] = ErrorClass.OTHER
     """The class of the error, for routing and analytics."""
     default_retryable: ClassVar[bool] = False
-    """Whether a failure of this class is of a passing kind."""
+    """Whether a failure of this class is temporary."""
 
     def __init__(
         self,
@@ -194,10 +193,12 @@ class AdapterError(CallboardError):
         self.content: tuple[ContentBlock, ...] = ()
         """The content that had arrived when the call failed."""
         self.usage: TokenUsage | None = None
-        """The tokens that the call had used; None if nothing is known of them."""
+        """The tokens that the call used; None if unknown."""
         self.cost: Cost | None = None
-        """The cost of the call, set by the engine; None where an adapter is used alone. The error's `turn` has the
-        cost of all calls of the turn."""
+        """The cost of the call, set by the engine; None where an adapter is used alone.
+
+        The error's `turn` has the cost of all calls of the turn.
+        """
 
 
 class AuthError(AdapterError):
@@ -207,7 +208,7 @@ class AuthError(AdapterError):
 
 
 class AccessDeniedError(AuthError):
-    """The key is good, but it may not do this."""
+    """The key is valid but lacks a permission."""
 
 
 class RateLimitError(AdapterError):
@@ -218,7 +219,7 @@ class RateLimitError(AdapterError):
 
 
 class OverloadedError(RateLimitError):
-    """The provider has too much to do, for everyone."""
+    """The provider is overloaded for all its users."""
 
 
 class QuotaExceededError(RateLimitError):
@@ -246,22 +247,23 @@ class NetworkError(AdapterError):
     error_class = ErrorClass.NETWORK
     default_retryable = True
     before_sending = False
-    """Whether no byte of the request had left, so that surely nothing of it was carried out."""
+    """Whether no byte of the request was sent, so that the provider ran nothing."""
 
 
 class RequestTimeoutError(NetworkError):
-    """Something took longer than allowed; the text says what."""
+    """A step took longer than allowed. The text names the step."""
 
 
 class StreamError(NetworkError):
-    """A reply broke off, or is no reply of its protocol."""
+    """A reply broke off, or does not follow its protocol."""
 
 
 class OutcomeUnknownError(NetworkError):
-    """A request that must not be carried out twice was sent, and its outcome is not known.
+    """A request that must not run twice was sent, and its outcome is unknown.
 
-    It may have been carried out and be billed. So it is not sent again, and no other model stands in. The
-    exception's cause is the failure itself.
+    The provider may have run and billed it. So it is not sent again, and no fallback model is tried. The
+    exception's
+    cause is the failure itself.
     """
 
     default_retryable = False
@@ -288,40 +290,38 @@ class ContentFilterError(InvalidRequestError):
 
 
 class GuardrailStopped(ContentFilterError):
-    """A guardrail of the host's stopped the reply. `content` is what it had let pass, and `cost` that of the call.
+    """A guardrail of the host stopped the reply.
 
-    No other model is asked, and nothing is repeated.
+    `content` is the part that it let pass, and `cost` is the cost of the call. There is no retry and no fallback.
     """
 
 
 class CapabilityError(InvalidRequestError):
-    """The model can't do what the request asks; found before anything was sent."""
+    """The model can't do what the request requires. Raised before anything is sent."""
 
 
 class UnsupportedToolChoiceError(CapabilityError):
-    """The model can't be told to choose tools that way."""
+    """The model does not support this tool choice."""
 
 
 class PromptTooLongError(CapabilityError):
-    """The prompt is surely larger than the model's context window, as estimated before anything was sent."""
+    """The prompt exceeds the model's context window by our estimate. Raised before anything is sent."""
 
 
 class NoModelAvailable(AdapterError):
-    """All models for the call are unavailable; the text says why. `retryable` is set.
+    """All models for the call are unavailable. The text gives the reasons. `retryable` is set.
 
-    `retry_after_seconds` is the time until the first of them may be tried again, if that is known.
+    `retry_after_seconds` is the time until the first of them may be tried again, if known.
     """
 
 
 class CancelledError(AdapterError):
-    """The call was cancelled. `content`, `usage` and `cost` hold the content that had arrived, its tokens and its
-    cost.
-    """
+    """The call was cancelled. `content`, `usage` and `cost` cover the part that had arrived."""
 
     error_class = ErrorClass.CANCELLED
 
 
-# What each exception means, in one table
+# --- Table of errors ---
 
 Retried: TypeAlias = Literal["yes", "no", "if it says so"]
 Hint: TypeAlias = Literal["provider's", "none"]
@@ -338,7 +338,7 @@ class ErrorRow(msgspec.Struct, frozen=True):
     retried: Retried
     """Whether an adapter retries it by itself."""
     hint: Hint
-    """The source of the wait before a retry, in place of the schedule."""
+    """The source of the wait before a retry, if it replaces the schedule."""
     counts: Counts
     """The part of the provider against which the failure counts."""
     seen: str
@@ -396,17 +396,17 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(AdapterError, _E.OTHER, "if it says so", "none", "nobody",
              "an error that says nothing we know; retried, because it may pass"),
 )  # fmt: skip
-"""Every AdapterError. The other exceptions of `errors` are the host's own business and never of a call."""
+"""Every AdapterError. No other exception ends a call."""
 
 
-# The codes of warnings
+# --- Codes of warnings ---
 
 
 class WarningCode(StrEnum):
-    """What a warning is about, for programs. A host's own warnings may have other codes."""
+    """The subject of a warning, for programs. A host's own warnings may have other codes."""
 
     meaning: str
-    """What the warning is about, for people, as the documentation says it."""
+    """The meaning of the code, for people, as in the documentation."""
 
     def __new__(cls, code: str, meaning: str) -> WarningCode:
         member = str.__new__(cls, code)
@@ -414,7 +414,7 @@ class WarningCode(StrEnum):
         member.meaning = meaning
         return member
 
-    # -- what was asked for, and was sent otherwise or not at all
+    # Requested, and dropped or changed before sending:
 
     PARAMETER_DROPPED = "parameter_dropped", "A setting was not sent, because the model or the protocol lacks it."
     PARAMETER_CHANGED = "parameter_changed", "A setting was sent with the nearest value that the model takes."
@@ -441,7 +441,7 @@ class WarningCode(StrEnum):
         "The provider refused its reasoning in the history, which was left out.",
     )
 
-    # -- what came, and was not as it should be
+    # Received, and not as expected:
 
     USAGE_ESTIMATED = (
         "usage_estimated",

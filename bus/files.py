@@ -1,7 +1,7 @@
-"""Private files: readable by their owner alone, whole or not there, and never behind a link.
+"""Private files: readable by their owner alone, written whole, and never through a link.
 
-A file is made beside its place under a name that nobody can guess, and takes the place in one step. A symbolic
-link in the place is refused: it may have been laid there to have another file overwritten.
+A file is made under a random name in the same folder, and replaces the target in one step. A symbolic link at the
+target is refused, because it may have been put there to overwrite another file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _LONGEST_PREFIX = 50  # characters of a temporary name; a file's name may have 2
 
 
 class UnfinishedFile:
-    """A private file in the making. It ends with `keep` or `drop`."""
+    """A private file in progress. End it with `keep` or `drop`."""
 
     def __init__(self, path: str | Path) -> None:
-        """Make a temporary file beside `path`."""
+        """Create a temporary file in the folder of `path`."""
         self.target = Path(path)
-        """The path at which the file will stand."""
+        """The final path of the file."""
         refuse_link(self.target)
         prefix = f".{self.target.name[:_LONGEST_PREFIX]}."
-        import tempfile  # it loads random and more, which a program that writes nothing needs not
+        import tempfile  # it loads random and more, which most programs don't need
 
         handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=prefix, suffix=".part")
         self.path = Path(name)
@@ -37,7 +37,7 @@ class UnfinishedFile:
         """The temporary file, open for reading and writing."""
 
     def keep(self) -> None:
-        """Put the file in its place, instead of any file that was there."""
+        """Move the file to its target, replacing any file there."""
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -49,16 +49,16 @@ class UnfinishedFile:
             raise
 
     def drop(self) -> None:
-        """Leave nothing of the file."""
+        """Delete the temporary file."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def private_file(path: str | Path) -> Iterator[BinaryIO]:
-    """An open file that takes its place if the block ends in order.
+    """Open a file that replaces the target if the block succeeds.
 
-    A device or a pipe, such as ``/dev/stdout``, is written to as it is.
+    A device or a pipe, such as ``/dev/stdout``, is written directly.
     """
     if _is_stream(Path(path)):
         with open(path, "wb") as stream:
@@ -74,13 +74,13 @@ def private_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_private(path: str | Path, data: bytes) -> None:
-    """Write a private file, whole or not at all, in place of any file that was there."""
+    """Write a private file, whole or not at all, replacing any file there."""
     with private_file(path) as file:
         file.write(data)
 
 
 def _is_stream(path: Path) -> bool:
-    if path.parts[:2] in _SYSTEM_FOLDERS:  # its links are the system's
+    if path.parts[:2] in _SYSTEM_FOLDERS:  # the links there are the system's
         return True
     try:
         mode = os.lstat(path).st_mode
@@ -100,9 +100,9 @@ def refuse_link(path: Path) -> None:
 
 
 def package_data(module: str, name: str) -> bytes:
-    """Read a file that stands beside a module, or in a folder there.
+    """Read a data file of a package, relative to a module.
 
-    The module's loader reads it, so the package may stand in a zip file.
+    The module's loader reads it, so the package may be inside a zip file.
     """
     data = get_data(module, name)
     assert data is not None, f"the loader of {module} reads no files"

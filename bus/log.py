@@ -1,9 +1,8 @@
 """Log lines with fields, for the standard library's `logging`.
 
-Every module logs under its own name below `callboard`. structlog puts the lines together; it is imported when the
-first line is written, and the host's own configuration of it neither has an effect here nor is changed. Nothing is
-written to a stream: without a handler of the host's, a line goes nowhere. Nothing on the path of a single delta
-logs.
+Every module logs under its own name below `callboard`. structlog formats the lines and is imported with the first
+one, independent of the host's configuration of it. Without a handler of the host, a line goes nowhere. The path of
+a single delta has no log lines.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ if TYPE_CHECKING:
 
 
 ROOT = "callboard"
-"""The logger above all of ours, and the attribute of a `logging.LogRecord` with a line's event and fields."""
+"""The name of the root logger, and the attribute of a `logging.LogRecord` with a line's event and fields."""
 
 LoggerCall: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 _CALLER = 6  # the frame that logs, as `logging` counts: behind three of structlog and two of this module
 
-logging.getLogger(ROOT).addHandler(logging.NullHandler())  # else a warning that nobody wants goes to stderr
+logging.getLogger(ROOT).addHandler(logging.NullHandler())  # prevents Python's default output to stderr
 
 
 class Log:
     """A lazy logger: `log = Log("adapters.retry")`, then `log.warning("event", field=1)`.
 
-    An exception given as `raised` adds its traceback to the line.
+    The argument `raised` takes an exception and adds its traceback.
 
     Args:
         name: The logger's name below ``callboard``.
@@ -42,25 +41,25 @@ class Log:
         self._bound: BoundLogger | None = None
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """Log a line for somebody who looks for a fault."""
+        """Log a detail for finding a fault."""
         self._say(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """Log a line for somebody who runs the program."""
+        """Log an event for the operator."""
         self._say(logging.INFO, event, fields)
 
     def warning(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
-        """Log that something is not as it should be, and was dealt with."""
+        """Log a problem that was handled."""
         self._say(logging.WARNING, event, fields, raised)
 
     def error(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
-        """Log that something has failed."""
+        """Log a failure."""
         self._say(logging.ERROR, event, fields, raised)
 
     def _say(
         self, level: int, event: str, fields: Mapping[str, object], raised: BaseException | None = None
     ) -> None:
-        # a host's logging that fails must not take a supervisor or a call down with it
+        # A host's logging that fails must not end a supervisor or a call.
         with contextlib.suppress(Exception):
             if self._logger.isEnabledFor(level):
                 if self._bound is None:
@@ -69,14 +68,14 @@ class Log:
 
 
 def _bind(logger: logging.Logger) -> BoundLogger:
-    """structlog over one logger of the standard library, whatever structlog is configured to do elsewhere."""
+    """Bind structlog to a standard logger, independent of its global configuration."""
     from structlog.stdlib import BoundLogger
 
     return BoundLogger(logger, processors=[_for_logging], context={})
 
 
 def _for_logging(logger: logging.Logger, method: str, line: MutableMapping[str, Any]) -> LoggerCall:
-    """A line as the standard library takes it: words for people, and the fields beside them for programs."""
+    """Convert a line for the standard library: a message for people, and fields for programs."""
     exc_info = line.pop("exc_info", None)
     event = line["event"]
     words = " ".join([str(event), *(f"{name}={value!r}" for name, value in line.items() if name != "event")])
@@ -84,8 +83,9 @@ def _for_logging(logger: logging.Logger, method: str, line: MutableMapping[str, 
 
 
 def current_trace() -> str | None:
-    """The host's current span; None if there is none, or if the host doesn't use OpenTelemetry."""
-    trace = sys.modules.get("opentelemetry.trace")  # never imported by us: without it there is no current span
+    """The host's current span; None if there is none or OpenTelemetry is not in use."""
+    # never imported by us: if it is not loaded, there is no current span
+    trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
     context = trace.get_current_span().get_span_context()

@@ -1,7 +1,4 @@
-"""The readers' side of a bus. A live bus and a replay share it.
-
-A bus belongs to the thread that first used it. There is no lock: another thread gets `WrongLoop`.
-"""
+"""The readers' side of a bus, shared by live buses and replays."""
 
 from __future__ import annotations
 
@@ -30,15 +27,15 @@ class BusStatistics(msgspec.Struct, frozen=True):
     published: int
     """The number of events so far, which is also the last seq."""
     after_close: int
-    """The number of these events that came after `close`, and reached nobody."""
+    """The number of these events that came after `close` and were not delivered."""
     dead_letters: int
-    """The number of messages so far to actors that had stopped or were full."""
+    """The number of messages so far to actors that had stopped or had a full mailbox."""
     subscriptions: tuple[SubscriptionStatistics, ...]
     """A snapshot of each subscription."""
 
 
 class ObservableBus:
-    """The base of `Bus` and `ReplayBus`. Code that only watches takes either.
+    """The base of `Bus` and `ReplayBus`. Code that only subscribes accepts either.
 
     Args:
         run_id: The id that the events carry.
@@ -65,17 +62,17 @@ class ObservableBus:
         """Receive every event published from now on whose topic matches one of the patterns.
 
         Close the subscription, or use it as a context manager: the bus holds it until then. On a closed bus it is
-        closed from the beginning.
+        closed already.
 
         Args:
             patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one
                 or more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
-            policy: The behaviour when the reader is slow; `DropOldest(1024)` if it isn't given.
-            name: A name for statistics; the file and line of this call if it isn't given.
-            without: Patterns of topics that don't come, although one of `patterns` matches them.
+            policy: The behaviour when the reader is slow; defaults to `DropOldest(1024)`.
+            name: A name for statistics; defaults to the file and line of this call.
+            without: Patterns of topics to exclude.
 
         Raises:
-            ValueError: No pattern is given, or one that could match nothing.
+            ValueError: There is no pattern, or one that can't match anything.
             WrongLoop: The bus belongs to another thread.
         """
         self.check_thread()
@@ -95,8 +92,9 @@ class ObservableBus:
         return subscription
 
     def close(self) -> None:
-        """Close every subscription. Readers get the events that still wait, and then the end. A second call does
-        nothing.
+        """Close every subscription.
+
+        Readers get the waiting events, and then the end. A second call does nothing.
         """
         if self._closed_at is None:
             self._closed_at = self._seq
@@ -138,7 +136,7 @@ class ObservableBus:
             self._forget_routes()
 
     def _forget_routes(self) -> None:
-        """Called when the subscriptions have changed."""
+        """Clear the routes, because the subscriptions have changed."""
         raise NotImplementedError
 
 
@@ -169,7 +167,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _schedule_on_this_loop() -> Schedule | None:
-    """How to run a function on the loop that runs in this thread, from any other; None outside a loop."""
+    """A function that schedules calls on this thread's loop from any thread; None outside a loop."""
     try:
         return asyncio.get_running_loop().call_soon_threadsafe
     except RuntimeError:

@@ -1,24 +1,14 @@
-"""A replay: stored events through a bus again, for code that was written to watch a live one.
+"""Replay: stored events through a bus again, for code that reads a live one.
 
     async with Bus.replay(source) as bus:
         async with bus.subscribe("llm.*") as events:
             async for envelope in events:
                 ...
 
-Envelopes come exactly as they were: run_id, seq, times, ids. Nothing can be published. When the source has ended
-and what waits has been read, every subscription ends.
-
-**Order.** That of the source. Within a run `seq` increases; a source with several runs gives them as they were
-stored.
-
-**Readers.** The replay looks at the policies, as a live bus does, but it can wait, which a live one can't:
-
-    Lossless              at most `WINDOW` events wait for it; then the whole replay waits until it has read some.
-    DropOldest, Latest    never hold anybody up, and drop what they must. Readers get a turn after every few
-                          events, so one that waits for nothing but events drops nothing.
-
-**Pace.** speed None: as fast as the readers. 1.0: as it happened, 10.0: ten times as fast. Within a run the pace
-is that of the monotonic clock, between runs that of the wall clock. A replay that had to wait catches up.
+Envelopes are unchanged: run_id, seq, times, ids. They come in the order of the source, and nothing can be
+published.
+A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and `Latest` drop events,
+but all readers get a turn after every few events. After the source's end, every subscription ends.
 """
 
 from __future__ import annotations
@@ -38,25 +28,28 @@ from .observable import BusStatistics, ObservableBus
 from .subscription import Lossless, Policy, Subscription
 
 WINDOW = 1024
-"""How many events may wait for one lossless reader."""
+"""The largest number of events that wait for one lossless reader."""
 
 _BURST = 128
 _ROUTES_KEPT = 1024
 
 
 class ReplayBus(ObservableBus):
-    """A bus that delivers envelopes again. It is made by `Bus.replay`, for one use.
+    """A bus that delivers envelopes again, made by `Bus.replay`, for one use.
 
-    As an async context manager it replays in a task of its own. The task begins when a reader waits for events, so
-    that a reader who subscribes before that misses nothing. Leaving the context ends the replay. An exception of
-    the source comes out of the context, after the readers have had every event before it. `run()` replays in the
-    caller's task, at once.
+    As an async context manager it replays in a task of its own, which starts when a reader waits for events. So
+    readers that subscribed before that miss nothing. Leaving the context ends the replay. If the source raises,
+    the context raises that exception after the readers have had every event before it. `run()` replays in the
+    caller's task.
+
+    Within a run the pace follows the monotonic clock, between runs the wall clock. A replay that had to wait
+    catches up.
 
     Args:
         source: The envelopes, iterated once.
-        speed: How many times as fast as it happened; None: no waiting.
-        longest_pause: The longest wait between two events, in seconds, for histories with hours in which nothing
-            happened; None for no limit.
+        speed: The factor on the original speed; None for no waiting.
+        longest_pause: The longest wait between two events, in seconds, for histories with idle hours; None for no
+            limit.
         clock: The clock of the replay.
 
     Raises:
@@ -92,7 +85,7 @@ class ReplayBus(ObservableBus):
 
     @property
     def delivered(self) -> int:
-        """The number of events that have been replayed, whether or not anybody read them."""
+        """The number of events that were replayed, delivered or not."""
         return self._delivered
 
     @property
@@ -101,7 +94,7 @@ class ReplayBus(ObservableBus):
         return self._seq
 
     async def run(self) -> int:
-        """Replay everything, and close the bus. An exception of the source is raised here.
+        """Replay everything, and close the bus. Exceptions of the source are raised here.
 
         Returns:
             The number of events.
@@ -129,7 +122,7 @@ class ReplayBus(ObservableBus):
         return self._delivered
 
     def statistics(self) -> BusStatistics:
-        """A snapshot of the replay and all its subscriptions; ages are in the time of what is replayed."""
+        """A snapshot of the replay and all its subscriptions. Ages are in replayed time."""
         return BusStatistics(
             run_id=self.run_id,
             published=self._delivered,
@@ -154,7 +147,7 @@ class ReplayBus(ObservableBus):
         assert self._group is not None
         self.close()
         self._group.cancel_scope.cancel()
-        # Not told of the body's exception, which it would wrap into a group.
+        # Without the body's exception, because the group would wrap it.
         await self._group.__aexit__(None, None, None)
         if self._failure is not None and error is None:
             raise self._failure
@@ -196,7 +189,7 @@ class ReplayBus(ObservableBus):
         return found
 
     def _turn_after(self) -> int:
-        """The number of events after which the readers get a turn: half the size of the smallest buffer."""
+        """The number of events between readers' turns: half the size of the smallest buffer."""
         capacities = (
             each.policy.capacity for each in self._subscriptions if not isinstance(each.policy, Lossless)
         )
@@ -216,7 +209,7 @@ class ReplayBus(ObservableBus):
 
     def _forget_routes(self) -> None:
         self._routes.clear()
-        self._make_room()  # for what a reader had blocked that is gone
+        self._make_room()  # room for the events that a closed reader had blocked
 
     def _make_room(self) -> None:
         room, self._room = self._room, None
@@ -228,7 +221,7 @@ class ReplayBus(ObservableBus):
 
 
 class _ReplaySubscription(Subscription):
-    """A subscription that tells the replay when its reader waits, and when enough was read to make room again."""
+    """A subscription that signals the replay when its reader waits or has made room."""
 
     def __init__(
         self,
@@ -264,14 +257,14 @@ class _ReplaySubscription(Subscription):
 
 
 class _Pace:
-    """The time at which each envelope is due, on the loop's clock."""
+    """The due time of each envelope, on the loop's clock."""
 
     def __init__(self, speed: float, longest_pause: float | None) -> None:
         self._speed = speed
         self._longest_pause = math.inf if longest_pause is None else longest_pause
         self._began: float | None = None
         self._first_us = 0
-        self._runs: dict[str, tuple[int, int]] = {}  # where each run's first event stands, and its mono_ns
+        self._runs: dict[str, tuple[int, int]] = {}  # the start and the mono_ns of each run's first event
 
     async def wait_for(self, envelope: Envelope) -> None:
         now = anyio.current_time()

@@ -1,18 +1,12 @@
-"""A subscription: one reader's bounded view of the bus.
+"""Subscriptions: one reader's bounded view of the bus.
 
-The bus puts an envelope in with a plain call; the reader takes it out in its own time. Between the two stands a
-buffer, and the policy says what the buffer does when the reader is slow:
+    Lossless     keeps everything, without a bound: admission must check `depth` and `oldest_age_ms`.
+    DropOldest   keeps the newest `capacity`. A `Gap` reports dropped events before the next one.
+    Latest       keeps the newest for each key. Superseded events are no loss; a dropped key is a `Gap`.
 
-    Lossless     keeps everything. Nothing here bounds it: whoever admits new work must look at `depth` and
-                 `oldest_age_ms`, because a publisher is never made to wait.
-    DropOldest   keeps the newest `capacity`. What was dropped is told in-band: a `Gap` before the next event.
-    Latest       keeps the newest per key. Superseded events are no loss; a key that had to go is a `Gap`.
-
-Whatever the policy, the sequence numbers that a reader sees strictly increase. A drop always takes the oldest, so
-the dropped numbers are smaller than everything that waits, and one gap at the head of the buffer says it all.
-
-A reader that waits has left one signal; the next envelope sets it and forgets it. A reader that is busy has
-left none, and costs the publisher one append.
+The bus puts an envelope into a buffer with a plain call. The sequence numbers that a reader sees strictly
+increase. The oldest event is dropped first, so one gap at the head of the buffer covers all drops. A waiting
+reader leaves one signal, which the next envelope sets. A busy reader costs the publisher one append.
 """
 
 from __future__ import annotations
@@ -33,14 +27,15 @@ from .log import Log
 _log = Log("bus.subscription")
 
 READ_BURST = 256
-"""A reader that always finds something lets others run after so many events."""
+"""The number of events after which a busy reader yields to other tasks."""
 
 
 class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
     """Events that this subscription dropped.
 
-    It comes before the next event, in an envelope whose `seq` is `last`. Only the subscription that dropped the
-    events sees it; it is not published. Other events between `first` and `last` were not for this subscription.
+    It comes before the next event, in an envelope with `last` as its `seq`. It is not published: only the
+    subscription
+    that dropped the events gets it. Other events between `first` and `last` did not match the subscription.
     """
 
     first: int
@@ -52,8 +47,9 @@ class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
 
 
 class Lossless(msgspec.Struct, frozen=True):
-    """Keep everything until it is read. It is for the few readers that may lose nothing and that admission
-    watches.
+    """Keep everything until it is read.
+
+    For the few readers that must not lose events and that admission watches.
     """
 
 
@@ -73,14 +69,14 @@ class DropOldest(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Keep the newest event per key. An older event of the same key is no loss, and no `Gap` reports it.
+    """Keep the newest event for each key. An older event of the same key is no loss and makes no `Gap`.
 
     Raises:
         ValueError: The capacity is below 1.
     """
 
     key: Callable[[Envelope], Hashable]
-    """A quick pure function. An event for which it raises is kept under a key of its own."""
+    """A fast pure function. An event for which it raises has a key of its own."""
     capacity: int = 1024
     """The largest number of keys."""
 
@@ -90,7 +86,7 @@ class Latest(msgspec.Struct, frozen=True):
 
 
 Policy: TypeAlias = Lossless | DropOldest | Latest
-"""What a subscription does about a reader that is slower than the events."""
+"""How a subscription handles a slow reader."""
 
 
 class SubscriptionStatistics(msgspec.Struct, frozen=True):
@@ -124,7 +120,7 @@ class _Buffer(Protocol):
 
 
 class _Everything(deque[Envelope]):
-    """A queue. Its length, which is asked for several times an event, is the deque's own."""
+    """A queue. Its length is the deque's own, because it is read several times for each event."""
 
     dropped = 0
     push = deque.append
@@ -135,7 +131,7 @@ class _Everything(deque[Envelope]):
 
 
 class _Losing:
-    """The part that the two dropping buffers share: the gap that waits at their head."""
+    """The common part of the two dropping buffers: the gap at their head."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -191,7 +187,7 @@ class _NewestPerKey(_Losing):
         items = self._items
         try:
             key = self._policy.key(envelope)
-            items.pop(key, None)  # a dict keeps the place of a key that is set again; we want it at the end
+            items.pop(key, None)  # a dict keeps the position of a key that is set again; it must move to the end
         except Exception as error:
             _log.warning("bus.key_failed", error, seq=envelope.seq, topic=envelope.topic, error=repr(error))
             key = (_NewestPerKey, envelope.seq)
@@ -222,10 +218,11 @@ def _buffer(policy: Policy) -> _Buffer:
 class Subscription:
     """A reader's view of a bus, made by `Bus.subscribe`. Read it with ``async for``, or with `take` and `wait`.
 
-    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails. It never loses an
-    event that the policy keeps, not even when the reader is cancelled while it waits. Several tasks may read one
-    subscription; each event then goes to one of them. Iteration ends when the subscription or the bus is closed
-    and every waiting event has been read.
+    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails. It loses no event that
+    the policy keeps, also if a waiting reader is cancelled. Several tasks may read one
+        subscription; each event then goes to one of them. Iteration ends when the subscription or the bus is
+        closed
+        and every waiting event has been read.
     """
 
     def __init__(
@@ -253,7 +250,7 @@ class Subscription:
 
     @property
     def closed(self) -> bool:
-        """True when nothing more will come. Events that wait can still be read."""
+        """True after `close`. Waiting events can still be read."""
         return self._closed
 
     @property
@@ -314,8 +311,8 @@ class Subscription:
                 return self._buffer.pop()
 
     def close(self) -> None:
-        """Stop receiving. Events that wait can still be read, and a reader that waits is let go. A second call
-        does nothing.
+        """Stop receiving. Waiting events can still be read, and a waiting reader returns. A second call does
+        nothing.
         """
         if not self._closed:
             self._closed = True
@@ -329,7 +326,7 @@ class Subscription:
             try:
                 waiter.set()
             except RuntimeError as error:
-                # The reader's event loop has ended while it waited; nobody is there to be woken.
+                # The reader's event loop has ended while it waited, so there is no task to wake.
                 _log.warning(
                     "bus.reader_gone", subscription=self.name, created_at=self.created_at, error=str(error)
                 )

@@ -1,1 +1,1 @@
-"""Actors, the tasks below them, and the supervisors above them."""
+"""Actors, their tasks and their supervisors."""

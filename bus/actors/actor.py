@@ -1,22 +1,20 @@
-"""Actors: one at a time, a mailbox, and tasks below them.
+"""Actors: one message at a time, a mailbox, and tasks.
 
-An `Actor` is behaviour; what outlives it is the `ActorRef`, which others hold. Between the two stands an
-`Incarnation`, one life of one instance:
+An `Actor` is behaviour. Others hold its `ActorRef`, which outlives it. An `Incarnation` is one life of one
+instance:
 
-    starting ──started() returned──▶ running ──┬─ stop asked for ─┬─▶ closing ──▶ ended
+    starting ──started() returned──▶ running ──┬─ stop requested ─┬─▶ closing ──▶ ended
        └────────────── failed ─────────────────┴─ crashed ────────┘
 
     starting   started() runs; messages already queue.
-    running    receive() gets one message at a time. Tasks made by spawn() run beside it.
+    running    receive() gets one message at a time. Tasks made by spawn() run concurrently.
     closing    the tasks are cancelled and awaited; then stopping() runs, shielded, for at most a second.
-    ended      nothing of this life runs any more. Only now may the next one begin.
+    ended      nothing of this life runs any more. Only now may the next one start.
 
-A crash is an exception out of started() or receive(), or a cancellation that nobody asked for. A task that fails
-is no crash: it fails alone. The mailbox belongs to the ref, so a restart keeps what waits; the message that was
-being handled is not delivered again (a call of a model is not repeated by accident), and its asker is answered
-with `ActorStopped`. When the ref closes for good, everything that waits is answered or becomes a dead letter.
-
-So an ask always ends: a reply, ActorStopped, MailboxFull, or DeadlineExceeded.
+A crash is an exception out of started() or receive(), or a leaked cancellation. A task that fails alone is no
+crash. The mailbox survives a restart. The message being handled is not delivered again, so that no model call is
+repeated by accident; its asker gets `ActorStopped`. An ask always ends: with a reply, ActorStopped, MailboxFull,
+or DeadlineExceeded.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
 from ..log import Log
 from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
 
-# One message on its way to an actor, with the answer that an asker waits for.
+# --- Messages in transit ---
 
 
 class Letter:
-    """A message on its way, and the asker who waits for the answer, if there is one."""
+    """A message, and the future of its asker, if there is one."""
 
     __slots__ = ("_asked", "_done", "_error", "_value", "message")
 
@@ -54,17 +52,17 @@ class Letter:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody waits for the answer."""
+        """Whether an asker waits for the answer."""
         return self._asked
 
     def answer(self, value: object) -> None:
-        """Give the asker, if there is one, the answer. Only the first answer or failure counts."""
+        """Answer the asker, if there is one. Only the first answer or failure counts."""
         if self._done is not None and not self._done.is_set():
             self._value = value
             self._done.set()
 
     def fail(self, error: Exception) -> None:
-        """Give the asker, if there is one, the exception that `result` raises."""
+        """Fail the ask with the exception that `result` raises."""
         if self._done is not None and not self._done.is_set():
             self._error = error
             self._done.set()
@@ -96,13 +94,13 @@ Phase: TypeAlias = Literal["starting", "running", "closing", "ended"]
 
 
 class Actor:
-    """Subclass it, and give a factory of it to a supervisor. Every restart makes a new instance."""
+    """Base class of actors. Give a factory of it to a supervisor. Every restart makes a new instance."""
 
     async def started(self, context: ActorContext) -> None:
         """Called once, before the first message. If it raises, the start has failed."""
 
     async def receive(self, message: object) -> object:
-        """Handle one message. The value that is returned answers an ask.
+        """Handle one message. The return value answers an ask.
 
         An exception is a crash; the asker gets ActorStopped, with the exception as its cause. Never await long
         work here: spawn a task for it.
@@ -113,18 +111,18 @@ class Actor:
         raise NotImplementedError
 
     async def stopping(self) -> None:
-        """Called once at the end of a life that had started, after a crash as well, when all its tasks are over.
+        """Called once at the end of a life that had started, also after a crash, when all its tasks have ended.
 
-        It is shielded from cancellation, and cut off after one second. An exception that it raises is logged.
+        It is shielded from cancellation, and cut off after one second. Its exceptions are logged.
         """
 
 
 class ActorContext:
-    """The world that an actor lives in, as it may know it. It stays the same for all of one life."""
+    """What an actor may use of its surroundings. It stays the same for one life."""
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref
-        """The actor's own ref, which others may be given."""
+        """The actor's own ref. It may be given to others."""
         self.bus = bus
         """The supervisor's bus."""
         self.clock = clock
@@ -145,11 +143,11 @@ class _WorkFailed(msgspec.Struct, frozen=True):
 
 
 class WorkActor(Actor):
-    """An actor around work that lasts as long as it lives, so that a crash of the work is a crash of the actor.
+    """An actor around work of the same lifetime: a crash of the work crashes the actor.
 
     Args:
         work: Works until it is cancelled. Every life calls it once.
-        name: What the actor's error calls it.
+        name: The name of the work in the actor's error.
     """
 
     def __init__(self, work: Callable[[], Awaitable[object]], name: str) -> None:
@@ -161,13 +159,13 @@ class WorkActor(Actor):
             try:
                 await self._work()
             except Exception as error:
-                # A task fails alone. The failure of this one is a crash of the actor.
+                # A task fails alone. The failure of this one must crash the actor.
                 context.ref.tell(_WorkFailed(error))
 
         context.spawn(run, name="run")
 
     async def receive(self, message: object) -> object:
-        """Takes nothing from outside. Raises TypeError."""
+        """Reject every message. Raises TypeError."""
         if isinstance(message, _WorkFailed):
             raise message.error
         raise TypeError(f"the {self._name} does not understand {type(message).__name__}")
@@ -187,16 +185,15 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     received: int
     """The number of messages received in all lives together."""
     rejected: int
-    """The number of messages, in all lives together, that found the actor stopped or its mailbox full."""
+    """The number of messages, in all lives, that found the actor stopped or its mailbox full."""
     tasks: int
-    """The number of tasks that run below the current life."""
+    """The number of tasks that run in the current life."""
 
 
 class ActorRef:
-    """The handle by which others reach an actor. It is valid as long as its supervisor, which makes it, over all
-    restarts.
+    """The handle of an actor, valid over all its restarts, as long as its supervisor.
 
-    It is for the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other.
+    Use it on the thread of its bus only: `tell`, `ask` and `spawn` raise WrongLoop in any other.
     """
 
     def __init__(self, name: str, bus: Bus) -> None:
@@ -212,26 +209,27 @@ class ActorRef:
 
     @property
     def actor(self) -> Actor | None:
-        """The instance that runs now; None while there is none."""
+        """The current instance; None while there is none."""
         life = self._life
         return life.actor if life is not None and life.phase == "running" else None
 
     @property
     def running(self) -> bool:
-        """True while an instance is up and takes messages and tasks."""
+        """True while an instance takes messages and tasks."""
         return self._life is not None and self._life.phase == "running"
 
     @property
     def coming_up(self) -> bool:
-        """True while no instance is ready and one will be, because a start or a restart is due."""
+        """True while a start or a restart is due, so that an instance will be ready."""
         return self._open and not self.running
 
     def tell(self, message: object) -> bool:
-        """Send a message, without waiting for an answer.
+        """Send a message without waiting for an answer.
 
         Returns:
-            True if the message waits in the mailbox of 256 messages, in order; it may still never be handled.
-                False if the actor has stopped or its mailbox is full; then the message is a dead letter.
+            True if the message is in the mailbox of 256 messages; it may still never be handled. False if the
+            actor
+            has stopped or its mailbox is full; then the message is a dead letter.
 
         Raises:
             WrongLoop: The bus belongs to another thread.
@@ -242,8 +240,9 @@ class ActorRef:
         return reason is None
 
     async def ask(self, message: object, *, timeout: float = 30.0) -> object:
-        """Send a message and wait for the answer. A message whose asker has given up or was cancelled may still be
-        handled.
+        """Send a message and wait for the answer.
+
+        A message may still be handled after its asker has given up or was cancelled.
 
         Args:
             message: The message.
@@ -266,7 +265,7 @@ class ActorRef:
         return letter.result()
 
     def spawn(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str | None = None) -> TaskHandle[T]:
-        """Run ``fn(*args)`` as a task of the current life, and return at once.
+        """Run ``fn(*args)`` as a task of the current life, without waiting for it.
 
         If the task raises, it fails alone, and the handle has the exception. When the actor stops or crashes, the
         task is cancelled and awaited.
@@ -274,7 +273,7 @@ class ActorRef:
         Args:
             fn: An async function.
             args: Its arguments.
-            name: A name for logs; the function's own if it isn't given.
+            name: A name for logs; defaults to the function's name.
 
         Raises:
             ActorStopped: The actor is not running.
@@ -283,9 +282,10 @@ class ActorRef:
         return self._running_life().spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
 
     def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
-        """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`, which must be soon.
+        """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`.
 
-        It saves a task, for work that ends when it is cancelled. Otherwise it is as with `spawn`.
+        This saves a task, for work that ends when it is cancelled. Call `run_here` soon. Otherwise it is like
+        `spawn`.
 
         Raises:
             ActorStopped: The actor is not running.
@@ -350,7 +350,7 @@ class ActorRef:
 
 
 class Incarnation:
-    """One life of one actor: see the module's docstring. Started, watched and stopped by a supervisor."""
+    """One life of one actor, started, watched and stopped by a supervisor."""
 
     def __init__(self, ref: ActorRef, factory: Callable[[], Actor], bus: Bus, clock: Clock) -> None:
         self.ref = ref
@@ -358,15 +358,15 @@ class Incarnation:
         self.phase: Phase = "starting"
         self.tasks = Tasks()
         self.error: Exception | None = None
-        self.cancelled = False  # by the event loop itself, as a whole
+        self.cancelled = False  # The event loop itself cancelled it.
         self.was_started = False
         self.started_ns = 0
-        # Shielded: a host that is cancelled cancels its supervisor, which then stops its children in order.
+        # A cancelled host cancels its supervisor, which then stops its children in order. So this is shielded.
         self.scope = anyio.CancelScope(shield=True)
-        self.stop_reason: str | None = None  # set when somebody asks this life to stop
+        self.stop_reason: str | None = None  # set by a request to stop
         self.on_up: Callable[[], None] | None = None  # called when it is running, before the first message
         self.on_closing: Callable[[], None] | None = None  # called when its tasks are about to be ended
-        self.up = anyio.Event()  # started() is over, well or not
+        self.up = anyio.Event()  # started() has returned or failed
         self.ended = anyio.Event()
         self.hook_running = False
         self._factory = factory
@@ -387,8 +387,9 @@ class Incarnation:
         return self.tasks.hold(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
-        """Live through all phases. It never raises, except KeyboardInterrupt and SystemExit; `error` says whether
-        it was a crash.
+        """Live through all phases.
+
+        Only KeyboardInterrupt and SystemExit are raised; `error` is set after a crash.
         """
         self._coroutine = current_coroutine()
         self.ref._life = self
@@ -396,8 +397,8 @@ class Incarnation:
             with self.scope:
                 await self._live()
         except anyio.get_cancelled_exc_class():
-            # Not our scope, which would have caught it, and nothing outside reaches through the shield: asyncio
-            # itself is cancelling every task because its loop ends. The task is at its end; let it go quietly.
+            # The shield keeps out every scope. So asyncio is cancelling all tasks because its loop ends. The task
+            # is at its end; let it go quietly.
             self.cancelled = True
         except Exception as error:
             self.error = unwrapped(error)

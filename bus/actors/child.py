@@ -1,4 +1,4 @@
-"""The children of a supervisor, their lives one after another, and their description."""
+"""Children of a supervisor: their description, their lives, and how a life is ended."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """An actor to supervise."""
 
     name: str
-    """A name that is unique below its supervisor, and better in the whole tree: lifecycle events carry it."""
+    """A name that is unique below its supervisor. Lifecycle events carry it, so prefer one unique in the tree."""
     factory: Callable[[], Actor]
     """A function that makes a new instance for every life."""
     restart: RestartType = "permanent"
     """``permanent``: always restarted. ``transient``: restarted after a crash only. ``temporary``: never
     restarted."""
     policy: RestartPolicy | None = None
-    """The policy for restarts; None for the supervisor's own."""
+    """The policy for restarts; None uses the supervisor's own."""
     on_limit: OnLimit = "escalate"
     """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child stays
-    stopped, until `restart_child`, and its siblings live on."""
+    stopped, until `restart_child`, and its siblings live on.
+    """
 
 
 class ShutdownReport(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class ShutdownReport(msgspec.Struct, frozen=True):
     stuck: tuple[str, ...] = ()
     """The names of tasks that still run."""
     lost: int = 0
-    """The number of messages that nobody handled."""
+    """The number of messages that were not handled."""
 
 
 class ChildStatistics(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class ChildStatistics(msgspec.Struct, frozen=True):
     supervisor: SupervisorStatistics | None
     """The supervisor's snapshot; None for an actor."""
     last_crash: str | None = None
-    """The type and the text of the exception of its latest crash; None if it never crashed."""
+    """The type and text of the latest crash's exception; None if it never crashed."""
     crashed_us: int | None = None
     """The time of that crash, in microseconds since the epoch, UTC."""
 
@@ -79,11 +80,11 @@ class SupervisorStatistics(msgspec.Struct, frozen=True):
     children: tuple[ChildStatistics, ...]
     """The snapshots of its children, in their order of starting."""
     stuck: tuple[str, ...]
-    """The names of tasks that did not end when they were told to."""
+    """The names of tasks that did not end when they were cancelled."""
 
 
 class Supervising(Protocol):
-    """A nested `Supervisor`, as the supervisor above sees it."""
+    """A nested `Supervisor`, as its parent sees it."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None: ...
     async def stop(self, *, budget: float) -> ShutdownReport: ...
@@ -132,9 +133,7 @@ Life: TypeAlias = Incarnation | SupervisorLife
 
 
 class Child:
-    """A child of a supervisor over all its lives: the values that it was given, and the two facts that are its
-    state.
-    """
+    """A child over all its lives: its description and the two facts of its state."""
 
     def __init__(
         self,
@@ -160,7 +159,7 @@ class Child:
         self.crashed_us: int | None = None
 
     def crashed(self, error: str, now_us: int) -> None:
-        """Count one more failure, and keep its reason."""
+        """Count one more failure, and record its reason."""
         self.failures += 1
         self.last_crash, self.crashed_us = error, now_us
 
@@ -185,7 +184,7 @@ class Child:
         )
 
 
-# The end of a life, and the handling of a life that doesn't end.
+# --- Ending lives ---
 
 STOP_GRACE_SECONDS = 5.0
 KILL_GRACE_SECONDS = 1.0
@@ -195,7 +194,7 @@ _log = Log("bus.supervisor")
 
 
 class Endings:
-    """The endings of lives in one run of a supervisor.
+    """Ends the lives in one run of a supervisor, and watches those that do not end.
 
     Args:
         group: The task group in which the lives are tasks.
@@ -203,13 +202,13 @@ class Endings:
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")
-        """The time of `anyio.current_time` from which on there is no grace."""
+        """The time of `anyio.current_time` from which there is no grace."""
         self._group = group
         self._stuck: dict[str, Life] = {}
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The names of tasks that did not end when they were told to, and still run."""
+        """The names of tasks that were cancelled and still run."""
         return tuple(name for name, life in self._stuck.items() if not life.ended.is_set())
 
     async def end(self, life: Life, reason: str) -> int:
@@ -235,9 +234,7 @@ class Endings:
         return 0
 
     def closing(self, life: Incarnation) -> None:
-        """Watch a life that closes although nobody asked it to stop, perhaps after a crash. Its tasks may be stuck
-        all the same.
-        """
+        """Watch a life that closes by itself, perhaps after a crash. Its tasks may be stuck too."""
         if life.stop_reason is None and life.tasks:
             self._group.start_soon(self._watch_closing, life)
 

@@ -1,16 +1,13 @@
-"""The decisions about a child that has ended, as pure functions of values: whether it is restarted, together with
-which others, and after how long.
+"""Restart decisions for a child that has ended, as pure functions of values.
 
     how it ended    permanent   transient   temporary
     crashed         restart     restart     stay
     normally        restart     stay        stay
 
-In place of a restart comes the limit once a child has failed `max_failures` times in a row. A normal end of a
-permanent child counts as a failure, too. The row ends when a child has lived for `healthy_after`.
-
-Failures in a row are counted, and not failures in a period, because a period works against the waits before
-restarts. With waits of seconds, five failures within five seconds never come about, and a child that can't live
-would be restarted for ever.
+A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child is a failure
+too.
+A child that lives for `healthy_after` starts a new row. Failures in a row are counted, not failures in a period:
+with waits of seconds between restarts, five failures within five seconds never happen.
 """
 
 from __future__ import annotations
@@ -21,14 +18,13 @@ from typing import Literal, TypeAlias
 import msgspec
 
 RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
-"""When a child is restarted: ``permanent`` always, ``transient`` after a crash only, ``temporary`` never."""
+"""The ends that lead to a restart: ``permanent`` all, ``transient`` crashes only, ``temporary`` none."""
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""Who is restarted with a child: nobody, everybody, or those that were started after it."""
+"""The children that restart together: only the failed one, all, or those started after it."""
 
 OnLimit: TypeAlias = Literal["escalate", "stop"]
-"""What follows too many failures in a row. With ``escalate`` the supervisor gives up, with ``stop`` that child
-stays stopped."""
+"""The reaction to too many failures in a row: the supervisor gives up, or the child stays stopped."""
 
 Verdict: TypeAlias = Literal["stay", "restart", "limit"]
 
@@ -41,7 +37,7 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     """
 
     max_failures: int = 5
-    """The number of failures in a row that is one too many; 1 means no restart at all. A failing start counts."""
+    """The number of failures in a row that is one too many; 1 means no restart. A failing start counts."""
     healthy_after: float = 30.0
     """Seconds after which a child that still lives starts a new row."""
     backoff_base: float = 0.1
@@ -66,14 +62,14 @@ class RestartPolicy(msgspec.Struct, frozen=True):
 
 
 def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failures: int) -> Verdict:
-    """The decision about a child that ended by itself; `failures` counts this end."""
+    """Decide about a child that ended by itself; `failures` counts this end."""
     if restart == "temporary" or (restart == "transient" and not crashed):
         return "stay"
     return "limit" if failures >= policy.max_failures else "restart"
 
 
 def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[str, ...]:
-    """The children to restart when one has ended, in their order of starting. A pure function.
+    """The children to restart when one has ended, in their order of starting.
 
     Args:
         strategy: The supervisor's strategy.
@@ -81,7 +77,7 @@ def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[
         failed: The name of the child that has ended.
 
     Raises:
-        ValueError: `failed` is none of the children.
+        ValueError: `failed` is not among the children.
     """
     position = children.index(failed)
     match strategy:

@@ -1,29 +1,16 @@
-"""Supervisors: they start children in order, restart them when they end, and stop them in reverse order.
-
-The state of a child is two facts. `wanted`: it should be running (start_child and restart_child set it;
-stop_child, an end that is not followed by a restart, and the limit clear it). `life`: the current or last
-incarnation. From them:
+"""Supervisors: start children in order, restart them, and stop them in reverse order.
 
     wanted  life           the child is
     yes     not ended      starting, running or closing
-    yes     ended          waiting for its restart: a recovery task has it in hand
+    yes     ended          waiting for its restart, which a recovery task does
     no      ended, none    stopped, until restart_child
 
-Every life runs in a task of its own which lets nothing out, so no child can cancel another. Its end is judged
-once, in `_ended`, by a plain function: expected (somebody asked for the stop), or one more failure in a row,
-followed by a restart, a stop or an escalation as `bus.actors.restart` decides. The waiting and restarting is
-done by a recovery task; under one_for_all and rest_for_one recoveries take turns, and one that finds its child
-already alive does nothing.
-
-Stopping a life takes a few seconds at the most (`bus.actors.endings`). What still runs then is stuck: `run` goes
-on waiting for it, but `stop` returns its report. A restart waits for it too, since two lives of one child must
-never overlap.
-
-Lives are shielded. When the host cancels `run`, the supervisor sees it and stops its children in order; they would
-otherwise all be cancelled at once, the ones that others rely on included.
-
-When it gives up, a supervisor stops all its children and `run` raises `SupervisorEscalated`. Below another
-supervisor that is a crash like any: the whole subtree is started again, or the parent gives up in its turn.
+Every life runs in a task of its own which raises nothing, so no child can cancel another. `_ended` judges each
+end: it was requested, or it is one more failure in a row. Under one_for_all and rest_for_one, recoveries take
+turns. Two lives of one child never overlap, so a restart waits for a stuck life; `stop` returns a report of it
+instead. Lives are shielded: if the host cancels `run`, the supervisor stops its children in order, not all
+together. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. That crashes it in
+its parent.
 """
 
 from __future__ import annotations
@@ -71,17 +58,17 @@ _log = Log("bus.supervisor")
 
 
 class Supervisor:
-    """A supervisor keeps children alive, by a strategy and a policy. It is for one thread, on asyncio and trio.
+    """Keeps children alive, by a strategy and a policy. It is for one thread, on asyncio and trio.
 
-    The host runs it in a task group of its own: ``await group.start(supervisor.run)``. All other methods may then
-    be called from any task of the same loop.
+    Run it in a task group of your own: ``await group.start(supervisor.run)``. All other methods may then be called
+    from any task of the same loop.
 
     Args:
         name: The supervisor's name, in logs and events.
         bus: The bus for the events of the children's lives.
-        clock: The clock; the bus's own if not given.
+        clock: The clock; defaults to the bus's own.
         strategy: The children that are restarted together.
-        policy: The policy for restarts; `RestartPolicy()` if not given.
+        policy: The policy for restarts; defaults to `RestartPolicy()`.
     """
 
     def __init__(
@@ -102,7 +89,7 @@ class Supervisor:
         self._group: anyio.abc.TaskGroup | None = None
         self._report = ShutdownReport(clean=True)
 
-    # -- its own life
+    # --- Its own life ---
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Supervise until `stop`, or until cancelled. Children of an earlier run are started first, in order.
@@ -121,7 +108,7 @@ class Supervisor:
         self._escalation: str | None = None
         self._lost = 0
         self._recoveries: set[anyio.CancelScope] = set()
-        self._turn = anyio.Lock()  # recoveries of a group strategy, one after the other
+        self._turn = anyio.Lock()  # recoveries of a group strategy take turns
         self._until_stopped = anyio.CancelScope()
         self._stopped = anyio.Event()
         try:
@@ -145,10 +132,10 @@ class Supervisor:
     async def stop(self, *, budget: float = 15.0) -> ShutdownReport:
         """Stop all children, last first, and then the supervisor.
 
-        It returns when everything has ended, or when the rest is known to be stuck.
+        It returns when everything has ended or is reported as stuck.
 
         Args:
-            budget: Seconds for all children together. When they are over, the rest is cancelled without grace.
+            budget: Seconds for all children together. After them, the rest is cancelled without grace.
         """
         if self._group is not None:
             self._endings.deadline = min(self._endings.deadline, anyio.current_time() + budget)
@@ -156,7 +143,7 @@ class Supervisor:
             await self._stopped.wait()
         return self._report
 
-    # -- its children
+    # --- Its children ---
 
     async def start_child(self, spec: ChildSpec) -> ActorRef:
         """Add an actor and start it. It returns when the actor's started() has returned.
@@ -184,7 +171,7 @@ class Supervisor:
         Args:
             name: The name of the new supervisor.
             strategy: The strategy for the children of the new supervisor.
-            policy: The policy for the children of the new supervisor; this supervisor's own if not given.
+            policy: The policy for the children of the new supervisor; defaults to this supervisor's own.
         """
         nested = Supervisor(
             name, bus=self._bus, clock=self._clock, strategy=strategy, policy=policy or self.policy
@@ -197,9 +184,7 @@ class Supervisor:
         return nested
 
     async def stop_child(self, name: str) -> None:
-        """Stop a child for good, until `restart_child`. It returns when the child has ended, or is known to be
-        stuck.
-        """
+        """Stop a child until `restart_child`. It returns when the child has ended or is reported as stuck."""
         child = self._child(name)
         with anyio.CancelScope(shield=True):  # bounded, and half a stop would leave it neither up nor down
             await self._end(child, "stopped")
@@ -211,8 +196,7 @@ class Supervisor:
         del self._children[name]
 
     async def restart_child(self, name: str) -> None:
-        """Start a stopped child afresh, with no failures counted. A child that runs or will run again is left
-        alone.
+        """Start a stopped child again, with no failures counted. A child that runs or will restart is left alone.
 
         If the start fails, the child stays stopped, and its exception is raised here.
         """
@@ -245,7 +229,7 @@ class Supervisor:
             stuck=() if self._group is None else self._endings.stuck,
         )
 
-    # -- starting
+    # --- Starting ---
 
     async def _add(self, child: Child) -> None:
         if child.name in self._children:
@@ -286,10 +270,7 @@ class Supervisor:
                     raise life.error
 
     async def _start(self, child: Child, *, again: bool = False) -> Life:
-        """Begin a new life, and wait until it is up or has failed; the caller decides.
-
-        Returns that life, because the child may have gone on to another before the caller looks.
-        """
+        """Start a new life, and wait until it is up or has failed. The caller decides what follows."""
         group = self._running_group()
         if child.ref is not None:
             child.ref._open = True
@@ -302,7 +283,7 @@ class Supervisor:
         return life
 
     def _came_up(self, child: Child, again: bool) -> None:
-        # Called by the life itself: a first message that crashes it comes later, and so does its event.
+        # The life itself calls this: a first message that crashes it comes later, and so does its event.
         child.first_start = False
         if again:
             child.restarts += 1
@@ -317,7 +298,7 @@ class Supervisor:
         finally:
             life.ended.set()
 
-    # -- ends, and what follows from them
+    # --- Ends and their consequences ---
 
     def _ended(self, child: Child, life: Life) -> None:
         uptime_ns = self._clock.monotonic_ns() - life.started_ns
@@ -334,14 +315,14 @@ class Supervisor:
             self._retire(child, "cancelled")
         elif self._stopping:
             pass  # `_stop_all` is about to come to it
-        elif life.was_started:  # else whoever waits for the start decides
+        elif life.was_started:  # else the waiting start decides
             if life.error is None and child.restart == "permanent":
                 child.failures += 1
             if self._restart_due(child, life):
                 self._running_group().start_soon(self._recover, child, life)
 
     def _restart_due(self, child: Child, life: Life) -> bool:
-        """Judge a child that ended by itself, and do what can be done at once. True: it is to be restarted."""
+        """Judge a child that ended by itself, without waiting. Returns whether it is to be restarted."""
         crashed = life.error is not None
         match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
             case "restart":
@@ -390,7 +371,7 @@ class Supervisor:
                 self._recoveries.discard(scope)
 
     async def _restart(self, failed: Child) -> None:
-        """Stop who is affected, wait, and start them again in order; from the top when one of them won't start."""
+        """Stop the affected children, wait, and start them in order. Repeat while one of them fails to start."""
         while True:
             names = affected(self.strategy, tuple(self._children), failed.name)
             members = [self._children[name] for name in names]
@@ -407,11 +388,11 @@ class Supervisor:
             failed = again
 
     async def _start_members(self, members: list[Child]) -> Child | None:
-        """Start in order those that are down and should be up. Returns one that failed and is to be retried."""
+        """Start in order the children that are down and wanted. Returns one that failed and is to be retried."""
         for child in members:
             if child.life is not None and child.life.stop_reason is not None:
-                await child.life.ended.wait()  # a stuck one: two lives must not overlap
-            if self._stopping:  # its cancellation has not arrived yet
+                await child.life.ended.wait()  # a stuck life: two lives must not overlap
+            if self._stopping:  # the cancellation has not arrived yet
                 return None
             if not child.wanted or child.active:
                 continue
@@ -424,7 +405,7 @@ class Supervisor:
                 return None
         return None
 
-    # -- stopping
+    # --- Stopping ---
 
     async def _stop_all(self) -> None:
         self._stopping = True
@@ -440,16 +421,16 @@ class Supervisor:
         self._stopped.set()
 
     async def _end(self, child: Child, reason: str) -> None:
-        """End a child's life. Returns when it has ended, or has been reported as stuck."""
+        """End a child's life. It returns when the life has ended or is reported as stuck."""
         life = child.life
         if life is None or life.ended.is_set():
             if child.wanted and not child.first_start and self._group is not None:  # it waited for its restart
                 self._publish(events.ActorStopped(actor=child.name, reason=reason))
             return
         lost = await self._endings.end(life, reason)
-        self._lost += lost  # counted by others, too, while this one waited
+        self._lost += lost  # others count too, while this one waits
 
-    # -- small things
+    # --- Small helpers ---
 
     def _running_group(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping:

@@ -1,16 +1,12 @@
-"""A task below an actor. It fails alone, and the holder of its handle learns how it ended.
+"""Tasks of an actor. A task fails alone; its handle holds the result.
 
-    not begun    the task is made, and its first step has not run
-    running      its coroutine runs; `cancel` asks it to end
-    done         it has a result or an exception, and its waiters go
+    not started  the task is made, and its first step has not run
+    running      its coroutine runs; `cancel` requests its end
+    done         it has a result or an exception, and its waiters return
 
-A task that is cancelled before its first step is done without having run. `abandon` makes a task done for its
-waiters while its coroutine still runs.
-
-This module also tells a real cancellation from a leaked one. Some libraries let a CancelledError out that nobody
-asked for (a cancelled future, a timeout of their own). Taken for a real one it would quietly end every task that
-it reaches, on asyncio even the task's siblings. A cancellation is real if a cancel scope around us, or a
-`cancel()` of our own task, explains it.
+A task cancelled before its first step is done without having run. Some libraries leak a CancelledError that was
+not requested. Taken for a real one, it would end every task that it reaches. A cancellation is real if a cancel
+scope around us, or a `cancel()` of our own task, explains it.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ _log = Log("bus.task")
 
 
 class LeakedCancellation(RuntimeError):
-    """A cancellation came out of a call, and nobody had cancelled it."""
+    """A call raised a cancellation that was not requested."""
 
 
 def really_cancelled() -> bool:
@@ -51,7 +47,7 @@ def really_cancelled() -> bool:
 
 
 async def unleaked(awaitable: Awaitable[T]) -> T:
-    """The result of an awaitable; a cancellation that it leaks becomes a `LeakedCancellation`."""
+    """Await the result, and raise a leaked cancellation as `LeakedCancellation`."""
     try:
         return await awaitable
     except anyio.get_cancelled_exc_class() as error:
@@ -74,8 +70,9 @@ def describe(error: BaseException, limit: int = 500) -> str:
 
 
 def origin(error: BaseException, frames: int = 6) -> list[str]:
-    """The lines where an exception was raised, innermost last. There are lines only, because a traceback with
-    locals could show a key.
+    """The lines where an exception was raised, innermost last.
+
+    Only lines, because a traceback with locals could show a key.
     """
     lines: list[str] = []
     traceback = error.__traceback__
@@ -109,7 +106,7 @@ def current_coroutine() -> object:
 
 
 class TaskHandle(Generic[T]):
-    """A task that an actor runs, made by `ActorRef.spawn`.
+    """The handle of an actor's task, made by `ActorRef.spawn`.
 
     Args:
         name: The task's name.
@@ -122,27 +119,27 @@ class TaskHandle(Generic[T]):
         self._scope = scope
         self._cancelled = False
         self._done = False
-        self._value: T  # once it is done without an error
+        self._value: T  # set when it is done without an error
         self._error: Exception | None = None
         self._signal: Signal | None = None
         self._coroutine: object = None
         self._body: Coroutine[object, object, None] | None = None  # until it runs
         self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
         self.runs_here = False
-        """Whether it runs inside a task that belongs to others, see `ActorRef.hold`."""
+        """Whether it runs inside another task, see `ActorRef.hold`."""
 
     @property
     def done(self) -> bool:
-        """True when `wait` returns or raises at once."""
+        """True when `wait` returns or raises without waiting."""
         return self._done
 
     def cancel(self) -> None:
-        """Cancel the task. It returns at once. A second call, or a call for a task that is done, does nothing."""
+        """Cancel the task without waiting. It does nothing for a task that is cancelled or done."""
         self._cancelled = True
         self._scope.cancel()
 
     def abandon(self) -> None:
-        """Let the waiters go at once with TaskCancelled. The task itself goes on until it is cancelled."""
+        """Raise TaskCancelled in all waiters now. The task itself runs until it is cancelled."""
         if not self._done:
             self._error = TaskCancelled(f"task {self.name} was cancelled")
             self._done = True
@@ -150,10 +147,10 @@ class TaskHandle(Generic[T]):
                 self._signal.set()
 
     async def wait(self) -> T:
-        """Wait for the task's result. If the task raised an exception, it is raised here.
+        """Wait for the task's result, or raise its exception.
 
-        A task that answers its cancellation with a result, or an exception of its own, resolves to that.
-        Cancelling the waiter does not cancel the task. Any number of tasks may wait.
+        If a cancelled task still returns or raises, that is its result. Cancelling the waiter does not cancel the
+        task. Any number of tasks may wait.
 
         Raises:
             TaskCancelled: The task was cancelled through its handle.
@@ -168,7 +165,7 @@ class TaskHandle(Generic[T]):
         return self.result()
 
     def run_here(self) -> Coroutine[object, object, None]:
-        """Run a call that `ActorRef.hold` gave inside the task that awaits this. Then `result` has its end."""
+        """Run a held call inside the task that awaits this. Then `result` is set."""
         assert self._body is not None, f"{self.name} was run before"
         self.runs_here = True
         return self._body
@@ -179,7 +176,7 @@ class TaskHandle(Generic[T]):
             await self.wait()
 
     def result(self) -> T:
-        """The result or the exception of `wait`, at once. It is only for a task that is done."""
+        """Return the result or raise the exception of `wait`. The task must be done."""
         assert self._done, f"task {self.name} is not done"
         if self._error is not None:
             raise self._error
@@ -190,7 +187,7 @@ class TaskHandle(Generic[T]):
         return stack_of(self._coroutine)
 
     def _never_ran(self) -> None:
-        """Settle a task that is over and was cancelled before its first step, as an ending event loop does."""
+        """Settle a task that was cancelled before its first step, as an ending event loop does."""
         if not self._done:
             if self._body is not None:
                 self._body.close()
@@ -200,7 +197,7 @@ class TaskHandle(Generic[T]):
                 self._signal.set()
 
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
-        """The task's whole body. It lets no exception out but the cancellation of a scope around it."""
+        """The task's whole body. It raises nothing but the cancellation of a scope around it."""
         self._coroutine, self._body = self._body, None
         error: Exception | None = None
         returned = False
@@ -231,17 +228,17 @@ class TaskHandle(Generic[T]):
             finished(self)
 
 
-# The tasks below one life of an actor
+# --- Tasks of one life ---
 
 
 class Tasks:
-    """The tasks of one life. While it is entered, tasks may be spawned. Leaving it cancels them and waits until
-    all are over.
+    """The tasks of one life. Leaving it cancels them and waits until all have ended.
 
-    On trio they are the tasks of an anyio task group. On asyncio they are asyncio's own: a group would add a
-    second handle, scope and event to each, which costs 15 µs, and a turn that makes one call is two tasks. The
-    protection of a group isn't needed here, because a task lets no exception out and has a cancel scope in its
-    handle.
+    On trio they are in an anyio task group. On asyncio they are asyncio's own tasks: a group would add a handle, a
+    scope
+    and an event to each, which costs 15 µs. Its protection isn't needed, because a task raises nothing and has a
+    cancel
+    scope in its handle.
     """
 
     def __init__(self) -> None:
@@ -262,20 +259,20 @@ class Tasks:
         if self._group is not None:
             self._group.start_soon(lambda: body, name=name)
         else:
-            # Not `create_task`: with a host's eager task factory it would run the task before it returns.
+            # Not `create_task`: with an eager task factory it would run the task before it returns.
             handle._task = asyncio.Task(body, loop=asyncio.get_running_loop(), name=name)
         return handle
 
     def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        """A handle whose `run_here` runs the call inside the task that awaits it. It ends with this life, too."""
+        """A handle whose `run_here` runs the call inside the task that awaits it. This life ends it too."""
         handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
         self.running.add(cast("TaskHandle[object]", handle))
         handle._body = handle._run(call, self.running.discard)
         return handle
 
     def settle(self) -> None:
-        """Answer the waiters of tasks that never began, as an ending event loop leaves them."""
-        for handle in self.running:  # those that have run have taken themselves out
+        """Release the waiters of tasks that never started, as an ending event loop leaves them."""
+        for handle in self.running:  # the others have removed themselves
             handle._never_ran()
 
     async def __aenter__(self) -> Self:
@@ -303,14 +300,14 @@ class Tasks:
                         await asyncio.wait(tasks)
                     elif not await self._held_are_over():
                         break
-                except asyncio.CancelledError as cancelled:  # the event loop ends; it has cancelled them as well
+                except asyncio.CancelledError as cancelled:  # the event loop ends and has cancelled them as well
                     interrupted = cancelled
         if interrupted is not None:
             raise interrupted
         return None
 
     async def _held_are_over(self) -> bool:
-        """Wait for the calls that run inside tasks of others. Returns whether there were any."""
+        """Wait for the calls that run inside other tasks. Returns whether there were any."""
         held = [handle for handle in self.running if handle.runs_here]
         for handle in held:
             await handle.over()

@@ -1,1 +1,1 @@
-"""What happens, as typed events: what an event and its envelope are, and the catalogue."""
+"""Typed events, their envelope, and the catalogue."""

@@ -1,4 +1,7 @@
-"""Calls, tools, jobs and batches. Each attempt of a call starts, and ends in exactly one of two ways."""
+"""Events of calls, tools, jobs and batches.
+
+Each attempt of a call has one start and exactly one end: completed or failed.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from ..values.messages import CallSettings, Message, RoutingDecision, ToolDefini
 from ..values.usage import Cost, StopReason, TokenUsage
 from .envelope import Event
 
-# -- `llm.*`: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two
+# --- Calls: `llm.*` ---
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):
-    """An event of one call of a model, with the place that the call goes to."""
+    """An event of one call of a model."""
 
     provider: str
     """The adapter's name."""
@@ -38,10 +41,9 @@ class CallContent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_started"):
     """An attempt is about to be sent.
 
-    An operation other than ``chat`` has no stop reason of its own; ``end_turn`` stands for it. A call of the
-    operation ``video_create`` makes a job. The job's end is a call of its own, of the operation ``video``. In the
-    same way ``batch_create`` makes a batch, and each request of the batch is a call of the operation ``batch``,
-    told when its result is read.
+    An operation other than ``chat`` has ``end_turn`` as its stop reason. ``video_create`` makes a job, whose end
+    is a call of its own, of the operation ``video``. ``batch_create`` makes a batch. Each of its requests is a
+    call of the operation ``batch``, published when its result is read.
     """
 
     requested_model: str
@@ -49,14 +51,15 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     streamed: bool
     """Whether the reply is asked for as a stream."""
     reason: str = "first"
-    """``first``, ``retry``, ``repair``, ``key`` after a refused key, ``taken_up`` for a reply that was being made
-    in the background, or ``continued`` after a break."""
+    """``first``, ``retry``, ``repair``, ``key`` after a refused key, ``taken_up`` for a background reply that is
+    resumed, or ``continued`` after a break.
+    """
     routing: RoutingDecision | None = None
-    """The way by which the call came to its model; set on a first attempt only."""
+    """How the call was routed to its model; set on a first attempt only."""
     estimated_input_tokens: int | None = None
-    """Our own estimate of the input, before the provider counts."""
+    """Our own estimate of the input, in tokens, before the provider counts."""
     priced_as: str | None = None
-    """The ``provider:name`` whose published prices apply, if it is not `model`."""
+    """The ``provider:name`` whose published prices apply, if it differs from `model`."""
     operation: str = "chat"
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     settings: CallSettings | None = None
@@ -84,10 +87,10 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
 
 
 class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accepted"):
-    """The provider makes the reply in the background from here on.
+    """From now on the provider generates the reply in the background.
 
-    If the call has no end, because its process ended, the reply can be taken up by the provider's id of it. The
-    call is then told as started once more, with the same request and attempt.
+    If the process ends before the call does, `response_id` lets another process resume the reply. The call then
+    has a second start event, with the same request and attempt.
     """
 
     response_id: str
@@ -95,9 +98,9 @@ class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accep
 
 
 class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarded"):
-    """A guardrail of the host's did not let a piece of the reply pass as it was.
+    """A guardrail of the host changed or stopped a piece of the reply.
 
-    The text isn't told, neither the one that was held nor the one that passed in its place.
+    The event contains neither the held text nor its replacement.
     """
 
     guardrail: str
@@ -105,11 +108,11 @@ class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarde
     action: str
     """``changed``, or ``stopped`` if the reply ends there."""
     content_block_index: int
-    """The place of the piece's block in the reply, from 0."""
+    """The place of the block in the reply, from 0."""
     held_characters: int
     """The length of the piece in characters."""
     passed_characters: int
-    """The length of what passed in its place."""
+    """The length of the replacement in characters."""
     reason: str = ""
     """The reason of a stop, in the guardrail's words."""
 
@@ -131,15 +134,15 @@ class _EndOfCall(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True):
 
 
 class LlmCallCompleted(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_completed"):
-    """The attempt ended well, and with it the call.
+    """The attempt and its call succeeded.
 
-    Both times begin with the call, so that waiting for a slot and earlier attempts are included.
+    Both times start with the call, so they include earlier attempts and the wait for a slot.
     """
 
     served_model: str
-    """The model that the provider says it ran, ``provider:name``."""
+    """The model that the provider reports, ``provider:name``."""
     stop_reason: StopReason
-    """The reason why the reply ended."""
+    """How the reply ended."""
     raw_stop_reason: str | None
     """The provider's own word for the stop reason; None if it gave none."""
     usage: TokenUsage
@@ -147,9 +150,9 @@ class LlmCallCompleted(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True
     cost: Cost
     """The cost at the prices of the attempt's start, or the cost that the provider states."""
     latency_ms: int
-    """Milliseconds from the beginning of the call to its end."""
+    """Milliseconds from the start of the call to its end."""
     first_token_ms: int | None = None
-    """Milliseconds from the beginning of the call to its first content."""
+    """Milliseconds from the start of the call to its first content."""
     response_id: str | None = None
     """The provider's identifier of the response."""
     provider_request_id: str | None = None
@@ -182,24 +185,25 @@ class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, t
     provider_request_id: str | None = None
     """The provider's identifier of the request, for its support."""
     retry_after_seconds: float | None = None
-    """The provider's hint how long to wait, in seconds."""
+    """The wait that the provider asks for, in seconds."""
     usage: TokenUsage | None = None
-    """The tokens that were used before the failure; None if they are not known."""
+    """The tokens used before the failure; None if unknown."""
     cost: Cost | None = None
-    """The cost of those tokens; None if it is not known."""
+    """The cost of those tokens; None if unknown."""
     latency_ms: int = 0
-    """Milliseconds from the beginning of the call to its end."""
+    """Milliseconds from the start of the call to its end."""
     first_token_ms: int | None = None
-    """Milliseconds from the beginning of the call to its first content."""
+    """Milliseconds from the start of the call to its first content."""
     resent: bool = False
     """Whether the attempt's request was sent twice, see `AttemptResent`."""
     key: str | None = None
     """The name of the key that was sent, see `LlmCallStarted`."""
     of_batch: bool = False
-    """Whether the call is one request of a batch. Its failure tells nothing of how the provider is now."""
+    """Whether the call is one request of a batch. Its failure gives no information about the provider's state now.
+    """
 
 
-# -- `tool.*`: the life of one call of a tool
+# --- Tools: `tool.*` ---
 
 
 class _ToolEvent(Event, frozen=True, kw_only=True):
@@ -218,18 +222,17 @@ class ToolStarted(_ToolEvent, frozen=True, kw_only=True, tag="tool.started"):
 class ToolProgress(_ToolEvent, frozen=True, kw_only=True, tag="tool.progress"):
     """A running tool reports its progress.
 
-    The report is in the tool's own words and may quote content. So the trace store keeps the event without its
-    message.
+    The report may quote content, so the trace store keeps the event without its message.
     """
 
     message: str | None = None
     """The tool's own words."""
     fraction: float | None = None
-    """The part of the work that is done, from 0 to 1; None if the tool can't tell."""
+    """The completed part of the work, from 0 to 1; None if unknown."""
 
 
 class ToolFinished(_ToolEvent, frozen=True, kw_only=True, tag="tool.finished"):
-    """A tool has answered, or was given up."""
+    """A tool has answered or was abandoned."""
 
     is_error: bool
     """Whether the tool failed, was refused, or took too long."""
@@ -237,7 +240,7 @@ class ToolFinished(_ToolEvent, frozen=True, kw_only=True, tag="tool.finished"):
     """Milliseconds that the tool ran, without waiting for an approval."""
 
 
-# -- `job.*`: work that takes a provider minutes. With a job's id and its provider anybody can come back to it
+# --- Jobs: `job.*` ---
 
 
 class _JobEvent(Event, frozen=True, kw_only=True):
@@ -257,7 +260,7 @@ class JobCreated(_JobEvent, frozen=True, kw_only=True, tag="job.created"):
     """A provider has accepted a job."""
 
     status: str
-    """The status as the provider gave it, mostly ``queued``."""
+    """The status as the provider gave it, usually ``queued``."""
     seconds: int | None = None
     """The length of the result in seconds, if it is known."""
     size: str | None = None
@@ -274,7 +277,7 @@ class JobProgress(_JobEvent, frozen=True, kw_only=True, tag="job.progress"):
     status: str
     """``queued``, ``in_progress``, ``completed``, ``failed`` or ``cancelled``."""
     progress: float | None = None
-    """The part of the work that is done, from 0 to 1; None if nobody says."""
+    """The completed part of the work, from 0 to 1; None if the provider reports none."""
 
 
 class JobCompleted(_JobEvent, frozen=True, kw_only=True, tag="job.completed"):
@@ -292,15 +295,15 @@ class JobFailed(_JobEvent, frozen=True, kw_only=True, tag="job.failed"):
     status: str
     """``failed`` or ``cancelled``."""
     error_type: str
-    """The class of the error that says why."""
+    """The class of the error."""
     message: str
     """The text of that error."""
 
 
-# -- `batch.*`: many requests that a provider answers later. With a batch's id anybody can come back to it
+# --- Batches: `batch.*` ---
 #
-# The events of a batch have the batch's id as their request, so that they are found by it. Only `batch.part_ended`
-# has the id of the call that created the part, which then holds nothing of a budget any more.
+# The events of a batch have the batch's id as their request. Only `batch.part_ended`
+# has the id of the call that created the part, because it releases the budget of that call.
 
 
 class _BatchEvent(Event, frozen=True, kw_only=True):
@@ -315,20 +318,20 @@ class _BatchEvent(Event, frozen=True, kw_only=True):
 
 
 class BatchPlanned(_BatchEvent, frozen=True, kw_only=True, tag="batch.planned"):
-    """It is decided how a batch is split into jobs. Nothing was sent yet."""
+    """A batch is split into jobs, and nothing is sent yet."""
 
     parts: tuple[int, ...]
     """The number of requests in each part, in their order."""
     digest: str
-    """The beginning of the hash of all requests: the same batch has the same requests."""
+    """The start of the hash of all requests, which identifies the batch."""
     request_ids: tuple[str, ...] = ()
     """The caller's ids of the requests; empty if the caller gave none."""
     key: str | None = None
-    """The name of the key that the caller wants; None for the adapter's own key."""
+    """The name of the key to use; None for the adapter's own key."""
 
 
 class BatchSubmitting(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitting"):
-    """A part of a batch is about to be sent. Without an answer, the provider's list is searched for it."""
+    """A part of a batch is about to be sent. If no answer arrives, the part is searched in the provider's list."""
 
     part: int
     """The part's number, from 1."""
@@ -350,11 +353,11 @@ class BatchSubmitted(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitte
     key: str | None = None
     """The name of the key that the job was created with; None for the adapter's own key."""
     certain: bool = True
-    """Whether it is known that the job is this part; False for a job that was found by its size alone."""
+    """Whether the job is certainly this part; False for a job that was found by its size alone."""
 
 
 class BatchProgress(_BatchEvent, frozen=True, kw_only=True, tag="batch.progress"):
-    """A batch was seen to change."""
+    """The state of a batch has changed."""
 
     status: str
     """``queued``, ``in_progress``, ``cancelling``, ``completed``, ``failed``, ``expired`` or ``cancelled``."""
@@ -363,7 +366,7 @@ class BatchProgress(_BatchEvent, frozen=True, kw_only=True, tag="batch.progress"
     succeeded: int
     """The number of requests that are answered, as far as the provider counts."""
     failed: int
-    """The number of requests that came to nothing, as far as the provider counts."""
+    """The number of requests that failed, as far as the provider counts."""
 
 
 class BatchPartEnded(_BatchEvent, frozen=True, kw_only=True, tag="batch.part_ended"):
@@ -378,15 +381,15 @@ class BatchPartEnded(_BatchEvent, frozen=True, kw_only=True, tag="batch.part_end
 
 
 class BatchCompleted(_BatchEvent, frozen=True, kw_only=True, tag="batch.completed"):
-    """All results of a batch were read, and are counted."""
+    """All results of a batch were read and counted."""
 
     status: str
     """``completed``, ``failed``, ``expired`` or ``cancelled``."""
     succeeded: int
     """The number of requests that were answered."""
     failed: int
-    """The number of requests that came to nothing."""
+    """The number of requests that failed."""
     cost_nano_usd: int
     """The known cost of all requests, in nano-USD."""
     unpriced: int = 0
-    """The number of requests whose cost is unknown."""
+    """The number of requests with an unknown cost."""

@@ -1,4 +1,8 @@
-"""The catalogue of events, and events as JSON."""
+"""Event catalogue, and events and envelopes as JSON.
+
+Reading an event never fails: an unknown topic, or data that doesn't fit, becomes an `UnknownEvent`. Writing never
+fails either: an event that can't be encoded becomes a note, so that it does not block the events behind it.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +69,11 @@ from .sessions import (
     SessionTurnStarted,
 )
 
-# -- The event catalogue: every event that Callboard itself publishes
+# --- Catalogue of events ---
 #
-# An event's topic is its tag. Fields are only ever added, with defaults; a changed meaning is a new topic. Where a
-# stored event needs more than a default to be read today, its class counts its `SCHEMA` up, and the trace store's
-# `upcast` says how the old form becomes the new one. No event of `llm.*` carries message content: content travels
-# in `session.message_appended`, by reference, and is persisted only if the host asks for it.
+# An event's topic is its tag. Fields are only added, with defaults; a changed meaning
+# is a new topic. No event of `llm.*` carries message content: `session.message_appended` has it by reference, and
+# it is stored only on request.
 
 
 CatalogueEvent: TypeAlias = (
@@ -124,18 +127,17 @@ CatalogueEvent: TypeAlias = (
 """Every event of the bus that Callboard itself publishes."""
 
 
-# -- Old forms of stored events, brought to today's
+# --- Upcasts of stored events ---
 #
-# Fields that are added need nothing here: they have defaults. Where that is not enough, the event's class counts
-# its `SCHEMA` up, and ``upcast[topic, n]`` turns the fields of form n into those of form n + 1. Stored text is
-# never rewritten; it is brought up as it is read. The number stands in an event's JSON under ``@schema``, which
-# can be no field's name. Without it the form is 1.
+# Where a default is not enough, the event's class increments its `SCHEMA`, and
+# ``upcast[topic, n]`` turns the fields of form n into form n + 1. Stored text is never rewritten. The number
+# stands in the JSON under ``@schema``, which no field can be named. Without it the form is 1.
 
 
 Upcast: TypeAlias = Callable[[JsonObject], JsonObject]
 
 upcast: dict[tuple[str, int], Upcast] = {}
-"""By topic and old number. A host adds those of its own events."""
+"""Upcasts by topic and old form. A host adds those for its own events."""
 
 _KEY = "@schema"
 _OPENING = b'{"@schema":'
@@ -148,7 +150,7 @@ def with_schema(encoded: bytes, schema: int) -> bytes:
 
 
 def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
-    """The JSON of an event as `schema` has it. Raises ValueError for a form that is newer than that."""
+    """The JSON of an event in the form `schema`. Raises ValueError for a newer form."""
     if schema == 1 and not _says_its_form(data):
         return data
     fields = _fields_decoder.decode(data)
@@ -166,11 +168,7 @@ def _says_its_form(data: bytes | str) -> bool:
     return data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
 
 
-# -- Events and envelopes as JSON, and back: for a trace, for another process, or for a file
-#
-# Reading an event never fails. An event of a topic that this version doesn't know, or with data that doesn't fit
-# the topic, comes back as an `UnknownEvent` with its text. Writing never fails either: an event that can't be
-# encoded becomes a note that says so, because one bad event of a host's own must not stop everything behind it.
+# --- Encoding and decoding ---
 
 
 _encoder = msgspec.json.Encoder()
@@ -181,10 +179,10 @@ EventT = TypeVar("EventT", bound=Event)
 
 @functools.cache
 def _event_decoder() -> msgspec.json.Decoder[CatalogueEvent]:
-    return msgspec.json.Decoder(CatalogueEvent)  # 3 ms, for whoever reads events
+    return msgspec.json.Decoder(CatalogueEvent)  # takes 3 ms, so only on the first read
 
 
-# -- Events
+# Events:
 
 
 def topic_of(event: Event) -> str:
@@ -203,7 +201,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_part(part: msgspec.Struct, event: Event) -> bytes:
-    """The JSON of the part of an event that is to be written, with the number of the event's form."""
+    """The JSON of a part of an event, with the number of the event's form."""
     try:
         encoded = _encoder.encode(part)
         if not encoded.isascii():
@@ -214,12 +212,12 @@ def encode_part(part: msgspec.Struct, event: Event) -> bytes:
 
 
 def as_text(encoded: bytes) -> bytes:
-    """Encoded JSON as text: a provider's usage object is kept as it came, and may hold bytes that are no text."""
+    """Encoded JSON as text. A provider's usage object is stored as received, so it may hold invalid bytes."""
     return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
 
 
 def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> bytes:
-    # Half a surrogate pair, as a broken tokenizer may yield, is the likely reason: standard JSON can escape it.
+    # The likely reason is half a surrogate pair from a broken tokenizer. Standard JSON can escape it.
     try:
         return json.dumps(msgspec.to_builtins(part)).encode("ascii")
     except Exception:
@@ -237,7 +235,7 @@ def decode_event(topic: str, data: bytes | str) -> Event:
             return _event_decoder().decode(current)
         except (msgspec.DecodeError, ValueError):
             return _decode_with_raw_usage(current)
-    except (msgspec.DecodeError, ValueError, LookupError, TypeError):  # the latter two out of an upcast
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):  # the last two are raised by an upcast
         raw = data.encode() if isinstance(data, str) else data
         return UnknownEvent(topic=topic, raw=msgspec.Raw(raw))
 
@@ -270,7 +268,7 @@ class _OfMessage(msgspec.Struct):
 
 
 def _decode_with_raw_usage(data: bytes | str) -> Event:
-    """An event with the provider's own usage object; msgspec reads nothing but null into ``Raw | None``."""
+    """Decode an event with the provider's usage object: msgspec reads nothing but null into ``Raw | None``."""
     fields = msgspec.json.decode(data)
     if fields["type"] == SessionMessageAppended.topic_of():
         raw = msgspec.json.decode(data, type=_OfMessage).message.metadata.usage.raw
@@ -287,7 +285,7 @@ def _decode_with_raw_usage(data: bytes | str) -> Event:
 
 
 def _decode_end(data: bytes | str) -> Event | None:
-    """The end of a call with such an object, the quick way; None if there is none, or its JSON isn't as usual."""
+    """Decode the end of a call with a usage object, fast; None if it has none or its JSON is unusual."""
     encoded = data.encode() if isinstance(data, str) else data
     if b'"raw":{' not in encoded:
         return None
@@ -307,17 +305,17 @@ _WithUsage = TypeVar("_WithUsage", LlmCallCompleted, LlmCallFailed, MessageMetad
 
 
 def _with_raw(thing: _WithUsage, raw: msgspec.Raw) -> _WithUsage:
-    """The thing, which was just decoded and is nobody else's yet, with the usage object in it."""
+    """Put the usage object into a value that was just decoded and is not shared yet."""
     assert thing.usage is not None
     msgspec.structs.force_setattr(thing.usage, "raw", raw.copy())
     return thing
 
 
-# -- Envelopes
+# Envelopes:
 
 
 class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An envelope with its event still encoded. The fields are those of `Envelope`, and the event's topic."""
+    """An envelope with an encoded event. The fields are those of `Envelope`, and the event's topic."""
 
     seq: int
     """As in `Envelope`."""
@@ -328,7 +326,7 @@ class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     mono_ns: int
     """As in `Envelope`."""
     topic: str | None = None
-    """The topic of the event; None where the event's own ``type`` says it."""
+    """The topic of the event; None if the event's own ``type`` gives it."""
     data: msgspec.Raw
     """The JSON of the event."""
     session_id: str | None = None
@@ -347,7 +345,7 @@ class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """As in `Envelope`."""
 
     def decoded(self) -> Envelope:
-        """The envelope with its event. Raises ValueError if nothing says the event's topic."""
+        """The envelope with its event. Raises ValueError if the topic is missing."""
         encoded = bytes(self.data)
         event = decode_event(self.topic or _said_topic(encoded), encoded)
         return Envelope(data=event, **{name: getattr(self, name) for name in _SHARED})
@@ -369,13 +367,14 @@ def _said_topic(encoded: bytes) -> str:
 
 
 def fields_of(envelope: Envelope) -> dict[str, Any]:
-    """The fields of an envelope but for its event, and the event's topic."""
+    """The fields of an envelope except its event, and the event's topic."""
     return {"topic": topic_of(envelope.data), **{name: getattr(envelope, name) for name in _SHARED}}
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
     """An envelope as one JSON object without line breaks, the event's content included."""
-    data = encode_event(envelope.data).replace(b"\n", b" ")  # between values; in a text it is escaped
+    # line breaks stand between values; in a text they are escaped
+    data = encode_event(envelope.data).replace(b"\n", b" ")
     fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
     try:
         return _encoder.encode(fields | {"data": msgspec.Raw(data)})
@@ -387,7 +386,7 @@ def decode_envelope(data: bytes | str) -> Envelope:
     """The envelope behind its JSON.
 
     Raises:
-        ValueError: The text is no envelope, or was cut short.
+        ValueError: The text is not an envelope, or is incomplete.
     """
     try:
         return _envelope_decoder.decode(data).decoded()

@@ -1,4 +1,4 @@
-"""What an event is, and the envelope in which it travels."""
+"""Events and their envelopes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def type(self) -> str:
-        """The topic, under the name that stream events have for theirs."""
+        """The topic, under the same name as in stream events."""
         return self.topic_of()
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
-    """A stored event of a topic that this version doesn't know."""
+    """A stored event with a topic that this version does not support."""
 
     topic: str
     """The event's own topic."""
@@ -37,7 +37,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """An event on its way: its place in the order, its time, and the things that it belongs to."""
+    """An event with its order, its time, and the session, turn and request that it belongs to."""
 
     seq: int
     """The event's number on its bus: from 1, without a gap."""
@@ -60,17 +60,19 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     message_id: str | None = None
     """The message that the event belongs to; None if it belongs to none."""
     caused_by: str | None = None
-    """The request before this one: the one whose failure a fallback follows, whose tools' results a further call
-    takes back, or that created the job."""
+    """The earlier request that led to this one: a failed one before a fallback, one with tool calls, or one that
+    created
+    the job.
+    """
     tags: dict[str, str] | None = None
     """The tags of the session or the call."""
 
     @property
     def topic(self) -> str:
-        """The topic that the event was published under, also if this version doesn't know it."""
+        """The topic that the event was published under, also if this version does not support it."""
         return self.data.topic if isinstance(self.data, UnknownEvent) else type(self.data).topic_of()
 
     @property
     def event_id(self) -> str:
-        """An identifier that is unique everywhere; it makes storing an event twice harmless."""
+        """A globally unique identifier, which makes storing an event twice harmless."""
         return f"{self.run_id}-{self.seq}"

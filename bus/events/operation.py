@@ -1,4 +1,4 @@
-"""The operation of an engine: actors, budgets, nodes, its store and its providers."""
+"""Events of an engine in operation: providers, prices, store, actors, budgets and nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from .envelope import Event
 
-# -- `provider.*`, `config.*`, `pricing.*` and `store.*`: what is to be known about an engine in operation
+# --- Providers, configuration, prices and store ---
 
 
 class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provider.availability_changed"):
@@ -25,14 +25,14 @@ class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provide
     retry_at_us: int | None = None
     """The time at which the next try is allowed, in microseconds since the epoch."""
     node: str | None = None
-    """The node of a cluster that has found it, where it is another one: the run of its engine."""
+    """The run of the engine that found it, if it is another node of the cluster."""
 
 
 class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
     """The configuration was read again; the fields list the differences."""
 
     source: str
-    """The file that was read, or the other source of the configuration."""
+    """The file or other source of the configuration."""
     adapters_added: tuple[str, ...] = ()
     """The names of adapters that are new."""
     adapters_removed: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_lo
 
 
 class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
-    """Stored calls have other costs from now on.
+    """The costs of stored calls have changed.
 
     Both sums are over the calls that have a cost before and after.
     """
@@ -67,7 +67,7 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
     pricing_version: str
     """The version of the price table that gave the new costs."""
     calls: int
-    """The number of calls that the repricing was about."""
+    """The number of calls in the repricing."""
     unpriced: int
     """The number of these calls without a price in this version."""
     sum_before_nano_usd: int
@@ -77,27 +77,27 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
     estimated: int = 0
     """The number of these calls with usage that was estimated."""
     unknown: int = 0
-    """The number of further calls of which not even the usage is known."""
+    """The number of further calls with unknown usage."""
 
 
 class PricingProgress(Event, frozen=True, kw_only=True, tag="pricing.progress"):
-    """A repricing is under way. It is told a few times a second, and no trace keeps it."""
+    """A repricing is in progress. Published a few times a second and never stored."""
 
     pricing_version: str
     """The version of the price table."""
     done: int
-    """The number of the last call in the trace that is done."""
+    """The number of the last completed call in the trace."""
     last: int
     """The number of the last call in the trace."""
     dry_run: bool = False
-    """Whether the repricing is only tried."""
+    """Whether the repricing is a dry run."""
 
 
 class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_changed"):
     """The state of the trace's writer has changed.
 
     ``ok``: the writer writes. ``retrying``: the store fails, and events wait in memory. ``spilling``: events go to
-    a file beside the store. ``dropping``: there is no room for them in that file either.
+    a file beside the store. ``dropping``: that file is full as well.
     """
 
     previous: Literal["ok", "retrying", "spilling", "dropping"]
@@ -107,14 +107,14 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
     reason: str
     """The text of the last failure."""
     lost: int = 0
-    """The number of events so far that nobody has any more."""
+    """The number of events lost so far."""
 
 
 class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping_changed"):
-    """The trace file can't be shipped to the shared store any more, or can be again.
+    """Shipping to the shared store has failed or works again.
 
     ``shipping``: the shared store takes events. ``retrying``: it can't be reached, and events wait in the trace
-    file. It is said again each time when twice as many wait.
+    file. This is repeated whenever the number of waiting events has doubled.
     """
 
     previous: Literal["shipping", "retrying"]
@@ -129,7 +129,7 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
     """The number of events in the trace file that the shared store lacks."""
 
 
-# -- `actor.*`: the life of actors under their supervisors
+# --- Actors: `actor.*` ---
 
 
 class _ActorEvent(Event, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class ActorCrashed(_ActorEvent, frozen=True, kw_only=True, tag="actor.crashed"):
     error: str
     """The type and the text of the exception that it raised."""
     failures: int
-    """The number of failures in a row, without healthy uptime between them."""
+    """The number of failures in a row."""
 
 
 class ActorRestarted(_ActorEvent, frozen=True, kw_only=True, tag="actor.restarted"):
@@ -167,7 +167,7 @@ class ActorStopped(_ActorEvent, frozen=True, kw_only=True, tag="actor.stopped"):
 
 
 ActorStoppedEvent = ActorStopped
-"""The name by which `bus` offers the event, beside the exception `ActorStopped`."""
+"""The export name of this event in `bus`, because `ActorStopped` is also an exception."""
 
 
 class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalated"):
@@ -177,14 +177,14 @@ class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalate
     """The reason why the supervisor gave up, in words."""
 
 
-# -- What budgets tell: room that is reserved, what a call did cost, refusals, and accounts that are nearly empty
+# --- Budgets: `budget.*` ---
 
 
 class BudgetReserved(Event, frozen=True, kw_only=True, tag="budget.reserved"):
-    """The most that an attempt can cost is reserved in every account that looks at it."""
+    """The highest possible cost of an attempt is reserved in every account that applies."""
 
     nano_usd: int | None
-    """The money in nano-USD; None if nobody knows it, and the budgets allow that."""
+    """The money in nano-USD; None if unknown, which only some budgets allow."""
     tokens: int
     """The input and output tokens."""
 
@@ -197,7 +197,7 @@ class BudgetSettled(Event, frozen=True, kw_only=True, tag="budget.settled"):
     tokens: int
     """The input and output tokens."""
     unknown: bool = False
-    """Whether nobody knows what the attempt used, so that it counts at what it had reserved."""
+    """Whether the usage of the attempt is unknown, so that the reserved amount counts."""
 
 
 class BudgetRefused(Event, frozen=True, kw_only=True, tag="budget.refused"):
@@ -206,39 +206,40 @@ class BudgetRefused(Event, frozen=True, kw_only=True, tag="budget.refused"):
     scope: str
     """The kind of account that had no room: ``engine``, ``session``, ``provider``, ``model`` or ``tag:NAME``."""
     value: str
-    """The session, provider, model or value of the tag whose account it is; empty for the engine's."""
+    """The session, provider, model or tag value of the account; empty for the engine's."""
     why: Literal["money", "tokens", "unpriced"]
-    """The limit that was in the way; ``unpriced`` if nobody knows the most that the call can cost."""
+    """The limit that was exceeded; ``unpriced`` if the highest possible cost is unknown."""
     asked_nano_usd: int | None
-    """The most that the call can cost, in nano-USD; None if nobody knows."""
+    """The highest possible cost of the call, in nano-USD; None if unknown."""
     asked_tokens: int
-    """The most tokens that the call can use."""
+    """The highest possible number of tokens of the call."""
     left_nano_usd: int | None
     """The money that was left in the account, in nano-USD."""
     left_tokens: int
     """The tokens that were left in the account."""
     fits_at_us: int | None = None
-    """The time at which the window alone makes room, in microseconds since the Unix epoch; None for never."""
+    """The time at which the call fits by the window alone, in microseconds since the Unix epoch; None for never.
+    """
 
 
 class BudgetLow(Event, frozen=True, kw_only=True, tag="budget.low"):
-    """What is spent of an account has passed the mark of its budget, for the first time in the window."""
+    """The spending of an account has passed the budget's mark, for the first time in the window."""
 
     scope: str
     """The kind of account: ``engine``, ``session``, ``provider``, ``model`` or ``tag:NAME``."""
     value: str
-    """The session, provider, model or value of the tag whose account it is; empty for the engine's."""
+    """The session, provider, model or tag value of the account; empty for the engine's."""
     left_nano_usd: int | None
     """The money that is left, in nano-USD; None without a limit on money."""
     left_tokens: int | None
     """The tokens that are left; None without a limit on tokens."""
 
 
-# -- `nodes.*`: the nodes of a cluster, and `session.*` of sessions that go from one to another
+# --- Nodes: `nodes.*`, `session.*` ---
 
 
 class NodeLeaseChanged(Event, frozen=True, kw_only=True, tag="nodes.lease_changed"):
-    """A node may act for its sessions, or has to ask first."""
+    """A node has, or no longer has, the right to act for its sessions."""
 
     node: str
     """The node: the run of its engine."""
@@ -247,48 +248,51 @@ class NodeLeaseChanged(Event, frozen=True, kw_only=True, tag="nodes.lease_change
     current: Literal["held", "over"]
     """``held``: its lease lasts. ``over``: it could not be renewed in time."""
     reason: str = ""
-    """The reason why it is over, in words."""
+    """The reason of the end, in words."""
 
 
 class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_changed"):
-    """The broker of a node's cluster can be reached, or can't. Calls and traces go on without it."""
+    """The broker of a node's cluster is connected or away. Calls and traces continue without it."""
 
     broker: str
     """The broker's address, without a password."""
     current: Literal["connected", "away"]
-    """``connected``: what waited goes out. ``away``: what is for other nodes waits, or is read from the store."""
+    """``connected``: waiting messages are sent. ``away``: messages for other nodes wait, or are read from the
+    store.
+    """
 
 
 class NodeLimitsChanged(Event, frozen=True, kw_only=True, tag="nodes.limits_changed"):
-    """A node shares declared rate limits with the others again, or can't, and uses an even part of them."""
+    """Declared rate limits are shared with the other nodes again, or divided evenly among them."""
 
     current: Literal["shared", "divided"]
-    """``shared``: by shares as they are needed. ``divided``: evenly, because the shared store can't be asked."""
+    """``shared``: by demand. ``divided``: evenly, because the shared store can't be reached."""
     nodes: int
-    """The number of nodes that were last known."""
+    """The last known number of nodes."""
     reason: str = ""
     """The reason, in words."""
 
 
 class SessionClaimed(Event, frozen=True, kw_only=True, tag="session.claimed"):
-    """A session that was another node's is this node's. The event is that of its new owner."""
+    """This node took a session over from another node. The new owner publishes the event."""
 
     node: str
     """The new owner: the run of its engine."""
     name: str
     """The new owner's name, for people."""
     epoch: int
-    """The session's epoch from now on."""
+    """The new epoch of the session."""
     previous: str
     """The former owner."""
     how: Literal["released", "lease_over"]
-    """``released``: the former owner has let go of it. ``lease_over``: it was taken over."""
+    """``released``: the former owner released it. ``lease_over``: the former owner's lease had expired."""
 
 
 class SessionLost(Event, frozen=True, kw_only=True, tag="session.lost"):
-    """A session isn't this node's any more. The event is that of its former owner."""
+    """This node is no longer the owner of the session. The former owner publishes the event."""
 
     epoch: int
-    """The epoch in which the session was this node's."""
+    """The epoch in which this node was the owner."""
     how: Literal["handed_over", "taken_over"]
-    """``handed_over``: another node asked for it while no turn ran. ``taken_over``: this node's lease was over."""
+    """``handed_over``: another node requested it while no turn ran. ``taken_over``: this node's lease had expired.
+    """

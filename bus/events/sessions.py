@@ -1,4 +1,4 @@
-"""`session.*`: the life of a session, of its turns and of its messages."""
+"""Events of sessions, their turns and their messages: `session.*`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     name: str | None = None
     """The session's name, for people."""
     forked_from: str | None = None
-    """The id of the session whose history this one begins with."""
+    """The id of the session that this one was forked from."""
 
 
 class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
@@ -37,13 +37,13 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
     """A session's setup has changed. The event is published only where content is captured."""
 
     history: int
-    """The number of messages that the session has by now."""
+    """The number of messages in the session."""
     begins: bool = False
-    """Whether the session is new, and not the one that may be stored under its id."""
+    """Whether the session is new and replaces one that may be stored under its id."""
     epoch: int = 0
-    """In a cluster, the number of times that the session was claimed until now; 0 outside of one."""
+    """In a cluster, the number of claims of the session so far; 0 outside of one."""
     setup: SessionSetup | None = None
-    """The setup from now on, by reference, for the store; None in an event that was stored."""
+    """The new setup, by reference, for the store; None in an event that was stored."""
 
 
 class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
@@ -56,7 +56,7 @@ class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_c
 
 
 class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):
-    """A turn begins. Its id is in the envelope."""
+    """A turn has started. Its id is in the envelope."""
 
     model: str
     """The model as it was asked for."""
@@ -67,10 +67,11 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
 TurnStatus: TypeAlias = Literal[
     "completed", "awaiting_tools", "max_tool_rounds", "stopped", "cancelled", "failed", "outcome_unknown"
 ]
-"""How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with calls that its caller answers.
-``max_tool_rounds``: with calls that were not run, as there were so many rounds already. ``stopped``: after tools,
-by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error. ``outcome_unknown``: in a cluster, the node
-that ran it died or lost the session meanwhile, and nobody knows how far its last call came.
+"""How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with tool calls for the caller.
+``max_tool_rounds``: with calls that were not run, because of the limit on rounds. ``stopped``: after tools, by
+`stop_when`. ``cancelled``: by request. ``failed``: with an error. ``outcome_unknown``: in a cluster, the node that
+ran
+it died or lost the session, and the state of its last call is unknown.
 """
 
 
@@ -78,30 +79,30 @@ class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_c
     """A turn has ended."""
 
     status: TurnStatus
-    """The way it ended, as `TurnStatus` lists them."""
+    """How it ended, as `TurnStatus` lists the values."""
     calls: int
     """The number of calls to models, failed ones included."""
     cost_nano_usd: int | None = None
-    """The cost of all these calls, in nano-USD; None as soon as one cost is unknown."""
+    """The cost of all these calls, in nano-USD; None if any cost is unknown."""
     error: str | None = None
     """The type and the text of the exception that a failed or cancelled turn raised."""
     attempts: int = 0
     """The number of attempts of these calls."""
     known_nano_usd: int = 0
-    """The cost of the attempts whose cost is known, in nano-USD."""
+    """The known cost of the attempts, in nano-USD."""
     estimated: int = 0
-    """The number of attempts whose usage was estimated, as in `CostSum`."""
+    """The number of attempts with estimated usage, as in `CostSum`."""
     unpriced: int = 0
     """The number of attempts with usage and without a cost, as in `CostSum`."""
     unknown: int = 0
-    """The number of attempts of which not even the usage is known, as in `CostSum`."""
+    """The number of attempts with unknown usage, as in `CostSum`."""
 
 
 class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
-    """A session's history has one message more.
+    """A message was added to a session's history.
 
-    The message's content leaves the process only where the host asks for it: into the trace with
-    `capture_content`, and with the spans of OpenTelemetry.
+    The content leaves the process only on the host's request: into the trace with `capture_content`, and with the
+    spans of OpenTelemetry.
     """
 
     position: int
@@ -112,7 +113,7 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
     """The message, by reference."""
 
 
-# The part of a turn that an error shows when it has ended that turn.
+# --- The turn of an error ---
 
 
 class StepSoFar(Protocol):
@@ -128,7 +129,7 @@ class StepSoFar(Protocol):
 
     @property
     def stop_reason(self) -> StopReason:
-        """The reason why the reply ended."""
+        """How the reply ended."""
 
     @property
     def usage(self) -> TokenUsage:
@@ -140,7 +141,7 @@ class StepSoFar(Protocol):
 
 
 class TurnSoFar(Protocol):
-    """A turn that has ended in an error."""
+    """A turn that ended in an error."""
 
     @property
     def id(self) -> str:
@@ -148,20 +149,20 @@ class TurnSoFar(Protocol):
 
     @property
     def status(self) -> TurnStatus:
-        """The way the turn ended: ``failed`` or ``cancelled``."""
+        """How the turn ended: ``failed`` or ``cancelled``."""
 
     @property
     def steps(self) -> Sequence[StepSoFar]:
-        """The replies that ended before the error."""
+        """The replies that were complete before the error."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, with everything that the turn added."""
+        """The conversation, including all messages that the turn added."""
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
-        """The messages that were to steer the turn, and are not in the history."""
+        """The steering messages that are not in the history."""
 
     @property
     def cost(self) -> Cost:
-        """The cost of the turn's calls, failed ones included; unknown as soon as one cost is."""
+        """The cost of the turn's calls, failed ones included; unknown if any cost is unknown."""

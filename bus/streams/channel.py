@@ -1,13 +1,10 @@
-"""The streaming channel: the logs of all streams, by id, and how long they are kept.
+"""The streaming channel: the logs of all streams, by id, and their retention.
 
     open ──close()──▶ kept whole for `retain_seconds` ──▶ folded ──▶ evicted, least recently used first
 
-A reader may attach at any of the first three stages and gets everything, in one form or another; after the last it
-gets `UnknownStream`. `max_bytes` bounds all logs that are closed: when they weigh more, the oldest are folded
-before their time, and then evicted. An open log bounds itself (see `bus.streams.log`).
-
-There is no timer. Time is looked at whenever a stream is opened, attached to or closed, which is when memory could
-grow; an idle channel keeps what it has.
+A reader may attach before the eviction and gets all content; later it gets `UnknownStream`. `max_bytes` bounds all
+closed logs: above it, the oldest are folded early, and then evicted. An open log bounds itself. There is no timer:
+opening, attaching and closing check the time, because only they let memory grow.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamInfo", "StreamLog"
 
 
 OWNER_TAG = "owner"
-"""The tag of a session or a call that says who owns its streams, see `Engine.attach`."""
+"""The tag of a session or a call that names the owner of its streams, see `Engine.attach`."""
 
 
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
@@ -39,9 +36,9 @@ class StreamChannelStatistics(msgspec.Struct, frozen=True):
     folded: int
     """The number of closed logs that are folded now."""
     evicted: int
-    """The number of logs that were forgotten so far."""
+    """The number of logs that were evicted so far."""
     closed_bytes: int
-    """A rough number of the bytes of memory that the closed logs use."""
+    """A rough number of bytes of memory that the closed logs use."""
     readers: int
     """The number of readers of all logs."""
     max_lag: int
@@ -54,7 +51,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     stream_id: str
     """The id of the stream."""
     state: Literal["open", "kept", "folded"]
-    """``open`` while more may come; then ``kept`` event by event, and later ``folded``."""
+    """``open`` while in progress, then ``kept`` event by event, and later ``folded``."""
     events: int
     """The number of events so far."""
     bytes: int
@@ -64,11 +61,11 @@ class StreamInfo(msgspec.Struct, frozen=True):
     session_id: str | None = None
     """The session of the stream's turn; None for a turn without a session."""
     model: str | None = None
-    """The model that the turn asked for, in words; None if it is not known here."""
+    """The model that the turn requested, in words; None if unknown here."""
     began_us: int = 0
-    """When the stream was opened here, in microseconds since the epoch, UTC."""
+    """The time at which the stream was opened here, in microseconds since the epoch, UTC."""
     ended_us: int | None = None
-    """When the stream ended, in the same unit; None while it is open."""
+    """The time at which the stream ended, in the same unit; None while it is open."""
 
 
 class _Opened(msgspec.Struct):
@@ -99,7 +96,7 @@ class StreamChannel:
         self._retain_ns = int(retain_seconds * 1e9)
         self._max_bytes = max_bytes
         self._open: dict[str, StreamLog[TurnEvent]] = {}
-        self._opened: dict[str, _Opened] = {}  # of the open ones
+        self._opened: dict[str, _Opened] = {}  # the open logs
         self._kept: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their closing
         self._folded: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their last use
         self._closed_bytes = 0
@@ -144,7 +141,7 @@ class StreamChannel:
         owner: str | None = None,
         any_owner: bool = False,
     ) -> StreamReader[TurnEvent]:
-        """A reader of a stream that is running or over. When the reader leaves, nothing happens to the stream.
+        """Attach a reader to a stream in progress or ended. The stream is independent of its readers.
 
         Args:
             stream_id: The id of the stream.
@@ -165,7 +162,7 @@ class StreamChannel:
         return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
 
     def log(self, stream_id: str) -> StreamLog[TurnEvent]:
-        """The log of a stream that is running or over.
+        """The log of a stream in progress or ended.
 
         Raises:
             UnknownStream: No log of that id exists, or its time is over.
@@ -181,7 +178,7 @@ class StreamChannel:
         raise unknown_stream(stream_id)
 
     def discard(self, stream_id: str) -> None:
-        """Forget a log, open or closed. Its readers still read what it has. An unknown id does nothing."""
+        """Forget a log, open or closed. Its readers still read its events. An unknown id does nothing."""
         self._open.pop(stream_id, None)
         self._opened.pop(stream_id, None)
         for entries in (self._kept, self._folded):
@@ -189,7 +186,7 @@ class StreamChannel:
                 self._closed_bytes -= closed.bytes
 
     def forget_session(self, session_id: str) -> None:
-        """Forget all logs of a session that are closed, because the session was deleted."""
+        """Forget all closed logs of a session, because the session was deleted."""
         for log in self._logs():
             if log.closed and log.session_id == session_id:
                 self.discard(log.stream_id)
@@ -199,7 +196,7 @@ class StreamChannel:
         return stream_id in self._open or stream_id in self._kept or stream_id in self._folded
 
     def streams(self) -> tuple[StreamInfo, ...]:
-        """A snapshot of each stream, the open ones first, each kind in the order of its beginning or its end."""
+        """A snapshot of each stream: open ones by their start, then closed ones by their end."""
         self._sweep()
         return (
             *(_info(log, "open", self._opened[each]) for each, log in self._open.items()),
@@ -236,7 +233,7 @@ class StreamChannel:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Fold the logs whose time is over. Then make room: fold early, then evict."""
+        """Fold the expired logs. Then make room: fold early, then evict."""
         due = self._clock.monotonic_ns() - self._retain_ns
         while self._kept:
             oldest = next(iter(self._kept.values()))
@@ -258,7 +255,7 @@ class StreamChannel:
 
 
 def unknown_stream(stream_id: str) -> UnknownStream:
-    """The error for a stream that is not there, and for one of another owner: the two must not differ."""
+    """The same error for a missing stream and for another owner's, so that no stream is revealed."""
     return UnknownStream(
         f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
         "Take the finished message from its session instead"

@@ -1,15 +1,14 @@
-"""The events of a streamed reply, as every adapter emits them.
+"""Events of a streamed reply, as every adapter emits them.
 
-What holds for the events of one message, whatever the provider sent (the stream invariants):
-
-* `MessageStart` comes before anything else, `MessageComplete` is the last, and there is exactly one of each.
+* `MessageStart` is first, `MessageComplete` is last, and there is exactly one of each.
 * The events of a block are contiguous, and `content_block_index` never decreases.
 * A tool call is one `ToolUseStart`, any number of `ToolUseInputDelta`, exactly one `ToolUseEnd`.
 * `partial_json` is the provider's fragment, byte for byte; `final_input` is always a JSON object.
-* `MessageComplete.final_content` is what the deltas add up to.
+* `MessageComplete.final_content` is the sum of the deltas.
 
-A call that fails after its first event still ends in `MessageComplete`, with stop reason ``error``, before the
-exception is raised; a cancelled one ends in ``cancelled``.
+A call that fails or is cancelled after its first event still emits `MessageComplete`, then raises its exception.
+The
+stop reason is then ``error`` or ``cancelled``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..values.usage import Cost, StopReason, TokenUsage
 
 
 class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
-    """The reply begins."""
+    """The start of the reply."""
 
     message_id: str = ""
     """Our id of the message that all events of the reply belong to."""
@@ -36,8 +35,10 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
     provider: str = ""
     """The adapter's name."""
     warnings: tuple[CallWarning, ...] = ()
-    """The warnings that were known when the call was sent, such as parts of the history that this model can't be
-    told. The response has all warnings."""
+    """The warnings known when the call was sent, such as history that this model cannot accept.
+
+    The response has all warnings.
+    """
     type: ClassVar[str] = "message.start"
 
 
@@ -45,7 +46,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
     """More text."""
 
     text: str
-    """The text that is new."""
+    """The new text."""
     content_block_index: int = 0
     """The place of its block in the reply, from 0."""
     message_id: str = ""
@@ -62,7 +63,7 @@ class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta")
     """More reasoning."""
 
     text: str
-    """The reasoning that is new."""
+    """The new reasoning."""
     signature: str | None = None
     """The provider's signature, on the block's last delta, if the provider signs."""
     content_block_index: int = 0
@@ -78,7 +79,7 @@ class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta")
 
 
 class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
-    """A tool call begins."""
+    """The start of a tool call."""
 
     tool_use_id: str
     """Our id of the call, the same as in the final ToolUseBlock."""
@@ -106,10 +107,9 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
 
 
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
-    """A tool call is whole, or will get no further.
+    """The end of a tool call's arguments, complete or cut off.
 
-    A whole call may be run only if the reply ends well, and that is not known yet. If the reply ends badly,
-    `MessageComplete` has the call as incomplete.
+    Run the call only if the reply ends well. If it doesn't, `MessageComplete` marks the call as incomplete.
     """
 
     tool_use_id: str
@@ -117,7 +117,7 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     final_input: JsonObject
     """All arguments of the call, as far as they are an object."""
     incomplete: bool = False
-    """Whether the call will get no further; then it must not be run."""
+    """Whether the call was cut off. Never run it then."""
     content_block_index: int = 0
     """The place of its block in the reply, from 0."""
     message_id: str = ""
@@ -140,11 +140,11 @@ class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block")
 
 
 class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event"):
-    """What a provider tells beside the content: the progress of its own tools, a picture as far as it is painted,
-    an event of a kind that isn't known here.
+    """Data outside the content: the progress of the provider's tools, a partial image, an event of an unknown
+    kind.
 
-    It belongs to no block, and may stand anywhere in a message. It is for readers who are there when it comes:
-    what is told of a message later, when its stretch of the stream was folded, has none.
+    It belongs to no block and may occur anywhere in a message. Only live readers get it: folding a stream drops
+    it.
     """
 
     kind: str
@@ -154,20 +154,22 @@ class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event")
     message_id: str = ""
     """The id of the reply's message."""
     content_block_index: int | None = None
-    """The place of the block that it stands for in the reply, from 0; None if it stands for none. Adapters tell
-    whole blocks as `ProviderBlock`; in the view of `stream()` these are events as well."""
+    """The index of the block that it represents in the view of `stream()`, from 0; None if it represents none.
+
+    Adapters report whole blocks as `ProviderBlock`.
+    """
     type: ClassVar[str] = "provider.event"
 
 
 class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.complete"):
-    """The reply is over."""
+    """The end of the reply."""
 
     final_content: tuple[ContentBlock, ...]
     """All content of the reply."""
     stop_reason: StopReason
-    """The reason why the reply ended."""
+    """How the reply ended."""
     raw_stop_reason: str | None
-    """The provider's own word for the stop reason; None if it gave none, as when we ended the reply."""
+    """The provider's own stop reason; None if it gave none, for example after our own stop."""
     usage: TokenUsage
     """The tokens that the reply used."""
     message_id: str = ""
@@ -176,12 +178,12 @@ class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.comple
 
 
 class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
-    """One call of a turn is done, and so are the tools that it asked for."""
+    """The end of one call of a turn and of the tools that it requested."""
 
     step: int
     """The number of the step in the turn, from 0."""
     stop_reason: StopReason
-    """The reason why the reply ended."""
+    """How the reply ended."""
     usage: TokenUsage
     """The tokens of the call."""
     cost: Cost | None = None
@@ -195,14 +197,14 @@ class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
     """The last event of a turn's stream."""
 
     status: TurnStatus
-    """The way the turn ended, as `TurnStatus` lists them."""
+    """How the turn ended, as `TurnStatus` lists the values."""
     error: str | None = None
-    """The type and the text of the exception that a failed or cancelled turn raised."""
+    """The type and text of the exception that a failed or cancelled turn raised."""
     type: ClassVar[str] = "turn.complete"
 
 
 class UserMessage(msgspec.Struct, frozen=True, gc=False, tag="user.message"):
-    """The user said more while the turn was under way. The next reply of the model knows it."""
+    """A user message that steers a turn in progress. The next reply of the model takes it into account."""
 
     content: tuple[ContentBlock, ...]
     """The content of the message."""
@@ -222,10 +224,9 @@ StreamEvent: TypeAlias = (
     | ProviderEvent
     | MessageComplete
 )
-"""What a reply consists of, as it comes."""
+"""An event of a reply."""
 
 TurnEvent: TypeAlias = (
     StreamEvent | UserMessage | ToolStarted | ToolProgress | ToolFinished | StepFinish | TurnComplete
 )
-"""What a turn's stream log holds: each message's events, between them tools, steps and what steers the turn, one
-TurnComplete last."""
+"""An event of a turn: the events of each message, tools, steps and steering, and one TurnComplete last."""

@@ -1,6 +1,6 @@
-"""The same stream with fewer events: merging adjacent deltas, folding a finished stretch, and weighing events.
+"""The same stream with fewer events: merge deltas, fold a finished part, weigh events.
 
-All three are pure and look only at the events of `bus.streams.events`; any other event is left as it is.
+All functions are pure. They change only events of `bus.streams.events`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .events import (
 )
 
 MERGE_LIMIT = 16 * 1024
-"""Readers get merged deltas of at most so many characters."""
+"""The largest number of characters in a merged delta."""
 
 _EVENT_BYTES = 160
-"""What an event weighs besides its text: the object, its string's header, its place in the list."""
+"""The bytes of an event besides its text: the object, its string's header, its place in the list."""
 
 
 def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], list[int]]:
@@ -60,11 +60,11 @@ def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], li
 
 
 def fold(events: Iterable[object]) -> tuple[object, ...]:
-    """The fewest events that say the same.
+    """Fold events into the fewest with the same content.
 
-    A finished message becomes its MessageStart and its MessageComplete, whose content is the sum of the deltas. In
-    an unfinished message the deltas of each block are joined, the arguments of a tool call included. What a
-    provider told beside the content is left out.
+    A finished message becomes its MessageStart and its MessageComplete. In an unfinished message, the deltas of
+    each
+    block are joined. `ProviderEvent` values are dropped.
     """
     folded: list[object] = []
     message_at: int | None = None  # where the unfinished message starts in `folded`
@@ -93,13 +93,13 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
 
 
 def weigh(event: object) -> int:
-    """A rough number of the bytes of memory that an event keeps alive."""
+    """A rough number of bytes of memory that an event uses."""
     beyond = _BEYOND.get(type(event))
     return _EVENT_BYTES if beyond is None else _EVENT_BYTES + beyond(event)
 
 
 def weigh_all(events: Iterable[object]) -> int:
-    """The sum of `weigh`, quick for the text deltas that most events are."""
+    """The sum of `weigh`, fast for text deltas."""
     total, beyond_of = 0, _BEYOND.get
     for event in events:
         total += _EVENT_BYTES
@@ -111,7 +111,7 @@ def weigh_all(events: Iterable[object]) -> int:
 
 
 def weigh_content(content: Iterable[object]) -> int:
-    """Roughly how many bytes of memory the blocks of a message keep alive; in their number, not in their size."""
+    """A rough number of bytes of memory that the blocks of a message use, in constant time for each block."""
     return sum(map(_weigh_block, content))
 
 
@@ -146,7 +146,8 @@ _BEYOND: dict[type, Callable[[Any], int]] = {
     ProviderEvent: lambda event: _weigh_json(event.raw),
     MessageComplete: lambda event: weigh_content(event.final_content),
 }
-"""What an event weighs beyond itself, by its type; looked up, as each log is weighed when it is closed."""
+"""The bytes of an event besides itself, by type. This is a table, because each log is weighed when it is closed.
+"""
 
 _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
 
@@ -162,7 +163,7 @@ def _continues(first: _Delta, second: _Delta) -> bool:
 
 
 def _join(run: Sequence[_Delta]) -> _Delta:
-    """One delta for a run that `_continues` all along."""
+    """Join a run of deltas for which `_continues` holds."""
     first, last = run[0], run[-1]
     if len(run) == 1:
         return first

@@ -1,20 +1,13 @@
-"""One stream: an append-only log with one producer, and a cursor per reader.
-
-There is no queue per reader, so nothing is copied, nothing is dropped, and the producer's cost does not depend on
-who reads or how fast. A cursor is a sequence number:
+"""One stream: an append-only log with one producer, and a cursor for each reader.
 
     seq:   0 .......... base ............ next_seq
            [ snapshot ) [ events .......)
 
-* `append` gives the event the number `next_seq`, counted from 0, and wakes the idle readers, who all wait on one
-  shared signal; with nobody idle it is a list append.
-* A reader takes what is there, at most 256 at a time, from its cursor on. It has let others run between any two
-  such batches. When it has everything it waits; when it has everything and the log is closed, it ends.
-* Memory is bounded by folding the oldest part into `snapshot`, events that say the same as all before `base`. A
-  reader whose cursor is before `base` gets one `StreamReset` with that snapshot, and goes on from `base`. A log
-  that is over and whose time is up is folded altogether: base = next_seq.
-
-So every reader gets the same events in the same order, from wherever it starts, without a gap.
+There is no queue for a reader: nothing is copied or dropped, and the producer's cost is independent of the
+readers. Events are numbered from 0. A reader takes at most 256 of them, and yields to other tasks between two
+batches. Memory is bounded: the oldest part is folded into `snapshot`, which has the same content as all events
+before `base`. A reader with a cursor before `base` gets one `StreamReset` with that snapshot, then continues from
+`base`.
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ _log = Log("bus.stream")
 T = TypeVar("T")
 
 Unfold: TypeAlias = Callable[[Sequence[T]], Iterable[T]]
-"""Makes of a snapshot the events that a new reader gets in its place."""
+"""Makes the events that a new reader gets in place of a snapshot."""
 
 READ_BATCH = 256
 FOLD_ABOVE_BYTES = 8 * 1024 * 1024
@@ -45,13 +38,16 @@ _WEIGH_EVERY = 512
 
 
 class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
-    """The reader is behind the part that the log still has in full. It must forget the events that it has read,
-    and take `snapshot` in their place.
+    """A snapshot for a reader that is behind the unfolded part of the log.
+
+    The reader must discard all events that it has read, and use `snapshot` in their place.
     """
 
     snapshot: tuple[T, ...]
-    """Events that say the same as all events before `next_seq`. The deltas of a block are joined, and a finished
-    message is its MessageStart and its MessageComplete alone."""
+    """Events with the same content as all events before `next_seq`.
+
+    The deltas of a block are joined, and a finished message is its MessageStart and its MessageComplete alone.
+    """
     next_seq: int
     """The seq of the event that comes next."""
     type: ClassVar[str] = "stream.reset"
@@ -63,21 +59,21 @@ class ReaderStatistics(msgspec.Struct, frozen=True):
     seq: int
     """The seq of the last event read; -1 before the first."""
     lag: int
-    """The number of events that were appended and are not read yet."""
+    """The number of events that were appended and not yet read."""
     delivered: int
-    """The number of events given out; a merged event counts as one."""
+    """The number of events returned; a merged event counts as one."""
     resets: int
     """The number of times that the reader got a StreamReset in place of events."""
 
 
 class StreamLog(Generic[T]):
-    """The log of one stream: a single message or a whole turn, as its owner likes. It is for one thread.
+    """The log of one stream: a single message or a whole turn. It is for one thread.
 
     Args:
-        stream_id: The id of the stream; the id of every frame begins with it.
+        stream_id: The id of the stream; the prefix of each frame's id.
         on_close: A function that is called once, when the log is closed.
-        owner: The owner, whom `StreamChannel.attach` compares with the reader's; None without one.
-        session_id: The session whose turn it is; empty without one.
+        owner: The owner that a reader must name to `StreamChannel.attach`; None without one.
+        session_id: The session of the turn; empty without one.
     """
 
     def __init__(
@@ -127,7 +123,7 @@ class StreamLog(Generic[T]):
         return self._base + len(events) - 1
 
     def extend(self, events: Sequence[T]) -> None:
-        """Add several events at once, as if each were appended.
+        """Append several events.
 
         Raises:
             anyio.ClosedResourceError: The log is closed.
@@ -143,16 +139,17 @@ class StreamLog(Generic[T]):
                 self._fold_oldest()
 
     def jump(self, snapshot: Iterable[T], next_seq: int) -> None:
-        """Go on from a snapshot, because the events between are not to be had. Readers that are behind it get a
+        """Continue from a snapshot, because the events before it are unavailable. Readers behind it get a
         StreamReset.
 
         Args:
-            snapshot: Events that say the same as all events before `next_seq`, those that the log has included.
+            snapshot: Events with the same content as all events before `next_seq`, including those already in the
+                log.
             next_seq: The seq of the event that comes next.
 
         Raises:
             anyio.ClosedResourceError: The log is closed.
-            ValueError: The log is as far already.
+            ValueError: The log is not behind `next_seq`.
         """
         if self._closed:
             raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
@@ -167,8 +164,7 @@ class StreamLog(Generic[T]):
         self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """End the log; nothing more will come. Readers end when they have read everything. A second call does
-        nothing.
+        """End the log. Readers end when they have read everything. A second call does nothing.
 
         Args:
             error: An exception that readers then get in place of their end.
@@ -183,7 +179,7 @@ class StreamLog(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """True when nothing more will come."""
+        """True after `close`."""
         return self._closed
 
     @property
@@ -193,7 +189,7 @@ class StreamLog(Generic[T]):
 
     @property
     def next_seq(self) -> int:
-        """The seq of the next event, which is the number of events so far."""
+        """The seq of the next event, which equals the number of events so far."""
         return self._base + len(self._events)
 
     @property
@@ -203,8 +199,9 @@ class StreamLog(Generic[T]):
 
     @property
     def size(self) -> int:
-        """A rough number of the bytes of memory that the log keeps alive. While the log is open, the number may
-        leave out the last 512 events.
+        """A rough number of bytes of memory that the log uses.
+
+        While the log is open, the number may omit the last 512 events.
         """
         return self._bytes + self._snapshot_bytes
 
@@ -215,7 +212,7 @@ class StreamLog(Generic[T]):
 
     @property
     def snapshot(self) -> tuple[T, ...]:
-        """Events that say the same as all events that have been folded."""
+        """Events with the same content as all folded events."""
         return self._snapshot
 
     @property
@@ -231,17 +228,15 @@ class StreamLog(Generic[T]):
         min_interval: float = 0.0,
         unfold: Unfold[T] | None = None,
     ) -> StreamReader[T]:
-        """A new reader of the log.
+        """Attach a new reader.
 
         Args:
-            from_seq: The seq of the first event to read; 0 for all events, ``"tail"`` for the events that are
-                appended later.
+            from_seq: The seq of the first event to read; 0 for all events, ``"tail"`` for later events only.
             coalesce: Whether to merge adjacent text or thinking deltas of one block, up to 16 KiB, when they are
                 read together.
             min_interval: Seconds from one batch of events to the next, so that a display is not redrawn for each
-                token. The first batch is never delayed, and neither is catching up.
-            unfold: A function that makes the events that a reader who has read nothing yet gets in place of a
-                StreamReset.
+                token. The first batch and catching up are not delayed.
+            unfold: A function that makes the events for a new reader in place of a StreamReset.
 
         Raises:
             ValueError: `from_seq` is negative or beyond the end.
@@ -252,13 +247,11 @@ class StreamLog(Generic[T]):
         return StreamReader(self, start, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
 
     def since(self, seq: int) -> list[T]:
-        """The events from the one numbered `seq` on, at once. Events that have been folded are left out."""
+        """The events from `seq` on, without waiting. Folded events are left out."""
         return self._events[max(seq - self._base, 0) :]
 
     def notify(self, callback: Callable[[], object]) -> None:
-        """Have a function called once: at the next append, at the close, or when a reader leaves. Until then, and
-        afterwards, appending costs what it costs without.
-        """
+        """Call a function once: at the next append, at the close, or when a reader leaves."""
         self._signal = Notice(callback, self._signal)
 
     def fold(self) -> None:
@@ -266,7 +259,7 @@ class StreamLog(Generic[T]):
         self._fold_until(len(self._events))
 
     def _enter(self, reader: StreamReader[T]) -> None:
-        if len(self._readers) >= self._look_at:  # for readers that were dropped without being closed
+        if len(self._readers) >= self._look_at:  # some readers were dropped without being closed
             self._readers = [entry for entry in self._readers if entry() is not None]
             self._look_at = max(8, 2 * len(self._readers))
         self._readers.append(ref(reader))
@@ -280,7 +273,7 @@ class StreamLog(Generic[T]):
             try:
                 signal.set()
             except RuntimeError as error:
-                # A reader's event loop has ended while it waited; the producer must not suffer for it.
+                # A reader's event loop has ended while it waited. The producer must not fail for that.
                 _log.warning("stream.reader_gone", stream_id=self.stream_id, error=str(error))
 
     async def _changed(self) -> None:
@@ -296,7 +289,9 @@ class StreamLog(Generic[T]):
         self._weigh_at = self._weighed + _WEIGH_EVERY
 
     def _fold_oldest(self) -> None:
-        """Fold until half of the limit is left, so that it is done once per 4 MiB and not once per event."""
+        """Fold until half of the limit is left, so that folding happens once for 4 MiB, not once for
+        each event.
+        """
         surplus = self._bytes - FOLD_ABOVE_BYTES // 2
         cut = 0
         while surplus > 0 and cut < len(self._events):
@@ -307,7 +302,7 @@ class StreamLog(Generic[T]):
     def _fold_until(self, cut: int) -> None:
         if cut == 0:
             return
-        # fold() makes no other kinds of events than it is given
+        # fold() makes only the kinds of events that it is given
         self._snapshot = cast("tuple[T, ...]", stream_fold.fold((*self._snapshot, *self._events[:cut])))
         self._snapshot_bytes = stream_fold.weigh_all(self._snapshot)
         del self._events[:cut]
@@ -319,8 +314,8 @@ class StreamLog(Generic[T]):
 class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
-    It ends when the log is closed and read to its end. A slow reader costs nobody anything. A reader that is
-    cancelled loses nothing.
+    It ends when the log is closed and read to its end. A slow reader delays no other. A cancelled reader loses
+    nothing.
 
     Args:
         log: The log to read.
@@ -336,8 +331,10 @@ class StreamReader(Generic[T]):
         self.stream_id = log.stream_id
         """The id of the stream."""
         self.seq = start - 1
-        """The seq of the last event read; of a merged event, the last one that went into it. It is -1 before the
-        first. To go on after it, attach with ``from_seq=reader.seq + 1``."""
+        """The seq of the last event read (of the last part of a merged event); -1 before the first.
+
+        To continue after it, attach with ``from_seq=reader.seq + 1``.
+        """
         self._log = log
         self._cursor = start
         self._coalesce = coalesce
@@ -354,7 +351,7 @@ class StreamReader(Generic[T]):
 
     @property
     def frame_id(self) -> str:
-        """``<stream_id>:<seq>`` of the last event read. A client sends it back to go on after that event."""
+        """``<stream_id>:<seq>`` of the last event read. A client sends it back to continue after that event."""
         return f"{self.stream_id}:{self.seq}"
 
     def __aiter__(self) -> StreamReader[T]:
@@ -370,10 +367,10 @@ class StreamReader(Generic[T]):
         return self._batch[index]
 
     async def take(self) -> Sequence[T | StreamReset[T]]:
-        """The events that have come together, up to one batch of them.
+        """Wait for events, and return up to one batch.
 
         Returns:
-            At least one event, which is waited for; nothing when the log is closed and read to its end.
+            At least one event; an empty list when the log is closed and read to its end.
         """
         if self._index >= len(self._batch):
             try:
@@ -385,7 +382,7 @@ class StreamReader(Generic[T]):
         return taken
 
     async def _refill(self) -> None:
-        """Get the next batch, or raise StopAsyncIteration. Nothing is taken before the last await."""
+        """Get the next batch, or raise StopAsyncIteration. No event is taken before the last await."""
         log = self._log
         waited = await self._pace()
         while not self._closed and self._cursor >= log.next_seq:
@@ -432,7 +429,8 @@ class StreamReader(Generic[T]):
     def _take_snapshot(self, log: StreamLog[T]) -> None:
         if self._unfold is not None and self._cursor == 0:
             self._batch = tuple(self._unfold(log._snapshot))
-            # whoever goes on from amidst these gets a StreamReset; the last one stands for all that was folded
+            # A reader that continues from the middle gets a StreamReset. The last event stands for all that was
+            # folded.
             amidst = (min(index, log._base - 2) for index in range(len(self._batch) - 1))
             self._seqs = (*amidst, log._base - 1)
         else:
@@ -442,7 +440,7 @@ class StreamReader(Generic[T]):
         self._cursor = log._base
 
     def close(self) -> None:
-        """Detach from the log and forget the events that were taken and not read. A task that waits here ends."""
+        """Detach from the log and discard unread events. A task that waits here ends."""
         if not self._closed:
             self._closed = True
             self._batch, self._seqs, self._index = (), (), 0
@@ -467,7 +465,7 @@ class StreamReader(Generic[T]):
         return self._log.next_seq - 1 - self.seq
 
     def statistics(self) -> ReaderStatistics:
-        """A snapshot of how far this reader is."""
+        """A snapshot of the reader's progress."""
         return ReaderStatistics(
             seq=self.seq,
             lag=self.lag,

@@ -1,1 +1,1 @@
-"""What is said: messages, their content, usage and costs."""
+"""Messages, their content, usage and costs."""

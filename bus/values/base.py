@@ -1,4 +1,4 @@
-"""The type of a decoded JSON value, and how large one is."""
+"""JSON values, cached properties, and values as short text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 if TYPE_CHECKING:
     Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-    """What JSON can say: None, a bool, a number, text, a list or an object."""
+    """A JSON value: None, a bool, a number, text, a list or an object."""
 else:
     Json = Any  # msgspec decodes Any as plain JSON; it can't follow a recursive alias
 
@@ -22,7 +22,7 @@ JsonObject: TypeAlias = dict[str, Json]
 
 
 def json_size(value: Json) -> int:
-    """About the bytes of a value as JSON text."""
+    """A rough number of bytes of a value as JSON text."""
     try:
         return len(msgspec.json.encode(value))
     except UnicodeEncodeError:  # half a surrogate pair
@@ -34,10 +34,10 @@ S = TypeVar("S")
 
 
 class kept(Generic[S, T]):
-    """A property that is kept with its object.
+    """A property that is computed once for each object.
 
-    So does functools' `cached_property`, which before Python 3.12 takes a lock each time. Here two threads that
-    ask at once may both work it out.
+    `functools.cached_property` takes a lock each time before Python 3.12. Without it, two threads may both compute
+    the value.
 
     Args:
         work: The method.
@@ -61,17 +61,17 @@ class kept(Generic[S, T]):
         return value
 
 
-# Values as text that fits a screen
+# --- Values as short text ---
 
 TEXT = 120
-"""The characters of a text that are shown."""
+"""The number of characters of a text that are shown."""
 
 ITEMS = 4
-"""The items of a collection that are shown."""
+"""The number of items of a collection that are shown."""
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A Struct that may be large, and whose repr is short."""
+    """A Struct with a short repr for large values."""
 
     def __repr__(self) -> str:
         shown = [
@@ -84,7 +84,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
-    """The fields and their defaults; a field without a default has one that equals nothing."""
+    """The fields and their defaults. A field without a default has one that is unequal to everything."""
     found: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         made = field.default_factory
@@ -93,7 +93,7 @@ def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
 
 
 def short(value: object) -> str:
-    """A value as text, cut short."""
+    """Format a value as text, cut short."""
     match value:
         case Enum():
             return repr(value.value)

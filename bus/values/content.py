@@ -1,8 +1,8 @@
-"""Content blocks, the parts of a message.
+"""Content blocks: the parts of a message.
 
-Blocks are frozen values. Data that only one provider understands travels with the block in `provider_raw`. It is
-marked with its provider, so that it can go back there unchanged and nowhere else. A host may put fields of its own
-there, such as a breakpoint of the provider's cache.
+Blocks are frozen values. Data for one provider is in `provider_raw`, marked with its provider: it is sent back
+there
+unchanged and to no other. A host may add fields, such as a breakpoint of the provider's cache.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class TextBlock(Shown, frozen=True, gc=False, tag="text"):
     text: str
     """The text."""
     provider_raw: ProviderRaw | None = None
-    """The data that its provider attached to it, such as citations; of a text of the user's, fields that are sent
-    with it to that provider."""
+    """The data that its provider attached to it, such as citations. In a user's text, fields for that provider
+    only.
+    """
 
 
 class ImageBlock(Shown, frozen=True, gc=False, tag="image"):
@@ -54,8 +55,7 @@ class ImageBlock(Shown, frozen=True, gc=False, tag="image"):
     detail: str | None = None
     """``low``, ``high`` or ``auto``, for providers that have the choice."""
     provider_raw: ProviderRaw | None = None
-    """Fields that are sent with it to that provider and to no other; of an image that a model made, what came with
-    it."""
+    """Fields for that provider only. For an image that a model made, the data that came with it."""
 
     def __post_init__(self) -> None:
         _one_source(self, "ImageBlock", _sniff_image, "no PNG, JPEG, GIF or WebP")
@@ -98,7 +98,7 @@ class AudioBlock(Shown, frozen=True, gc=False, tag="audio"):
     """The type, such as ``audio/wav``. It is required with `data` unless the bytes show it (WAV, MP3, FLAC, Ogg).
     """
     provider_raw: ProviderRaw | None = None
-    """Fields that are sent with it to that provider and to no other."""
+    """Fields for that provider only."""
 
     def __post_init__(self) -> None:
         _one_source(self, "AudioBlock", _sniff_audio, "no WAV, MP3, FLAC or Ogg")
@@ -131,18 +131,18 @@ class DocumentBlock(Shown, frozen=True, gc=False, tag="document"):
     name: str | None = None
     """The file name or the title, which some providers show the model."""
     provider_raw: ProviderRaw | None = None
-    """Fields that are sent with it to that provider and to no other."""
+    """Fields for that provider only."""
 
     def __post_init__(self) -> None:
         _one_source(self, "DocumentBlock", _sniff_document, "no PDF")
 
     @classmethod
     def from_path(cls, path: str | Path) -> DocumentBlock:
-        """Read a document now, and name it after its file.
+        """Read a document file now. Its name is the file name.
 
         Raises:
             OSError: The file can't be read.
-            ValueError: The kind of the document can't be told.
+            ValueError: The kind of the document is unknown.
         """
         from mimetypes import guess_type
 
@@ -182,7 +182,7 @@ def _sniff_document(data: bytes) -> str | None:
 
 
 class OpaqueBlock(Shown, frozen=True, gc=False, tag="opaque"):
-    """Content outside this catalogue, kept as it came."""
+    """Content outside this catalogue, unchanged."""
 
     kind: str
     """The provider's own name for it."""
@@ -202,27 +202,26 @@ class ToolUseBlock(Shown, frozen=True, gc=False, tag="tool_use"):
     raw_arguments: str | None = None
     """The text that the model sent, kept when it is no JSON object."""
     incomplete: bool = False
-    """Whether the call must never be run: it was cut off or cancelled, its reply did not end well, or its
-    arguments don't parse."""
+    """Whether the call must not be run: it or its reply was cut off, or its arguments can't be parsed."""
     provider_raw: ProviderRaw | None = None
     """The data that its provider attached to it."""
 
 
 ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock | OpaqueBlock
-"""What a tool's result may be made of."""
+"""A block in a tool's result."""
 
 
 class ToolResultBlock(Shown, frozen=True, gc=False, tag="tool_result"):
-    """The answer of a tool."""
+    """The result of a tool call."""
 
     tool_use_id: str
     """The id of the call that it answers."""
     content: str | tuple[ResultPart, ...] = ""
-    """Text, or text, image and document blocks, and such as only their provider knows."""
+    """Text, or a sequence of text, image, document and provider blocks."""
     is_error: bool = False
     """Whether the tool failed."""
     provider_raw: ProviderRaw | None = None
-    """Fields that are sent with it to that provider and to no other."""
+    """Fields for that provider only."""
 
     def __post_init__(self) -> None:
         if isinstance(self.content, list):
@@ -239,13 +238,13 @@ class ToolResultBlock(Shown, frozen=True, gc=False, tag="tool_result"):
 class ThinkingBlock(Shown, frozen=True, gc=False, tag="thinking"):
     """Reasoning that the provider shows.
 
-    A block with a signature and without `provider_raw` is taken to be Anthropic's, whose format it is.
+    A block with a signature and without `provider_raw` is treated as Anthropic's.
     """
 
     text: str
     """The reasoning; empty where it is only signed."""
     signature: str | None = None
-    """The signature by which the issuing provider trusts the block when it comes back."""
+    """The signature that the provider verifies when the block is sent back."""
     provider_raw: ProviderRaw | None = None
     """The data that its provider attached to it."""
 
@@ -270,4 +269,4 @@ ContentBlock: TypeAlias = (
     | RedactedThinkingBlock
     | OpaqueBlock
 )
-"""What a message consists of."""
+"""A part of a message."""

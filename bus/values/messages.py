@@ -1,4 +1,4 @@
-"""Messages, and the values around them: roles, tools, and the origin of an assistant message."""
+"""Messages, roles, tools, and settings."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .usage import Cost, StopReason, TokenUsage
 
 
 class RawReply(Shown, frozen=True, kw_only=True, gc=False):
-    """What a provider sent for one reply. What can't be read as JSON stands here as text."""
+    """The raw data of one reply. Data that is not valid JSON is text here."""
 
     body: Json = None
-    """The body of a reply that came whole; None if the reply was streamed."""
+    """The body of a reply that was not streamed; None for a stream."""
     events: tuple[Json, ...] = ()
     """The data of the events of a streamed reply, in their order."""
     left_out: int = 0
-    """The number of events, or of bodies, that were not kept because the reply is too large."""
+    """The number of events or bodies that were dropped because the reply is too large."""
 
 
 class Role(StrEnum):
-    """The speaker of a message. DEVELOPER is OpenAI's second kind of instruction; elsewhere it is merged into the
-    system text.
+    """The author of a message. DEVELOPER is OpenAI's second kind of instruction, elsewhere part of the system
+    text.
     """
 
     SYSTEM = "system"
@@ -73,28 +73,28 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     model: str
     """The model, ``provider:name``."""
     rejected: str | None = None
-    """The reason why it was not taken; None for the one that was."""
+    """The reason why it was rejected; None for the chosen model."""
     fallback_of: str | None = None
-    """The model whose configured chain it belongs to."""
+    """The model with the fallback chain that contains this one."""
 
 
 class RoutingDecision(Shown, frozen=True, gc=False):
-    """The way by which a call came to its model."""
+    """How a call was routed to its model."""
 
     requested: str
     """The model as the caller named it."""
     model: str
-    """The model that was taken, ``provider:name``."""
+    """The chosen model, ``provider:name``."""
     provider: str
     """The adapter's name."""
     resolved_by: str
     """The rule that matched: id, alias, native_name, catalogue, passthrough or choice."""
     candidates: tuple[Candidate, ...] = ()
-    """All models that were considered, in the order in which they would be tried."""
+    """All models that were considered, in the order of trying."""
 
 
 class CallWarning(msgspec.Struct, frozen=True, gc=False):
-    """Something about a call that its caller should know."""
+    """A problem with a call that did not end it."""
 
     code: str
     """A `WarningCode`, or one of a host's own; for programs."""
@@ -103,7 +103,7 @@ class CallWarning(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
-    """The origin of an assistant message, assigned by the session manager."""
+    """The origin of an assistant message, set by the session manager."""
 
     provider: str
     """The adapter's name."""
@@ -114,22 +114,21 @@ class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
     cost: Cost
     """The cost of the call, under the current prices."""
     stop_reason: StopReason
-    """The reason why the reply ended."""
+    """How the reply ended."""
     raw_stop_reason: str | None = None
     """The provider's own word for the stop reason."""
     routing: RoutingDecision | None = None
-    """The way by which the call came to its model."""
+    """How the call was routed to its model."""
     request_id: str | None = None
     """The id of the call in the trace."""
     latency_ms: int | None = None
-    """Milliseconds that the adapter's call took, with all its attempts."""
+    """Milliseconds of the adapter's call, all attempts included."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the reader, such as parts of the history that were left out of the request."""
+    """Warnings for the reader, such as history that was left out of the request."""
     raw: RawReply | None = None
     """The reply as the provider sent it; None unless the request asked for it."""
     provider_details: JsonObject | None = None
-    """What the reply says beside its content and its usage, by the provider's own names; None if that is nothing.
-    """
+    """Other data of the reply besides content and usage, by the provider's names; None if there is none."""
 
     def __hash__(self) -> int:
         return hash((self.provider, self.model, self.stop_reason, self.request_id))
@@ -146,24 +145,24 @@ class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
 
 
 class Message(Shown, frozen=True, dict=True):
-    """One entry of a conversation. Two messages say the same if role and content are equal.
+    """One entry of a conversation. Two messages are equal if their roles and contents are equal.
 
     Raises:
         ValueError: A block may not stand in a message of that role; the text names the block.
     """
 
     role: Role
-    """The speaker."""
+    """The author."""
     content: tuple[ContentBlock, ...]
     """A sequence of blocks, kept as a tuple. A plain string becomes one TextBlock."""
     id: str | None = None
     """The message's id, assigned by the session manager when the message enters a history."""
     name: str | None = None
-    """The speaker's name, for the host's own use; no adapter sends it."""
+    """The author's name, for the host's own use; no adapter sends it."""
     metadata: MessageMetadata | None = None
-    """The origin of the message, assigned by the session manager when the message enters a history."""
+    """The origin of the message, set by the session manager when the message enters a history."""
     steers: bool = False
-    """Whether the user said it while the model was at work, to steer the turn under way."""
+    """Whether the user sent it during a turn, to steer it."""
 
     def __post_init__(self) -> None:
         content: Sequence[ContentBlock] | str = self.content
@@ -205,16 +204,17 @@ class Message(Shown, frozen=True, dict=True):
     def tool_result(
         cls, tool_use_id: str, content: str | Sequence[ResultPart], *, is_error: bool = False
     ) -> Message:
-        """The answer to one call of a tool."""
+        """The result of one tool call."""
         body = content if isinstance(content, str) else tuple(content)
         return Message(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
 
     @kept
     def plain_text(self) -> str | None:
-        """The text of a message that is one text block and nothing else, as most messages are. None for any other.
+        """The text of a message with a single text block; None for any other.
 
-        None, too, for a blank text, a text that UTF-8 can't hold, and a block with a provider's data. The answer
-        is kept with the message, because every send asks the whole history.
+        It is None, too, for a blank text, a text that UTF-8 can't encode, and a block with a provider's data. The
+        answer is
+        cached, because every send checks the whole history.
         """
         block = self.content[0] if len(self.content) == 1 else None
         if type(block) is not TextBlock or block.provider_raw is not None or not block.text.strip():
@@ -254,17 +254,18 @@ def _is_utf8(text: str) -> bool:
 
 
 def as_blocks(content: str | Sequence[ContentBlock]) -> tuple[ContentBlock, ...]:
-    """A string as one text block; a sequence of blocks as a tuple."""
+    """Convert a string to one text block, and a sequence of blocks to a tuple."""
     return (TextBlock(content),) if isinstance(content, str) else tuple(content)
 
 
-# The strictest rule among the providers, so that a tool works on all of them.
+# The strictest rule of all providers, so that a tool works with each of them.
 _TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
-    """Hints about a tool, for the person or the code that approves its calls. None means unknown. They are never
-    sent to a model.
+    """Hints about a tool, for the person or code that approves its calls. Never sent to a model.
+
+    None means unknown.
     """
 
     read_only: bool | None = None
@@ -272,7 +273,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     destructive: bool | None = None
     """Whether the tool may delete or overwrite something."""
     idempotent: bool | None = None
-    """Whether doing it twice has the effect of doing it once."""
+    """Whether running it twice has the effect of running it once."""
     open_world: bool | None = None
     """Whether the tool reaches beyond this system, as a web search does."""
     title: str | None = None
@@ -286,7 +287,7 @@ class ToolDefinition(Shown, frozen=True, dict=True):
     """A tool that the model may call.
 
     Raises:
-        ValueError: The name or the schema could not work on every provider.
+        ValueError: The name or the schema does not work with every provider.
     """
 
     name: str
@@ -294,14 +295,16 @@ class ToolDefinition(Shown, frozen=True, dict=True):
     description: str = ""
     """The description for the model."""
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
-    """A JSON Schema with an object at its root, or with a union or a reference that stands for one."""
+    """A JSON Schema with an object at its root, or a union or reference that stands for one."""
     strict: bool | None = None
     """Whether to ask the provider to enforce the schema; None leaves it to the adapter."""
     annotations: ToolAnnotations | None = None
     """Hints for the approval of the tool's calls."""
     provider_options: JsonObject = msgspec.field(default_factory=dict)
-    """Fields that are merged into the tool on the wire, by the name of a protocol or an adapter, as a request's
-    are: ``{"anthropic": {"defer_loading": True}}``. Nobody else is sent them."""
+    """Fields that are merged into the tool on the wire, by the name of a protocol or an adapter.
+
+    For example ``{"anthropic": {"defer_loading": True}}``. They are not sent to other providers.
+    """
 
     def __post_init__(self) -> None:
         if not _TOOL_NAME.fullmatch(self.name):
@@ -310,7 +313,7 @@ class ToolDefinition(Shown, frozen=True, dict=True):
                 "at most 64 in all"
             )
         if not _COMBINED.isdisjoint(self.input_schema):
-            return  # the type and the properties are in the parts, which adapters fold where a server wants that
+            return  # the type and the properties are in the parts, which adapters merge for servers that need it
         if self.input_schema.get("type") != "object":
             raise ValueError(f"tool {self.name!r}: input_schema must have type 'object' at its root")
         properties = self.input_schema.get("properties")
@@ -323,27 +326,29 @@ class ToolDefinition(Shown, frozen=True, dict=True):
 
     @kept
     def size(self) -> int:
-        """About the bytes of the tool in a request. It is kept with the tool, which comes with every call."""
+        """A rough number of bytes of the tool in a request. Cached, because the tool is part of every call."""
         return len(self.name) + len(self.description) + json_size(self.input_schema)
 
 
 class SessionSetup(Shown, frozen=True, kw_only=True):
-    """The parts of a session besides its messages. They count as content, as messages do."""
+    """The parts of a session besides its messages. They count as content, like messages."""
 
     model: Json
-    """A name, several names in order, or an object that says how to choose."""
+    """A name, several names in order, or an object that describes how to choose."""
     system_prompt: str | None = None
     """The system prompt; None if there is none."""
     tools: tuple[ToolDefinition, ...] = ()
     """The tools as models see them, without the code that runs them."""
     fallback: tuple[str, ...] | None = None
-    """The names of the fallback models as the session was given them; None if it was given none."""
+    """The names of the fallback models given to the session; None if not given."""
     requires: JsonObject | None = None
-    """The requirements as the session was given them; None if it was given none."""
+    """The requirements given to the session; None if not given."""
     defaults: JsonObject | None = None
-    """The options of its turns that are plain values, such as ``temperature``; None if it was given none."""
+    """The options of its turns that are plain values, such as ``temperature``; None if not given."""
     asked_with: JsonObject | None = None
-    """The options of the turn that waits for answers, without keys and functions; None if it has none."""
+    """The options of the turn that waits for tool results, without keys and functions; None if there is no such
+    turn.
+    """
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -365,7 +370,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class CallSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The settings of one call. A setting that is None was left to the provider."""
+    """The settings of one call. None means that the provider's default applies."""
 
     server_address: str | None = None
     """The host name of the provider's server."""
@@ -374,46 +379,46 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_output_tokens: int | None = None
     """The largest number of tokens that the reply may have."""
     temperature: float | None = None
-    """The sampling temperature as it was asked for."""
+    """The requested sampling temperature."""
     top_p: float | None = None
-    """The nucleus sampling as it was asked for."""
+    """The requested nucleus sampling."""
     frequency_penalty: float | None = None
-    """The frequency penalty as it was asked for."""
+    """The requested frequency penalty."""
     presence_penalty: float | None = None
-    """The presence penalty as it was asked for."""
+    """The requested presence penalty."""
     seed: int | None = None
-    """The seed as it was asked for."""
+    """The requested seed."""
     stop_sequences: tuple[str, ...] = ()
     """The texts that end the reply."""
     reasoning_effort: str | None = None
-    """The effort for reasoning, in the model's own words."""
+    """The effort for reasoning, in the model's own terms."""
     output_type: str | None = None
-    """``json`` where a schema was asked for."""
+    """``json`` if a schema was requested."""
 
 
 _ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PAUSE_TURN})
 
 
 def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
-    """Whether a reply ended well and has neither a text nor a call. Reasoning alone says nothing.
+    """Whether a reply ended well without text and without a tool call. Reasoning alone is empty.
 
-    A reply that ended with a stop sequence, or that pauses, is not taken for an empty one.
+    A reply that ended with a stop sequence or a pause is not empty.
     """
     if stop_reason not in (StopReason.END_TURN, StopReason.TOOL_USE):
         return False
-    for block in content:  # no `any`, as every call asks this
+    for block in content:  # no `any`, because it is slower and runs for every call
         if block.text.strip() if isinstance(block, TextBlock) else not isinstance(block, ThinkingBlock):
             return False
     return True
 
 
 def ended_well(stop_reason: StopReason) -> bool:
-    """Whether a reply came to the end that the model meant, so that its calls are complete, too."""
+    """Whether a reply ended as the model intended, so that its calls are complete."""
     return stop_reason in _ENDED_WELL
 
 
 def with_whole_calls(content: tuple[ContentBlock, ...], stop_reason: StopReason) -> tuple[ContentBlock, ...]:
-    """The content of a reply after its end is known. After a bad end, every call is incomplete."""
+    """The content of a reply after its end. After a bad end, every call is marked incomplete."""
     if ended_well(stop_reason) or not any(_runs(block) for block in content):
         return content
     return tuple(msgspec.structs.replace(block, incomplete=True) if _runs(block) else block for block in content)

@@ -1,4 +1,4 @@
-"""The usage and the cost of a call: token counts in disjoint buckets, the stop reason, and money as integers."""
+"""Usage and cost of a call: disjoint token counts, stop reasons, and money as integers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from .base import Shown
 
 
 class StopReason(StrEnum):
-    """The reason why a reply ended, the same for all providers. The provider's own word stands beside it as
-    `raw_stop_reason`.
-    """
+    """How a reply ended, the same for all providers. `raw_stop_reason` has the provider's own word."""
 
     END_TURN = "end_turn"
     MAX_TOKENS = "max_tokens"
@@ -28,17 +26,16 @@ class StopReason(StrEnum):
 
 
 class UsageSource(StrEnum):
-    """The origin of token counts, the strongest first."""
+    """The origin of token counts, the most reliable first."""
 
     REPORTED = "reported"
     """The provider's final figures."""
     PARTIAL = "partial"
-    """Reported in part. Either the call ended early, and an estimate stands for the rest, or some counts were
-    worked out from the others."""
+    """Reported in part. The rest is estimated after an early end, or derived from the other counts."""
     ESTIMATED = "estimated"
-    """Counted by us, because the provider reported nothing."""
+    """Estimated by us, because the provider reported nothing."""
     INCONSISTENT = "inconsistent"
-    """Reported, but the figures contradict each other. They were made to fit, and have no price."""
+    """Reported, but contradictory. The counts were adjusted and have no price."""
 
 
 _STRENGTH = tuple(UsageSource)
@@ -52,8 +49,11 @@ USAGE_PARTS = {
     "audio_output": "output",
     "image_output": "output",
 }
-"""Names in `TokenUsage.details` that are tokens, and the bucket that they are a part of: uncached input, input
-read from a cache, output without reasoning. Every other name counts pieces: searches, images, seconds."""
+"""Names in `TokenUsage.details` that count tokens, each with the bucket that contains them.
+
+The buckets are uncached input, input read from a cache, and output without reasoning. All other names count
+pieces: searches, images, seconds.
+"""
 
 _USUAL_TIERS = frozenset(
     {"", "default", "standard", "standard_only", "auto", "on_demand", "unspecified", "service_tier_unspecified"}
@@ -72,37 +72,39 @@ def details_of(**counts: int | None) -> dict[str, int] | None:
 
 
 class TokenUsage(Shown, frozen=True, gc=False):
-    """Token counts of one call. `input_tokens`, `output_tokens`, `cached_input_tokens` and
-    `cache_creation_input_tokens` are disjoint, for every provider.
+    """Token counts of one call.
+
+    `input_tokens`, `output_tokens`, `cached_input_tokens` and `cache_creation_input_tokens` are disjoint.
     """
 
     input_tokens: int = 0
-    """Input that was neither read from a cache nor written to one."""
+    """Input tokens that were neither read from a cache nor written to one."""
     output_tokens: int = 0
-    """Everything generated, reasoning included."""
+    """All generated tokens, reasoning included."""
     cached_input_tokens: int = 0
-    """Input read from a cache."""
+    """Input tokens read from a cache."""
     cache_creation_input_tokens: int = 0
-    """Input written to a cache, of any lifetime."""
+    """Input tokens written to a cache, of any lifetime."""
     cache_creation_1h_input_tokens: int = 0
     """The part of `cache_creation_input_tokens` that was written for an hour; the rest was written for 5 minutes.
     """
     reasoning_tokens: int | None = None
-    """The part of `output_tokens` spent on reasoning; None if the provider doesn't say."""
+    """The part of `output_tokens` spent on reasoning; None if the provider reports none."""
     source: UsageSource = UsageSource.REPORTED
-    """How far the figures can be trusted."""
+    """The origin of the counts."""
     raw: msgspec.Raw | None = None
-    """The provider's usage object as it came, for prices that are invented later."""
+    """The provider's usage object, unchanged, for later prices."""
     reported_cost_nano_usd: int | None = None
-    """The cost of the call as the provider states it, in nano-USD; None if it states none."""
+    """The cost that the provider reports, in nano-USD; None if it reports none."""
     details: dict[str, int] | None = None
-    """Counts that some prices treat apart, where there are any. A name in `USAGE_PARTS` counts tokens that are in
-    the counts above as well. Any other name, such as ``web_search``, counts pieces by the name of their rate."""
+    """Counts with separate prices. A name in `USAGE_PARTS` counts tokens that are part of the counts above.
+
+    Any other name, such as ``web_search``, counts pieces of that rate.
+    """
     service_tier: str | None = None
-    """The tier that the provider says it served, as `unusual_tier` gives it; None for the usual one."""
+    """The service tier that the provider reports, as `unusual_tier` gives it; None for the standard one."""
     upstream_cost_nano_usd: int | None = None
-    """The part of `reported_cost_nano_usd` that a gateway doesn't take itself, in nano-USD; the owner of the key
-    pays it upstream."""
+    """The part of `reported_cost_nano_usd` that the owner of the key pays upstream of a gateway, in nano-USD."""
 
     @property
     def total_input_tokens(self) -> int:
@@ -116,14 +118,14 @@ class TokenUsage(Shown, frozen=True, gc=False):
 
     @property
     def estimated(self) -> bool:
-        """True if these are not the provider's own figures."""
+        """True if these are not the provider's final figures."""
         return self.source is UsageSource.ESTIMATED
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
         """The sum of two usages.
 
-        Its source is the weaker of the two, and `raw` is dropped. A reported cost remains only if both have one, a
-        service tier only if both have the same.
+        Its source is the less reliable of the two, and `raw` is dropped. It has a reported cost if both have one,
+        and a service tier if both have the same.
         """
         if not isinstance(other, TokenUsage):
             return NotImplemented
@@ -156,7 +158,7 @@ def _added(first: dict[str, int] | None, second: dict[str, int] | None) -> dict[
 
 
 class CostSource(StrEnum):
-    """The way by which a cost was obtained."""
+    """The origin of a cost."""
 
     COMPUTED = "computed"
     PROVIDER = "provider"
@@ -169,31 +171,33 @@ def usd_of(nano_usd: int) -> Decimal:
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Money, in integer nano-USD. None means unknown, which is never the same as zero."""
+    """Money, in integer nano-USD. None means unknown, which is not zero."""
 
     nano_usd: int | None
-    """The cost in billionths of a US dollar; None if it is unknown."""
+    """The cost in billionths of a US dollar; None if unknown."""
     source: CostSource
-    """The way by which the figure was obtained."""
+    """The origin of the figure."""
     pricing_version: str | None = None
-    """The price table that gave the figure (12 hex digits), if one did. Beside `computed_nano_usd` it is the table
-    of that figure."""
+    """The price table of the figure, or of `computed_nano_usd` if set (12 hex digits); None if no table gave one.
+    """
     reason: str | None = None
-    """The reason why there is no figure, or a remark about it. Where a provider names its own cost, the reason and
-    the remark are about the table's figure."""
+    """The reason why there is no figure, or a remark about it.
+
+    If the provider reports the cost, it is about the table's figure.
+    """
     computed_nano_usd: int | None = None
-    """The price table's figure in nano-USD, beside the cost of a provider that names its own."""
+    """The price table's figure in nano-USD, if the provider reports its own cost."""
 
     @property
     def usd(self) -> Decimal | None:
-        """The cost in US dollars, exactly; None if it is unknown."""
+        """The cost in US dollars, exactly; None if unknown."""
         return None if self.nano_usd is None else usd_of(self.nano_usd)
 
     def __add__(self, other: Cost) -> Cost:
         """The sum of two costs.
 
-        The sum is unknown as soon as one of them is. Its source is the provider only if both sources are, and it
-        has a price version only if both have the same. The table's figure beside a provider's cost is left out.
+        It is unknown if either is. Its source is the provider only if both sources are. It has a price version
+        only if both have the same. The table's figure for a reported cost is dropped.
         """
         if not isinstance(other, Cost):
             return NotImplemented
@@ -206,36 +210,37 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return Cost(self.nano_usd + other.nano_usd, source, version, reason)
 
 
-# The cost of several calls together, and how far the sum can be trusted.
+# --- Sums of costs ---
 
 UNANSWERED = frozenset({"network", "cancelled", "process_lost"})
-"""Error classes of calls that got no answer."""
+"""Error classes of calls without an answer."""
 UNCLEAR = frozenset({"server_error", "other"})
-"""Error classes of calls that got an answer if they have a status of HTTP."""
+"""Error classes of calls that have an answer if they have an HTTP status."""
 
 
 def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:
-    """Whether a failed call may have used tokens although no usage of it is known.
+    """Whether a failed call may have used tokens that are unknown.
 
-    It may if no answer came: the call was cancelled, timed out, was dropped, or was lost with its process. A
-    provider that answers with an error bills nothing. A request that was never sent is not billed either.
+    This is the case if no answer arrived: the call was cancelled, timed out, was dropped, or was lost with its
+    process.
+    A provider bills neither an error response nor a request that was not sent.
     """
     return error_class in UNANSWERED or (error_class in UNCLEAR and provider_status is None)
 
 
 class CostSum(msgspec.Struct, frozen=True, gc=False):
-    """A sum of costs, with four counts beside it. An unknown cost is in no amount, and is never taken for zero."""
+    """A sum of costs, with four counts. An unknown cost is in no amount and is never treated as zero."""
 
     nano_usd: int = 0
-    """The sum in nano-USD over the calls whose cost is known."""
+    """The sum of the known costs in nano-USD."""
     calls: int = 0
-    """The number of attempts, whatever became of them."""
+    """The number of attempts, whatever their end."""
     estimated: int = 0
-    """The number of attempts whose usage was estimated."""
+    """The number of attempts with estimated usage."""
     unpriced: int = 0
     """The number of attempts with usage and without a cost."""
     unknown: int = 0
-    """The number of attempts of which not even the usage is known."""
+    """The number of attempts with unknown usage."""
 
     @classmethod
     def of_call(cls, usage: TokenUsage | None, cost: Cost | None, *, unknown: bool = False) -> CostSum:
@@ -244,7 +249,7 @@ class CostSum(msgspec.Struct, frozen=True, gc=False):
         Args:
             usage: The attempt's usage; None if none is known.
             cost: The attempt's cost; None if none is known.
-            unknown: Whether an attempt without usage may have used something all the same.
+            unknown: Whether an attempt without usage may have used tokens.
         """
         nano = None if cost is None else cost.nano_usd
         return cls(
