@@ -1,4 +1,4 @@
-"""The protocol that every adapter keeps, with its requests, its responses and its reports of attempts."""
+"""The adapter contract: the protocol of every adapter, its requests, responses and reports of attempts."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .config import RetryPolicy
 
-# Requests and responses of every kind
+# --- Requests and responses ---
 
 
 class CallRequest(Shown, frozen=True, kw_only=True):
     """One request to one model."""
 
     request_id: str
-    """The caller's id of the request, which is passed to `cancel()`."""
+    """The caller's id of the request, for `cancel()`."""
     model: str
     """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix
     (``ollama:llama3:8b``)."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that are merged into the body, by the name of a protocol or an adapter; see `host_options`."""
     key: str | None = None
-    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
+    """The name of one of `AdapterConfig.keys`; None lets the adapter choose."""
     max_retries: int | None = None
-    """The attempts after the first; None is the configuration's number."""
+    """The attempts after the first; None uses the configuration's number."""
     retry: RetryPolicy | None = None
-    """The waits between attempts; None are the configuration's."""
+    """The waits between attempts; None uses the configuration's policy."""
     timeout_seconds: float | None = None
-    """The seconds for all attempts together; None is the configuration's number."""
+    """The seconds for all attempts together; None uses the configuration's number."""
 
     @property
     def wire_model(self) -> str:
@@ -47,26 +47,26 @@ class CallRequest(Shown, frozen=True, kw_only=True):
 
 
 class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits that the provider's headers report; None for a limit that they don't report."""
+    """The limits in the provider's headers; None for a limit that is not reported."""
 
     requests_limit: int | None = None
-    """Requests in all, in the provider's own period, mostly a minute."""
+    """The requests in a period, usually a minute."""
     requests_remaining: int | None = None
-    """Requests that are left in the period."""
+    """The requests left in the period."""
     tokens_limit: int | None = None
-    """Tokens in all, in the period."""
+    """The tokens in a period."""
     tokens_remaining: int | None = None
-    """Tokens that are left in the period."""
+    """The tokens left in the period."""
     reset_at: str | None = None
-    """When the period begins anew, as the provider writes it."""
+    """The start of the next period, as the provider writes it."""
     requests_reset: str | None = None
-    """When the requests are all there again, as the provider writes it."""
+    """The time at which all requests are available again, as the provider writes it."""
     tokens_reset: str | None = None
-    """When the tokens are all there again, as the provider writes it."""
+    """The time at which all tokens are available again, as the provider writes it."""
     counts_output: bool = True
-    """Whether the tokens are those of requests and replies, not of requests alone."""
+    """Whether the tokens include those of replies."""
     fixed_window: bool = False
-    """Whether everything comes back at once when the period begins anew, not little by little until then."""
+    """Whether the limit resets completely at the start of the next period, not gradually."""
 
 
 class CallResponse(Shown, frozen=True, kw_only=True):
@@ -81,13 +81,13 @@ class CallResponse(Shown, frozen=True, kw_only=True):
     usage: TokenUsage
     """The tokens of the call."""
     latency_ms: int = 0
-    """The milliseconds of the whole call, with all its attempts."""
+    """The milliseconds of the whole call, all attempts included."""
     response_id: str | None = None
     """The provider's id of the reply."""
     warnings: tuple[CallWarning, ...] = ()
-    """What was left out, changed or estimated."""
+    """The request fields and values that were dropped, changed or estimated."""
     rate_limit: RateLimitInfo | None = None
-    """The provider's limits, as the reply's headers tell them; None if they tell none."""
+    """The limits in the reply's headers; None if there are none."""
     provider_request_id: str | None = None
     """The provider's id of the request, for its support."""
 
@@ -95,17 +95,20 @@ class CallResponse(Shown, frozen=True, kw_only=True):
 F = TypeVar("F", bound=Callable[..., Any])
 
 AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key", "taken_up", "continued"]
-"""Why an attempt is made: it is the first, a failure passed, the request was mended, there is another key, a reply
-that was being made in the background is taken up, or a reply that broke off is continued."""
+"""The reason for an attempt: the first one, a retry, a repaired request, another key, a resumed background reply,
+or
+the continuation of a reply that broke off.
+"""
 
 _NAME = attrgetter("name")
 
 
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can do through its adapter. Declarations are honest: False where it would not work.
+    """The abilities of a model through its adapter. False means that it does not work.
 
-    A request that asks for something that is False here is refused before it is sent, or mended, or that part is
-    left out with a warning.
+    If a request needs an ability that is False, it is refused before it is sent, repaired, or sent without that
+    part
+    and with a warning.
     """
 
     supports_images: bool = False
@@ -115,7 +118,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_documents: bool = False
     """Documents in messages."""
     supports_thinking: bool = False
-    """Reasoning that can be asked for."""
+    """Reasoning on request."""
     supports_tools: bool = False
     """Calls of tools."""
     supports_system_prompt: bool = True
@@ -123,19 +126,19 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_structured_output: bool = False
     """A JSON Schema that the provider enforces."""
     supports_streaming: bool = True
-    """Replies that come in pieces."""
+    """Streamed replies."""
     supports_streaming_tool_calls: bool = False
-    """Arguments of tool calls that come in pieces."""
+    """Streamed arguments of tool calls."""
     supports_parallel_tool_calls: bool = False
     """Several tool calls in one reply."""
     supports_tool_choice: bool = True
-    """A tool call that can be demanded."""
+    """Tool calls that a request can require."""
     supports_prompt_caching: bool = False
-    """A cache of prompts at the provider."""
+    """A prompt cache at the provider."""
     max_context_tokens: int = 128_000
     """Tokens of prompt and reply together."""
     max_output_tokens: int = 16_384
-    """Tokens of a reply, reasoning included."""
+    """Tokens of a reply, including reasoning."""
     accepted_image_media_types: tuple[str, ...] | None = None
     """The media types of images; None means any."""
     accepted_audio_media_types: tuple[str, ...] | None = None
@@ -147,22 +150,25 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     """One request to one model.
 
-    A parameter that a model doesn't take is left out with a warning; None leaves it to the provider.
+    A parameter that the model doesn't support is dropped with a warning. None uses the provider's default.
 
     Raises:
         ValueError: Two tools have one name.
     """
 
     messages: tuple[Message, ...]
-    """The whole conversation, since adapters hold none."""
+    """The whole conversation, because adapters keep none."""
     max_output_tokens: int
-    """The longest reply in tokens, reasoning included."""
+    """The largest number of tokens in the reply, including reasoning."""
     default_output_limit: bool = False
-    """Whether nobody asked for that limit. Without knowledge of the model's limits, a wire that needs no limit
-    leaves it out."""
+    """Whether that limit is a default. Then it is dropped if the model's limits are unknown and the protocol
+    allows it.
+    """
     capabilities: AdapterCapabilities | None = None
-    """The capabilities of the model, as the configuration corrects them; None takes the adapter's own. The current
-    turn and the history are both checked against them."""
+    """The capabilities of the model with the configuration's corrections; None uses the adapter's own.
+
+    The current turn and the history are both checked against them.
+    """
     tools: tuple[ToolDefinition, ...] = ()
     """The tools that the model may call."""
     system_prompt: str | None = None
@@ -186,32 +192,31 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     output_schema: JsonObject | None = None
     """A JSON Schema that the reply's text must follow."""
     tool_choice: ToolChoice | None = None
-    """Which tool must be called, if any."""
+    """The choice of tools."""
     parallel_tool_calls: bool | None = None
     """Whether one reply may call several tools."""
     reasoning_effort: str | None = None
-    """One of `effort.EFFORTS`, ``none`` to ``max``. A model with fewer gets the nearest, with a warning."""
+    """One of `effort.EFFORTS`, ``none`` to ``max``. A model with fewer uses the nearest, with a warning."""
     message_id: str = ""
-    """The id of the reply, for its stream events; made up if empty."""
+    """The id of the reply, for its stream events; generated if empty."""
     session_id: str = ""
-    """The session, for logs and so that later calls find its prompt cached. Never sent as it is."""
+    """The session, for logs and for the provider's prompt cache. Only a digest of it is sent."""
     drain_for_usage: float | None = None
     """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
-    """Whether the request is made as a stream, for middleware to know. The field itself has no effect."""
+    """Whether the request is streamed. For middleware only; the field has no effect."""
     background: bool | None = None
-    """Whether the provider goes on with the reply if the connection or the process is lost; see
-    `adapters.background`."""
+    """Whether the provider continues the reply if the connection or the process is lost; see
+    `adapters.operations.background`.
+    """
     response_id: str = ""
-    """The provider's id of a reply that is being made in the background. It is taken up, and nothing is asked for
-    anew."""
+    """The provider's id of a background reply to resume. No new reply is requested."""
     continue_broken: bool | None = None
-    """Whether a streamed reply that breaks off in its text is continued by another attempt, where the model takes
-    a beginning; see `adapters.http.continuing`."""
+    """Whether another attempt continues a streamed reply that breaks off in its text, if the model supports it."""
     include_raw: bool | None = None
-    """Whether the response has the reply as the provider sent it, too, in `CanonicalResponse.raw`."""
+    """Whether the response includes the provider's raw reply in `CanonicalResponse.raw`."""
     has_beginning: bool = False
-    """Whether the last message is the beginning of the reply, with which the model is to go on."""
+    """Whether the last message is the start of the reply, for the model to continue."""
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
@@ -225,19 +230,20 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
 
 
 class CanonicalResponse(CallResponse, frozen=True, kw_only=True):
-    """What a call returned."""
+    """The response to a conversation request."""
 
     content: tuple[ContentBlock, ...]
     """The reply's blocks, in their order."""
     stop_reason: StopReason
-    """Why the reply ended."""
+    """How the reply ended."""
     raw_stop_reason: str | None = None
     """The provider's own word for `stop_reason`."""
     provider_details: JsonObject = msgspec.field(default_factory=dict)
-    """What the reply says beside its content and its usage, by the provider's own names, such as the stop sequence
-    that it met."""
+    """Other data of the reply besides content and usage, by the provider's names, such as the matched stop
+    sequence.
+    """
     raw: RawReply | None = None
-    """The reply as the provider sent it; None unless `CanonicalRequest.include_raw` asked for it."""
+    """The provider's raw reply; None unless `CanonicalRequest.include_raw` is set."""
 
     @property
     def text(self) -> str:
@@ -246,12 +252,12 @@ class CanonicalResponse(CallResponse, frozen=True, kw_only=True):
 
     @property
     def thinking(self) -> str:
-        """All reasoning of the reply that can be seen; empty if there is none."""
+        """All visible reasoning of the reply; empty if there is none."""
         return "".join(block.text for block in self.content if isinstance(block, ThinkingBlock))
 
     @property
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
-        """The calls of tools that the reply asks for, in their order."""
+        """The tool calls of the reply, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
 
 
@@ -261,16 +267,15 @@ class AttemptStarted(msgspec.Struct, frozen=True):
     attempt: int
     """The attempt's number, from 1."""
     reason: AttemptReason = "first"
-    """Why it is made."""
+    """The reason for the attempt."""
     key: str | None = None
-    """The name of the key that is sent; None for the adapter's own key, which has no name."""
+    """The name of the key in use; None for the adapter's own key, which has no name."""
 
 
 class AttemptResent(msgspec.Struct, frozen=True):
-    """An attempt's request was sent once more, within the attempt and over another connection.
+    """An attempt's request was sent again over another connection, within the same attempt.
 
-    The server had closed a connection that was kept alive, before the first byte of a reply. It may have read the
-    request.
+    The server had closed a kept-alive connection before the first byte of a reply. It may have read the request.
     """
 
     attempt: int
@@ -278,7 +283,7 @@ class AttemptResent(msgspec.Struct, frozen=True):
 
 
 class AttemptAccepted(msgspec.Struct, frozen=True):
-    """The provider makes the reply in the background from here on, and knows it by an id."""
+    """From now on the provider generates the reply in the background, under an id."""
 
     attempt: int
     """The attempt's number, from 1."""
@@ -292,11 +297,11 @@ class AttemptFirstEvent(msgspec.Struct, frozen=True):
     attempt: int
     """The attempt's number, from 1."""
     rate_limit: RateLimitInfo | None = None
-    """The provider's limits; None if the reply's headers say nothing of them."""
+    """The limits in the reply's headers; None if there are none."""
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """An attempt failed, and another follows after `delay_seconds`. The last attempt's failure is not reported."""
+    """An attempt failed, and another follows after `delay_seconds`. The last failure is not reported."""
 
     attempt: int
     """The attempt's number, from 1."""
@@ -307,27 +312,28 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 
 
 AttemptReport: TypeAlias = AttemptStarted | AttemptResent | AttemptAccepted | AttemptFirstEvent | AttemptFailed
-"""What an adapter tells of each attempt."""
+"""A report of an attempt."""
 NextAttempt: TypeAlias = Callable[[], Awaitable[None]]
-"""Waits until the next attempt may be sent."""
+"""Awaited before the next attempt is sent."""
 AttemptObserver: TypeAlias = Callable[[AttemptReport], NextAttempt | None]
-"""Who is told; must return at once. What it returns for an `AttemptFailed` is awaited before the next attempt,
-after its delay."""
+"""The function that gets the reports. It must return immediately.
+
+Its result for an `AttemptFailed` is awaited before the next attempt, after the delay.
+"""
 
 
 class AdapterStream(Protocol):
     """A streamed reply: an async iterator of events, and an async context manager that closes it.
 
-    The stream ends normally after `MessageComplete`, also when the call is cancelled. When the call fails, the
-    stream yields `MessageComplete` with stop reason ``error`` (if any event was delivered) and then raises
-    AdapterError. Leaving the context early, or `aclose()`, closes the socket. The stream never hangs. It has one
-    reader.
+    The stream ends after `MessageComplete`, also if the call is cancelled. If the call fails, the stream yields
+    `MessageComplete` with stop reason ``error`` (after any other event) and then raises AdapterError. Leaving the
+    context early, or `aclose()`, closes the socket. The stream never hangs. It has one reader.
     """
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
     async def __anext__(self) -> StreamEvent: ...
     async def aclose(self) -> None:
-        """Cancel the call if it still runs, and close its connection. Idempotent."""
+        """Cancel the call if it is in progress, and close its connection. Idempotent."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -337,39 +343,35 @@ class AdapterStream(Protocol):
 
     @property
     def response(self) -> CanonicalResponse | None:
-        """The whole response, once the stream has ended well; None before, and after a failure."""
+        """The whole response after the stream has ended well; None before, and after a failure."""
         ...
 
 
 @runtime_checkable
 class PumpedStream(Protocol):
-    """An AdapterStream that can also drive itself, which costs less for each event than being iterated."""
+    """An AdapterStream that can push its events, which costs less than iterating."""
 
     async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
-        """Read to the end, giving `sink` the same events, as many at a time as came together.
-
-        Raises what iterating would raise.
-        """
+        """Read to the end, and pass the events to `sink` in batches. Raises the same errors as iterating."""
         ...
 
 
 @runtime_checkable
 class MeteredAdapter(Protocol):
-    """A ProviderAdapter that knows at any moment what a call has used."""
+    """A ProviderAdapter that can report the usage of a call in progress."""
 
     def usage_so_far(self, request_id: str) -> TokenUsage | None:
-        """The usage of the current attempt of a call under way, as if the call ended here. None if nothing is
-        known of it.
+        """The usage of the current attempt of a call, as if it ended now. None if unknown.
 
-        The usage is counted only when it is asked for. A call that ends early is billed with it.
+        It is computed on demand. A call that ends early is billed with it.
         """
         ...
 
 
 def ends_when_cancelled(method: F) -> F:
-    """Mark `complete` or `stream` of an adapter whose call ends at once when the task that waits is cancelled.
+    """Mark `complete` or `stream` of an adapter: its call ends immediately if the waiting task is cancelled.
 
-    The engine then runs the call in the turn's own task. A subclass that overrides the method loses the mark.
+    The engine then runs the call in the turn's own task. An override in a subclass loses the mark.
     """
     method.__dict__["ends_when_cancelled"] = True
     return method
@@ -377,34 +379,33 @@ def ends_when_cancelled(method: F) -> F:
 
 @runtime_checkable
 class ProviderAdapter(Protocol):
-    """One provider. An adapter can be used alone: construct it, call it, close it. Nothing else of Callboard is
-    needed.
+    """One provider. An adapter works alone, without the rest of Callboard: construct it, call it, close it.
 
-    Every method except `estimate_input_tokens` and `get_capabilities` does I/O. Calls may run side by side, on one
-    event loop. A call only ever raises AdapterError (with its subclasses), besides the loop's cancellation.
+    Every method except `estimate_input_tokens` and `get_capabilities` does I/O. Calls may run concurrently on one
+    event loop. A call raises only AdapterError and its subclasses, and the loop's cancellation.
 
     These methods are optional: `initialize()`, awaited before the first call, `health_check()` and `statistics()`,
     see `health`, and `usage_so_far()`, see `MeteredAdapter`. An adapter that calls `on_attempt` sets
-    `reports_attempts = True`. Without it, the engine records the start of each call before it asks the adapter.
+    `reports_attempts = True`. Without it, the engine records the start of each call before it calls the adapter.
     """
 
     name: str
-    """The provider's name, which stands before the colon of its models' names."""
+    """The provider's name, the prefix of its models' names."""
 
     @property
     def capabilities(self) -> AdapterCapabilities:
-        """What a model can do of which nothing is known."""
+        """The capabilities of an unknown model."""
         ...
 
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
-        """Make a call, and wait for the whole response.
+        """Make a call and wait for the whole response.
 
         Args:
             request: The request.
-            on_attempt: Called at once and in order when an attempt starts, has its first content, or failed and is
-                followed by another. It must not raise.
+            on_attempt: Called immediately and in order when an attempt starts, has its first content, or failed
+                and is followed by another. It must not raise.
 
         Raises:
             AdapterError: The call failed. It is a CancelledError if the call was cancelled.
@@ -412,8 +413,7 @@ class ProviderAdapter(Protocol):
         ...
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
-        """The events of the reply as they come; see `AdapterStream`. The request is sent when the first event is
-        asked for.
+        """Stream the events of a reply; see `AdapterStream`. The first read sends the request.
 
         Args:
             request: The request.
@@ -429,17 +429,17 @@ class ProviderAdapter(Protocol):
         *,
         model: str | None = None,
     ) -> int:
-        """An estimate of the input tokens of a request, from the text alone and without the network."""
+        """Estimate the input tokens of a request, from the text alone and without the network."""
         ...
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """The capabilities of a model. For an unknown model they are `capabilities`."""
+        """The capabilities of a model; for an unknown model, `capabilities`."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a call. True if it was running, False if it had ended or is unknown. Idempotent."""
+        """Stop a call. Returns False if it had ended or is unknown. Idempotent."""
         ...
 
     async def close(self) -> None:
-        """Cancel what runs and release all connections. Idempotent."""
+        """Cancel all calls and release all connections. Idempotent."""
         ...

@@ -1,1 +1,1 @@
-"""Driving one call over HTTP: attempts, time limits, retries, streams."""
+"""Calls over HTTP: attempts, time limits, retries, streams."""

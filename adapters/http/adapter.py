@@ -1,8 +1,8 @@
-"""The adapter of every provider over HTTP: a provider's wires, put together with what sends and waits.
+"""The base adapter of every provider over HTTP.
 
-A provider's own adapter is this class with a wire, and the wire says all that is the provider's own. Attempts,
-time limits and cancelling are in `attempts` and `call`, the reader's iterator in `stream`, and embeddings, images,
-videos, batches and background replies in `operations`.
+A provider's adapter is this class with a wire, which contains everything specific to the provider. Attempts, time
+limits and cancellation are in `attempts` and `call`, the reader's iterator is in `stream`. Embeddings, images,
+videos, batches and background replies are in `operations`.
 """
 
 from __future__ import annotations
@@ -60,21 +60,20 @@ T = TypeVar("T")
 
 
 class HttpAdapter:
-    """A provider over HTTP. It fulfils `ProviderAdapter` and the interfaces of embeddings, images, videos and
-    batches.
+    """A provider over HTTP, with the interfaces of conversations, embeddings, images, videos and batches.
 
-    What the provider doesn't do is refused with CapabilityError. A provider's adapter names its `wire_type` and
-    adds nothing else. ``config.options["repair"]: false`` sends no refused request again, mended; see `repair`.
+    Operations that the provider lacks raise CapabilityError. A provider's adapter only sets its `wire_type`.
+    ``config.options["repair"]: false`` disables the repair of refused requests; see `repair`.
 
     Args:
         config: How to reach the provider.
-        name: The provider's name before the colon of a model's name; None is the wire's own. A configuration that
-            uses one protocol for several providers gives each its own.
+        name: The provider's name before the colon of a model's name; defaults to the wire's own. Providers that
+            share a protocol need a name each.
         transport: Replaces the network, for recordings and tests.
         clock: The clock of times and of randomness.
 
     Raises:
-        ConfigurationError: The options or the address can't be, or the key may be of another vendor.
+        ConfigurationError: The options or the address are invalid, or the key may be another vendor's.
     """
 
     wire_type: type[ChatWire]
@@ -109,18 +108,18 @@ class HttpAdapter:
 
     @property
     def keys(self) -> Keyring:
-        """The keys, by name, and those of them that rest."""
+        """The keys by name, with those that are paused."""
         return self.client.keys
 
-    # -- conversations
+    # --- Conversations ---
 
     @property
     def capabilities(self) -> AdapterCapabilities:
-        """What a model can do of which nothing is known."""
+        """The capabilities of an unknown model."""
         return self.wire.capabilities
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """What a model can do; `capabilities` for a model that isn't known."""
+        """The capabilities of a model; for an unknown model, `capabilities`."""
         return self.wire.get_capabilities(model)
 
     def estimate_input_tokens(
@@ -131,11 +130,11 @@ class HttpAdapter:
         *,
         model: str | None = None,
     ) -> int:
-        """About how many input tokens a request has, from the text alone."""
+        """Estimate the input tokens of a request, from the text alone."""
         return self.wire.estimate_input_tokens(messages, tools, system_prompt, model=model)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        """The request as it would be sent. Raises what `ChatWire.write_request` raises."""
+        """The request as it would be sent. Raises the errors of `ChatWire.write_request`."""
         return emulation.write_request(self.wire, request, stream=stream)
 
     @ends_when_cancelled
@@ -166,7 +165,7 @@ class HttpAdapter:
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
 
     def can_stream(self, request: CanonicalRequest) -> bool:
-        """Whether `stream` asks for the reply in pieces. Otherwise it comes whole, as a stream of whole blocks."""
+        """Whether the reply to a request can be streamed. If not, `stream` yields whole blocks."""
         wire, can = self.wire, request.capabilities
         if not wire.can_stream(request) or (can is not None and not can.supports_streaming):
             return False
@@ -175,21 +174,21 @@ class HttpAdapter:
         except AdapterError:
             return True  # writing the request raises the error again, where the caller expects it
 
-    # -- its life
+    # --- Life of the adapter ---
 
     def speak_as(self, other: HttpAdapter) -> None:
-        """Use the protocol of another adapter of the same server from now on. No call may be in progress."""
+        """Switch to the protocol of another adapter of the same server. No call may be in progress."""
         self.wire, self.client = other.wire, other.client
         self._embeddings, self._images = other._embeddings, other._images
         self._videos, self._batches = other._videos, other._batches
         self._background = other._background
 
     async def initialize(self) -> None:
-        """Ask the server what requests can't be written well without. Most servers are asked nothing."""
+        """Request the data that the server's requests depend on. Most servers need none."""
         await self.wire.initialize(self.client.look_up)
 
     async def health_check(self) -> AdapterHealth:
-        """Whether the provider answers and takes the key; see `HttpClient.health_check`."""
+        """Check that the provider answers and accepts the key; see `HttpClient.health_check`."""
         return await self.client.health_check()
 
     async def cancel(self, request_id: str) -> bool:
@@ -205,10 +204,10 @@ class HttpAdapter:
         return self.client.statistics()
 
     async def close(self) -> None:
-        """Cancel what runs, and release all connections. Idempotent."""
+        """Cancel all calls and release all connections. Idempotent."""
         await self.client.close()
 
-    # -- embeddings
+    # --- Embeddings ---
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
@@ -221,10 +220,10 @@ class HttpAdapter:
         return self._that_has(self._embeddings, "embed").capabilities(self._wire_name(model))
 
     def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
-        """About how many tokens a text has for a model."""
+        """Estimate the tokens of a text for a model."""
         return estimate_tokens(text, self.wire.token_rates(model))
 
-    # -- images
+    # --- Images ---
 
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
@@ -236,7 +235,7 @@ class HttpAdapter:
         """See `ImageAdapter.get_image_capabilities`."""
         return self._that_has(self._images, "make images").capabilities(self._wire_name(model))
 
-    # -- videos
+    # --- Videos ---
 
     async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
         """See `VideoAdapter.create_video`."""
@@ -249,7 +248,7 @@ class HttpAdapter:
     async def open_video(
         self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
     ) -> VideoContent:
-        """Download from the byte `start` on; see `VideoAdapter.open_video`."""
+        """Download a video from the byte `start`; see `VideoAdapter.open_video`."""
         return await self._that_has(self._videos, "make videos").open(job, variant, start, etag)
 
     async def delete_video(self, job_id: str, *, model: str) -> bool:
@@ -260,7 +259,7 @@ class HttpAdapter:
         """See `VideoAdapter.get_video_capabilities`."""
         return self._that_has(self._videos, "make videos").capabilities(self._wire_name(model))
 
-    # -- batches
+    # --- Batches ---
 
     def get_batch_limits(self, model: str) -> BatchLimits:
         """See `BatchAdapter.get_batch_limits`."""
@@ -277,7 +276,7 @@ class HttpAdapter:
     async def find_batch(
         self, model: str, mark: str, count: int, since: int, *, key: str | None = None, known: Sequence[str] = ()
     ) -> BatchJob | None:
-        """The job with a mark, a count of requests and a moment since which it was created; see
+        """Find a job by its mark, the number of its requests, and a time before its creation; see
         `BatchAdapter.find_batch`.
         """
         batches = self._that_has(self._batches, "take batches")
@@ -307,7 +306,9 @@ class HttpAdapter:
 
 
 def _base_url(config: AdapterConfig, name: str, kind: type[ChatWire]) -> str:
-    """The normalised address; the key's owner and the options are checked first. Raises ConfigurationError."""
+    """The normalised address. Raises ConfigurationError for a wrong address, wrong options or another vendor's
+    key.
+    """
     if not config.base_url and (secrets(config) or config.api_key or config.api_key_env or config.keys):
         check_key_goes_home(name, config.api_key_env, kind.default_base_url, of_many=kind.protocol_of_many)
     if kind.options_type is not None:

@@ -1,14 +1,12 @@
-"""The attempts of one request over HTTP: their time limits, and the scope that `cancel()` reaches.
+"""The attempts of one request over HTTP: time limits, retries, keys and cancellation.
 
     attempting    an attempt was reported, and is sent or read
-    waiting       it has failed, and the time until the next attempt passes
-    ended         nothing will be waited for again: a reply came, the last attempt failed, or the reader left
-    draining      the request was cancelled, and its reply is read on for its usage
+    waiting       the attempt has failed, and the time until the next one passes
+    ended         there are no more waits: a reply arrived, the last attempt failed, or the reader left
+    draining      the request was cancelled, and its reply is read further for its usage
 
-Attempting and waiting take turns until the end. Each wait for the network, and each wait between attempts, runs
-under a cancel scope of its own. No scope is held across a `yield`, so a reader may leave at any point. This module
-does not know what is sent, or what a reply means: `call` knows it for conversations, and `operations` for
-vectors.
+Each wait runs under a cancel scope of its own. No scope is held across a `yield`, so a reader may leave at any
+point. This module is independent of requests and replies: `call` and `operations` add those.
 """
 
 from __future__ import annotations
@@ -66,37 +64,38 @@ class Limit(NamedTuple):
     """The time limit of one wait."""
 
     seconds: float
-    """Seconds that this wait may take."""
+    """Seconds of this wait."""
     of: float
-    """Seconds of the whole limit, of which this wait may be the last part."""
+    """Seconds of the whole limit, if this wait is its last part."""
 
 
 class HttpAttempts:
     """One request over all its attempts.
 
-    `cancel()` ends it. Where nothing is waited for at that moment, `on_cancel` closes the reply.
+    `cancel()` ends it. If no wait is in progress then, `on_cancel` closes the reply.
 
     Args:
         client: The adapter's way to the server.
-        terms: What the request says of its attempts.
-        on_attempt: Told of each attempt.
-        estimate_input: Gives the tokens that are sent, for the usage of an attempt that ends early.
+        terms: The request's own settings of attempts.
+        on_attempt: Gets the reports of attempts.
+        estimate_input: Estimates the tokens sent, for the usage of an attempt that ends early.
     """
 
-    # What few calls need is the class's, until they do: Python packs the attributes of an instance up to thirty.
+    # Python stores up to thirty attributes of an instance compactly. So rarely used ones start as class
+    # attributes.
     cancelled = False
     ended = False
-    """Whether nothing will be waited for again."""
+    """Whether there will be no more waits."""
     draining = False
-    """Whether it is read on after its cancelling. Waits then end at the drain's own time limit."""
+    """Whether the reply is read further after a cancellation, under the time limit of the drain."""
     repaired = 0
     """The number of attempts that followed a repair or a new key. They don't count as retries."""
     rate_limit: RateLimitInfo | None = None
-    """The provider's limits, as the headers of the current attempt's reply say them."""
+    """The limits in the headers of the current attempt's reply."""
     _first_event_told = False
-    _known_key: KnownKey | None = None  # as the current attempt was sent with it
+    _known_key: KnownKey | None = None  # the key of the current attempt
     _limit: Limit | None = None
-    _moving: MovingDeadline | None = None  # of the step that is waited for
+    _moving: MovingDeadline | None = None  # the deadline of the current step
 
     def __init__(
         self,
@@ -108,12 +107,12 @@ class HttpAttempts:
         self.client = client
         self._estimate_input = estimate_input
         self.attempt = 0
-        self.sent = False  # the request of the current attempt has left, or is about to
+        self.sent = False  # the request of the current attempt has been sent, or is about to be
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.timeout_seconds = given(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
         self._key = client.keys.own
-        self._tried_keys: set[str] = set()  # of a pool, and refused or limited in this call
+        self._tried_keys: set[str] = set()  # keys of a pool that were refused or limited in this call
         self._keys_replaced: set[str | None] = set()
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | WaitScope | None = None
@@ -124,7 +123,7 @@ class HttpAttempts:
         self._next_reason: AttemptReason = "first"
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` gives, tried as often as the terms allow. Raises AdapterError."""
+        """Run `attempt` as often as the terms allow, and return its result. Raises AdapterError."""
         try:
             while True:
                 self.begin_attempt()
@@ -136,15 +135,15 @@ class HttpAttempts:
             self.ended = True
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
-        """Tell the observer. Returns what waits for the next attempt."""
+        """Send a report to the observer. Returns an awaitable that delays the next attempt."""
         return None if self._on_attempt is None else self._on_attempt(report)
 
     def elapsed_ms(self) -> int:
-        """Milliseconds since the request was made, with all attempts."""
+        """Milliseconds since the request was made, all attempts included."""
         return (self.client.clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def begin_attempt(self) -> None:
-        """Count another attempt, and report it.
+        """Count and report another attempt.
 
         Raises CancelledError, ConfigurationError or InvalidRequestError.
         """
@@ -167,7 +166,7 @@ class HttpAttempts:
         self.report(AttemptStarted(self.attempt, self._next_reason, self._key.name))
 
     async def prepare_request(self, call: WireCall, *, accept: str = "application/json") -> HttpRequest:
-        """The HTTP request of the current attempt, with the key as it is now.
+        """The HTTP request of the current attempt, with the current key.
 
         Raises AuthError, CancelledError or RequestTimeoutError.
         """
@@ -178,18 +177,15 @@ class HttpAttempts:
         return self.client.request(call, known.value, accept=accept, on_resend=self.resend_observer())
 
     def resend_observer(self) -> Callable[[], object] | None:
-        """The function that is told when the current attempt's request is sent once more.
-
-        It keeps nothing of the call alive.
-        """
+        """A function that reports a second sending of the current attempt. It keeps no part of the call alive."""
         observer, attempt = self._on_attempt, self.attempt
         return None if observer is None else lambda: observer(AttemptResent(attempt))
 
     def prepare_attempt(self) -> None:
-        """Forget what an earlier attempt had begun to read."""
+        """Discard the state of an earlier attempt."""
 
     def first_event(self, headers: Mapping[str, str]) -> None:
-        """Report the first content of the attempt's reply, and what its headers say of rate limits, once."""
+        """Report the first content of the attempt's reply and its rate limits, once."""
         if not self._first_event_told:
             self._first_event_told = True
             self.rate_limit = self.client.rate_limit(headers)
@@ -204,7 +200,7 @@ class HttpAttempts:
         moves: bool = False,
         over: HttpRequest | None = None,
     ) -> T:
-        """Wait for the network, at most `limit` seconds and never beyond the call's own time.
+        """Wait for the network, at most `limit` seconds and within the call's own time.
 
         Raises CancelledError or RequestTimeoutError.
         """
@@ -214,7 +210,7 @@ class HttpAttempts:
         now = self._time()
         self._limit = limit if isinstance(limit, Limit) or limit is None else Limit(limit, limit)
         self._limit_ends = now + self._limit.seconds if self._limit is not None else self._deadline
-        if now >= self._deadline:  # a step that needn't wait would never be told
+        if now >= self._deadline:  # a step that needn't wait would never be cancelled
             raise self._out_of_time_error()
         ends = min(self._limit_ends, self._deadline)
         with self._new_scope(math.inf if moves else ends, over) as scope:
@@ -238,9 +234,9 @@ class HttpAttempts:
         return new_scope(ends)
 
     def move_on(self, now: float, limit: Limit) -> None:
-        """Let `limit` count anew: what is waited for comes in parts, and one part came. For a step of `wait`.
+        """Restart the limit of the current `wait`, because a part has arrived.
 
-        A part that is there already waits for nothing, so this raises what `wait` raises when time is up.
+        A part that is already there needs no wait, so this raises the same errors as `wait` when time is up.
         """
         if self._moving is not None and self._deadline is not None:
             if now >= self._deadline:
@@ -249,10 +245,7 @@ class HttpAttempts:
             self._moving.move(min(self._limit_ends, self._deadline))
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
-        """Wait before another attempt. A request that can be mended is tried again at once.
-
-        Raises AdapterError.
-        """
+        """Wait before another attempt. A repaired request is sent without a wait. Raises AdapterError."""
         self.identify(error)
         if self.cancelled:
             raise self._cancelled_error() from error
@@ -276,7 +269,7 @@ class HttpAttempts:
         await self._wait_for_next(next_attempt)
 
     async def _reason_to_repeat(self, error: AdapterError) -> AttemptReason | None:
-        """Why the attempt is repeated at once: with another key, or mended. None if it isn't."""
+        """The reason to repeat the attempt without a wait: another key or a repair. None if there is none."""
         if not self.out_of_time():
             if _refuses_key(error) and await self._has_new_key():
                 return "key"
@@ -285,7 +278,7 @@ class HttpAttempts:
         return "repair" if self.mend(error) else None
 
     async def _has_new_key(self) -> bool:
-        """Whether there is a new value of a key that was refused. It is looked for once in a call."""
+        """Look for a new value of a refused key, once in a call."""
         key, known, self._known_key = self._key, self._known_key, None
         if known is None or key.source is None or key.name in self._keys_replaced:
             return False
@@ -297,7 +290,7 @@ class HttpAttempts:
             raise
 
     def _has_other_key(self, name: str, error: AdapterError) -> bool:
-        """Let a key rest that is to blame for a failure. True if another key of the pool takes its place."""
+        """Pause the key that caused a failure. True if another key of the pool replaces it."""
         now_us = self.client.clock.now_us()
         if not self.client.keys.rests.failed(name, self._terms.wire_model, error, now_us):
             return False
@@ -309,7 +302,7 @@ class HttpAttempts:
         return True
 
     def _choose_key(self) -> Key | None:
-        """The key of the next attempt; None if the call has tried all that are ready."""
+        """The key of the next attempt; None if the call has tried all available keys."""
         terms, client = self._terms, self.client
         if terms.key is None and client.keys.unnamed is not None:
             return client.keys.unnamed
@@ -324,7 +317,7 @@ class HttpAttempts:
         return self._key.name
 
     def key_was_taken(self) -> None:
-        """Take note that the provider took the key of the current attempt."""
+        """Note that the provider accepted the key of the current attempt."""
         if self._key.name is not None:
             self.client.keys.rests.taken(self._key.name, self._terms.wire_model)
 
@@ -337,15 +330,15 @@ class HttpAttempts:
             await self.wait(next_attempt, what="another attempt's turn")
 
     def mend(self, error: AdapterError) -> bool:
-        """Change what the next attempt sends, if the error says how. True if that was done."""
+        """Change the next attempt's request, if the error shows how. Returns whether it was changed."""
         return False
 
     def out_of_time(self, seconds: float = 0.0) -> bool:
-        """Whether the time of the whole request is up in so many seconds."""
+        """Whether the time of the whole request is up in this number of seconds."""
         return self._deadline is not None and anyio.current_time() + seconds >= self._deadline
 
     def identify(self, error: AdapterError) -> None:
-        """Put ids and usage on an error, and mask keys in it: some providers repeat them."""
+        """Add ids and usage to an error, and mask keys in it, because some providers repeat them."""
         error.request_id = self._terms.request_id
         error.provider = self.client.name
         if error.usage is None:
@@ -366,19 +359,18 @@ class HttpAttempts:
 
     @property
     def heard(self) -> bool:
-        """Whether anything of a reply has come in this attempt."""
+        """Whether any part of a reply has arrived in this attempt."""
         return False
 
     def usage_so_far(self) -> TokenUsage | None:
-        """What the current attempt has used, if it ended here; None if nothing is known of it."""
+        """The usage of the current attempt, if it ended now; None if unknown."""
         return self._count_used() if self.sent else NOTHING_USED
 
     def _count_used(self) -> TokenUsage | None:
-        """What the current attempt, whose request was sent, has used."""
+        """The usage of the current attempt, which was sent."""
         return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
 
     async def cancel(self, *, at_once: bool = False) -> None:
-        """End the request."""
         self.cancelled = True
         self.draining = False
         if self._scope is not None:
@@ -388,7 +380,7 @@ class HttpAttempts:
 
 
 def _refuses_key(error: AdapterError) -> bool:
-    """Whether a provider took the key for no valid one, and not for one that may not do what was asked."""
+    """Whether a provider refused the key itself, not a permission of it."""
     return isinstance(error, AuthError) and not isinstance(error, AccessDeniedError)
 
 
@@ -397,11 +389,11 @@ def given(own: float | None, default: float) -> float:
     return default if own is None else own
 
 
-# One request over HTTP and its whole reply, in attempts
+# --- A request with a whole reply ---
 
 
 _TOO_BUSY = 503
-"""The one 5xx that says that the request was not taken on."""
+"""The only 5xx status that means that the request was not accepted."""
 
 
 class SingleReply(NamedTuple):
@@ -453,13 +445,13 @@ def _read(
 
 
 def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
-    """The error that a reply of status 200 holds in place of what was asked for; None if it holds none."""
+    """The error in a reply of status 200; None if it has none."""
     found = find_error(body)
     return None if found is None else error_without_status(found, client.wire.error_codes, client.name)
 
 
 def came_to_nothing(error: AdapterError) -> bool:
-    """Whether a request that ended so was surely not carried out."""
+    """Whether the provider certainly did not run a request that ended so."""
     status = error.provider_status
     if isinstance(error, NetworkError) and error.before_sending:
         return True

@@ -1,4 +1,4 @@
-"""One conversation call over HTTP: its attempts, what each sends, and what each has read so far."""
+"""One conversation call over HTTP: its attempts, their requests, and what was read so far."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ from .wire_call import WireCall
 class HttpCall(HttpAttempts):
     """One call over all its attempts.
 
-    `request` is the request as it was last repaired, and `repairs` is what was done to it. `written` is what the
-    next attempt sends; None before the first attempt and after a repair. `assembler` reads the current attempt's
-    reply.
-
-    `on_drain` is set while a cancelled call may be read on for its usage. It is called when that begins, with True
-    if somebody reads at that moment.
+    `request` includes all repairs, which `repairs` lists. `written` is the next attempt's request; None before the
+    first attempt and after a repair. `assembler` reads the current attempt's reply. `on_drain` is set while a
+    cancelled
+    call may be read further for its usage. Its argument is True if a reader is active.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class HttpCall(HttpAttempts):
         self.repairs: tuple[Repair, ...] = ()
         self.on_drain: Callable[[bool], Awaitable[None]] | None = None
         self.broken: Assembler | None = None
-        """What read the reply that broke off, if the attempts since go on with it."""
+        """The assembler of the reply that broke off, while later attempts continue it."""
         self._whole_request = request
         self._drain_seconds = given(request.drain_for_usage, client.config.drain_for_usage)
         self._message_id = request.message_id or client.clock.new_id("msg")
@@ -66,7 +64,8 @@ class HttpCall(HttpAttempts):
             provider=self.client.name,
             requested_model=self.request.wire_model,
             clock=self.client.clock,
-            estimate_usage=partial(_estimated_usage, self.wire, self.request),  # not of self: that were a circle
+            # not a method: that would be a reference cycle
+            estimate_usage=partial(_estimated_usage, self.wire, self.request),
             request=self.request,
         )
 
@@ -80,10 +79,10 @@ class HttpCall(HttpAttempts):
             if self._next_reason == "retry":
                 self._next_reason = "continued"
 
-    # -- what is sent
+    # --- Sending ---
 
     async def complete_once(self) -> CanonicalResponse:
-        """One attempt whose reply comes whole."""
+        """Make one attempt with a whole reply."""
         written = self.written or await self.write()
         client = self.client
         request = await self.prepare_request(written)
@@ -113,7 +112,7 @@ class HttpCall(HttpAttempts):
         raise client.error_of(body, reply)
 
     async def write(self) -> WireCall:
-        """Write what this attempt and those after it send, until a repair."""
+        """Write the request of this attempt and the next ones, until a repair."""
         wire, model = self.wire, self.request.wire_model
         if wire.is_unknown(model):
             await self.wait(
@@ -130,14 +129,14 @@ class HttpCall(HttpAttempts):
         return written
 
     def _informed(self) -> CanonicalRequest:
-        """The request with what the model can do, also where nobody but the wire knows it."""
+        """The request with the model's capabilities, also if only the wire has them."""
         request = self.request
         if request.capabilities is not None:
             return request
         return msgspec.structs.replace(request, capabilities=self.wire.get_capabilities(request.wire_model))
 
     def go_on(self) -> bool:
-        """Have the next attempt go on where the reply broke off. False if there is no going on."""
+        """Let the next attempt continue the reply that broke off. False if it can't be continued."""
         from ..replies.whole import text_alone
 
         if self.broken is None:
@@ -151,7 +150,9 @@ class HttpCall(HttpAttempts):
         return True
 
     def mend(self, error: AdapterError) -> bool:
-        """Mend the request, if the error says how and that was not tried before. True if that was done."""
+        """Repair the request, if the error shows how and the repair was not tried before. Returns whether it was
+        repaired.
+        """
         if self.written is None or self.client.config.options.get("repair") is False or self.out_of_time():
             return False
         done = [repair.kind for repair in self.repairs]
@@ -163,12 +164,12 @@ class HttpCall(HttpAttempts):
         self.written = None
         return True
 
-    # -- what is read
+    # --- Reading ---
 
     def read_whole(self, body: bytes, reply: HttpReply) -> list[StreamEvent]:
-        """Read a reply that came whole, also JSON that can be mended, and events that nobody asked for.
+        """Read a whole reply, including JSON that needs repair and unrequested events.
 
-        Returns the events of the reply that were not taken before. Raises AdapterError or StreamError.
+        Returns the events that were not taken before. Raises AdapterError or StreamError.
         """
         wire, assembler = self.wire, self.assembler
         body = without_done_mark(body)
@@ -180,7 +181,7 @@ class HttpCall(HttpAttempts):
             assembler.raw.body(body)
         try:
             try:
-                body.decode()  # before anything is taken in: decoding does not look at what is kept raw
+                body.decode()  # before any content is accepted: msgspec does not check what is kept raw
                 wire.read_reply(body, reply.headers, assembler)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 mended = mend_body(body)
@@ -210,7 +211,7 @@ class HttpCall(HttpAttempts):
         return events
 
     def response(self, written: WireCall, reply: HttpReply | None) -> CanonicalResponse:
-        """The response of a call that is over."""
+        """The response of a call that has ended."""
         assembler, client = self.assembler, self.client
         assert assembler.usage is not None
         assert assembler.stop_reason is not None
@@ -235,7 +236,7 @@ class HttpCall(HttpAttempts):
             raw=None if assembler.raw is None else assembler.raw.reply(hidden),
         )
 
-    # -- what is counted
+    # --- Counting ---
 
     @property
     def heard(self) -> bool:
@@ -244,7 +245,7 @@ class HttpCall(HttpAttempts):
     def _count_used(self) -> TokenUsage:
         return self.assembler.usage_so_far()
 
-    # -- its end before its time
+    # --- Early end ---
 
     async def cancel(self, *, at_once: bool = False) -> None:
         if self.on_drain is None or self._drain_seconds <= 0 or at_once:
@@ -269,7 +270,7 @@ def mended(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
 
 
 def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> TokenUsage:
-    """Usage for a reply whose provider said nothing about it."""
+    """Estimate the usage of a reply without reported usage."""
     return TokenUsage(
         input_tokens=wire.estimate_input_tokens(
             request.messages, request.tools, request.system_prompt, model=request.model
@@ -280,7 +281,7 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
 
 
 def continued(wire: ChatWire, request: CanonicalRequest, said: str | None) -> CanonicalRequest | None:
-    """The request for the rest of a reply; None if there is no asking for it."""
+    """A request for the rest of a reply; None if it can't be requested."""
     if said is None or not request.continue_broken or request.output_schema is not None:
         return None
     choice = request.tool_choice

@@ -1,4 +1,4 @@
-"""One adapter's way to its provider's server: its address, key and connections, and its calls in progress."""
+"""The connection of one adapter to its server: address, key, connections, and calls in progress."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from .wire_call import WireCall
 
 
 class RunningCall(Protocol):
-    """A call of any kind that is under way."""
+    """A call of any kind in progress."""
 
     ended: bool
-    """Whether nothing will be waited for again."""
+    """Whether there will be no more waits."""
 
     async def cancel(self, *, at_once: bool = False) -> None:
         """End the call; see `HttpAttempts.cancel`."""
 
     def usage_so_far(self) -> TokenUsage | None:
-        """What the current attempt has used, if it ended here; None if nothing is known of it."""
+        """The usage of the current attempt, if it ended now; None if unknown."""
 
 
 class RunningCalls:
-    """A register that keeps no call alive, so a stream that its reader dropped without closing it is gone.
+    """A register that keeps no call alive, so that a stream dropped by its reader is freed.
 
-    The entries of calls that are gone stay until so many are there. A `WeakValueDictionary` takes each out with a
-    callback of its own, which costs more than all else that a call does here.
+    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which costs
+    more
+    than the rest of the call here.
     """
 
     def __init__(self) -> None:
@@ -51,19 +52,18 @@ class RunningCalls:
         self._look_at = 64
 
     def __iter__(self) -> Iterator[RunningCall]:
-        """The calls that have not ended."""
         found = [entry() for entry in self._calls.values()]
         return iter([call for call in found if call is not None and not call.ended])
 
     def add(self, request_id: str, call: RunningCall) -> None:
-        """Add a call. It takes the place of an earlier one of its id."""
+        """Add a call, replacing an earlier one with its id."""
         if len(self._calls) >= self._look_at:
             self._calls = {name: entry for name, entry in self._calls.items() if entry() is not None}
             self._look_at = max(64, 2 * len(self._calls))
         self._calls[request_id] = ref(call)
 
     def get(self, request_id: str) -> RunningCall | None:
-        """The call of an id, also if it has ended; None if it is gone."""
+        """The call of an id, also if it has ended; None if it was freed."""
         entry = self._calls.get(request_id)
         return None if entry is None else entry()
 
@@ -74,7 +74,7 @@ _NO_KEY = KnownKey(None, 0)
 
 
 class HttpClient:
-    """What all calls of one adapter share. `running` holds the calls under way, by the ids of their requests."""
+    """The state that all calls of one adapter share. `running` holds the calls in progress by request id."""
 
     def __init__(self, wire: ChatWire, transport: Transport) -> None:
         self.wire = wire
@@ -88,11 +88,11 @@ class HttpClient:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not be seen of the keys that are known by now."""
+        """The secret parts of all known keys."""
         return self.keys.secrets
 
     def is_own(self, request: HttpRequest) -> bool:
-        """Whether a request goes over connections of our own."""
+        """Whether a request uses our own connections."""
         return isinstance(self.transport, HttpTransport) and self.transport.is_own(request.url)
 
     def request(
@@ -104,7 +104,7 @@ class HttpClient:
         on_resend: Callable[[], object] | None = None,
         connect_timeout: float | None = None,
     ) -> HttpRequest:
-        """The HTTP request of a call, with the headers that all requests of the adapter have."""
+        """The HTTP request of a call, with the adapter's common headers."""
         return HttpRequest(
             call.method,
             self.wire.base_url + call.path,
@@ -123,15 +123,15 @@ class HttpClient:
         )
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
-        """The exception that an error reply means. It says where the reply comes from, unless that is plain."""
+        """The exception for an error reply, with the reply's origin if it isn't obvious."""
         error = self.wire.error_of(body, reply)
         error.args = (f"{error}{origin(reply.status, reply.headers, body, self.wire.base_url)}",)
         return error
 
     def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> AdapterError:
-        """The exception for a reply, or the beginning of one, that is none of the protocol.
+        """The exception for a reply that does not follow the protocol.
 
-        Some servers send an error of another shape than their protocol's, with status 200: then it is that error.
+        Some servers send an error in another protocol's form, with status 200. Then it is that error.
         """
         error = find_error(body)
         if error is not None:
@@ -139,10 +139,9 @@ class HttpClient:
         return not_of_protocol(self.name, body, headers, self.wire.base_url, why)
 
     async def look_up(self, call: WireCall, seconds: float) -> Json:
-        """The server's JSON answer to a question beside the calls, which is sent once.
+        """The server's JSON answer to a question outside of calls, which is sent once.
 
-        No call fails for want of it: None is returned if no JSON comes within `seconds`, or an error comes.
-        Nothing is raised, but for cancellation.
+        Returns None if no JSON arrives within `seconds`, or after an error. Raises nothing but cancellation.
         """
         with anyio.move_on_after(seconds):
             try:
@@ -155,14 +154,15 @@ class HttpClient:
         return None
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """What a reply's headers say of the provider's limits."""
+        """The provider's limits in a reply's headers."""
         return self.wire.rate_limit(masked_headers(headers, self.secrets))
 
     async def health_check(self) -> AdapterHealth:
-        """Whether the provider answers and takes the key: one GET, repeated only with a new key.
+        """Check that the provider answers and accepts the key, by one GET, repeated only with a new key.
 
-        The GET takes 5 seconds at most, or the timeout of a call if that is shorter. A server that has no such
-        page is reachable all the same. Nothing is raised, but for cancellation.
+        The GET takes at most 5 seconds, or the timeout of a call if shorter. A server without that page is
+        reachable.
+        Raises nothing but cancellation.
         """
         call = self.wire.health_request()
         if call is None:
@@ -206,8 +206,8 @@ class HttpClient:
         )
 
     async def close(self) -> None:
-        """Cancel what runs, and release all connections. Idempotent."""
+        """Cancel all calls and release all connections. Idempotent."""
         for call in self.running:
-            if not call.ended:  # while an earlier one was cancelled
+            if not call.ended:  # it may have ended while an earlier one was cancelled
                 await call.cancel(at_once=True)
         await self.transport.aclose()

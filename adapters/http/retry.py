@@ -1,7 +1,4 @@
-"""When a call is tried again, and how long it waits: pure functions of the error and the clock's randomness.
-
-`retry()` applies them to a host's own calls.
-"""
+"""Retries: pure functions of the error and the clock's randomness, and `retry()` for a host's own calls."""
 
 from __future__ import annotations
 
@@ -38,18 +35,18 @@ async def retry(
     policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> T:
-    """Make a call, and make it again after an error that passes, by the rules that adapters follow.
+    """Make a call, and retry it after temporary errors, by the rules of adapters.
 
-    Adapters retry by themselves: a request that is made in `call` should have ``max_retries=0``.
+    Adapters retry by themselves, so a request inside `call` should have ``max_retries=0``.
 
     Args:
         call: Makes the call.
         max_retries: Calls after the first.
-        policy: How long to wait between two calls, and who is told; None is the default policy.
+        policy: The waits between calls, and the observer; None uses the default policy.
         clock: Its randomness spreads the waits.
 
     Returns:
-        What `call` gave.
+        The result of `call`.
 
     Raises:
         AdapterError: The last call's error.
@@ -99,7 +96,7 @@ def retry_delay(
 
 
 def tell_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: float) -> None:
-    """Tell the policy's observer, whose own failure is no business of the call."""
+    """Notify the policy's observer. Its own failure must not affect the call."""
     if policy.on_retry is None:
         return
     try:
@@ -109,10 +106,11 @@ def tell_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: fl
 
 
 def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
-    """The provider's hint how long to wait, in seconds; None without a hint.
+    """The wait that the provider asks for, in seconds; None if it asks for none.
 
-    The hint is `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the message.
-    Nonsense is no hint. Zero and a moment in the past are no hint either, so that the policy's own wait applies.
+    Its sources are `retry-after-ms`, `retry-after` as seconds, duration or date, and words in the message. Zero, a
+    time in
+    the past and invalid values are ignored, so that the policy's own wait applies.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds:
@@ -125,14 +123,14 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
 
 
 def _retry_after(value: str | None, now_us: int) -> float | None:
-    """The seconds that a `retry-after` header means; negative for a date in the past."""
+    """The seconds of a `retry-after` header; negative for a date in the past."""
     if value is None:
         return None
     for read in (number_of, duration_seconds):
         seconds = read(value)
         if seconds is not None:
             return seconds
-    from email.utils import parsedate_to_datetime  # `email` is much to import for what hardly anybody sends
+    from email.utils import parsedate_to_datetime  # `email` is a large import for a form that is rare
 
     try:
         when = parsedate_to_datetime(value)
@@ -143,8 +141,7 @@ def _retry_after(value: str | None, now_us: int) -> float | None:
 
 
 def duration_seconds(text: str) -> float | None:
-    """Seconds of a duration that the text begins with: Go's, such as ``1h2m3s``, ``2m59.56s`` or ``120ms``, or one
-    in words, such as ``1 hour 20 minutes``."""
+    """Seconds of the duration at the start of a text, such as ``1h2m3s``, ``120ms`` or ``1 hour 20 minutes``."""
     seconds, at = 0.0, 0
     while (part := _PART.match(text, at)) is not None:
         try:

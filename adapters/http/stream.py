@@ -3,14 +3,13 @@
     sending      no reply is open: the next step sends an attempt
     reading      a reply is open: the next step reads a piece of its body
     delivered    the same, after the first event: a failure from now on is final
-    broken       the reply broke off after its first event, and another attempt goes on with it, as if it sent anew
-    kept         the call was cancelled and its reply is read on for its usage: no more events are delivered
-    ended        the events that are ready are still given out, then the failure if there is one
+    broken       the reply broke off after its first event, and another attempt continues it
+    kept         the call was cancelled and its reply is read for its usage: no more events are delivered
+    ended        the remaining events are delivered, then the failure if there is one
 
-An attempt that fails before its first event leaves no trace, and is repeated. If it fails later, the events stand.
-Then, if the caller wants that and it can be, another attempt goes on with the text; see `continuing`. Otherwise
-the message is completed as an error, and the exception is raised. There is no task behind the stream: `__anext__`
-reads inline.
+An attempt that fails before its first event is repeated. After it, another attempt may continue the text, if the
+caller wants that. Otherwise the message is completed as an error, and the exception is raised. There is no task
+behind the stream: `__anext__` reads inline.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from .call import HttpCall
 from .wire_call import WireCall
 
 KEPT_ALIVE = 5
-"""So many limits may pass without an event while comments and pings say that the server is still there."""
+"""The number of limits that may pass without an event while comments and pings arrive."""
 
 SLOW_MACHINE_SECONDS = 300.0
-"""How long a model near by may be silent: a CPU reads slowly, and weights may have to be loaded first."""
+"""Seconds of silence allowed for a local model: a CPU reads slowly, and weights may have to be loaded first."""
 
 
 class EventWait:
-    """The time that a stream may take to its next event. Pure: told of each wait, it limits the next one.
+    """The time that a stream may take to its next event. It is pure: each reported wait limits the next one.
 
     Args:
-        limit: Seconds in which nothing at all may come.
+        limit: Seconds without any data.
     """
 
     def __init__(self, limit: float) -> None:
@@ -60,15 +59,15 @@ class EventWait:
         self._silent = 0.0
 
     def event(self) -> None:
-        """An event came: everything counts anew."""
+        """Restart all limits, because an event arrived."""
         self._silent = 0.0
 
     def sign_of_life(self, seconds: float) -> None:
-        """Something else than an event came, after a wait of so many seconds."""
+        """Count data other than an event, after a wait of this many seconds."""
         self._silent += seconds
 
     def left(self) -> Limit:
-        """How long the next wait may take. Raises RequestTimeoutError."""
+        """The limit of the next wait, in seconds. Raises RequestTimeoutError."""
         most = self._limit * KEPT_ALIVE
         left = most - self._silent
         if left >= self._limit:
@@ -79,7 +78,7 @@ class EventWait:
 
 
 def with_long_timeouts(config: AdapterConfig) -> AdapterConfig:
-    """The configuration with longer waits for the first and the next event, unless it sets its own."""
+    """The configuration with longer waits for events, unless it sets its own."""
     default = AdapterConfig()
     longer = {
         field: SLOW_MACHINE_SECONDS
@@ -90,14 +89,11 @@ def with_long_timeouts(config: AdapterConfig) -> AdapterConfig:
 
 
 DRAIN_SECONDS = 0.25
-"""How long a finished stream may take to end its body, so that its connection can be used again."""
+"""Seconds that a finished stream may take to end its body, so that its connection can be reused."""
 
 
 class WholeReply:
-    """Reads a body that is one whole reply, though it is labelled as a stream of events.
-
-    See `adapters.replies.normaliser.StreamNormaliser` for the methods.
-    """
+    """Reads a whole reply with the label of a stream of events, see `StreamNormaliser`."""
 
     def __init__(self, call: HttpCall, reply: HttpReply) -> None:
         self.error: AdapterError | None = None
@@ -121,7 +117,7 @@ class WholeReply:
 
 
 async def _beginning(reply: HttpReply) -> bytes:
-    """The body up to its first piece that is more than white space; empty for an empty body."""
+    """The body up to its first non-blank piece; empty for an empty body."""
     pieces = b""
     while not pieces.strip():
         chunk = await reply.chunk()
@@ -132,7 +128,7 @@ async def _beginning(reply: HttpReply) -> bytes:
 
 
 class HttpStream:
-    """A streamed reply; see `adapters.contract.AdapterStream` for what it promises."""
+    """A streamed reply; see `adapters.contract.AdapterStream` for its guarantees."""
 
     def __init__(self, call: HttpCall) -> None:
         self._call = call
@@ -140,16 +136,16 @@ class HttpStream:
         self._ready: list[StreamEvent] = []
         self._failure: AdapterError | None = None
         self._reply: HttpReply | None = None
-        self._sent: WireCall | None = None  # what the reply answers
+        self._sent: WireCall | None = None  # the request of the open reply
         self._normaliser: StreamNormaliser | None = None
         self._size = 0
-        self._head = b""  # of the body, for what has to be said of one that can't be read
+        self._head = b""  # the start of the body, for the error message if it can't be read
         self._event_wait = EventWait(0.0)
         self._delivered = False
         self._response: CanonicalResponse | None = None
         self._kept: Assembler | None = None  # the reply up to the cancel, while it is read on for its usage
-        self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # of the pump that runs
-        self._drained: anyio.Event | None = None  # while a task other than the reader's reads on
+        self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # the sink of the active pump
+        self._drained: anyio.Event | None = None  # while another task than the reader's reads further
         call.on_cancel = self._close_reply
 
     @property
@@ -165,7 +161,6 @@ class HttpStream:
         return self._ready.pop(0)
 
     async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
-        """Read to the end; see `adapters.contract.PumpedStream`."""
         self._sink = sink
         try:
             while self._ready or await self._fill():
@@ -179,7 +174,7 @@ class HttpStream:
             sink(ready)
 
     async def _fill(self) -> bool:
-        """Read until there is an event; False at the end. Raises what the call failed with."""
+        """Read until there is an event; False at the end. Raises the call's error."""
         try:
             while not self._ready:
                 if self._drained is not None:
@@ -199,7 +194,7 @@ class HttpStream:
         return True
 
     async def _advance(self) -> None:
-        """One step: an attempt begins, or a piece of the body is read."""
+        """Make one step: start an attempt, or read a piece of the body."""
         try:
             if self._reply is None:
                 self._call.begin_attempt()
@@ -249,7 +244,7 @@ class HttpStream:
             self._note_wait(current_time() - began)
 
     async def _read_all(self, reply: HttpReply, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
-        """Read to the end under one time limit that moves on with each piece, which costs less than one each."""
+        """Read to the end under one moving time limit, which costs less than one for each piece."""
         call, clock = self._call, time_source()
         began = clock()
         while True:
@@ -293,9 +288,9 @@ class HttpStream:
             self._succeed()
 
     def _explained(self, error: AdapterError) -> AdapterError:
-        """The normaliser's error, or the error that the body held outside its events.
+        """The normaliser's error, or an error outside of events.
 
-        If nothing of the body could be read, the error shows how the body begins.
+        If no part of the body could be read, the error shows its start.
         """
         reply, normaliser = self._reply, self._normaliser
         if type(error) is not StreamError:
@@ -321,9 +316,9 @@ class HttpStream:
         self._call.ended = True
 
     async def _read_on(self, being_read: bool) -> None:
-        """The call was cancelled and its usage is wanted: read on, keeping apart what was delivered until now.
+        """Read further for the usage of a cancelled call, separate from the delivered events.
 
-        Whoever reads now goes on reading; if nobody does, that is done here, so that it ends in any case.
+        An active reader continues; otherwise this task reads, so that the call always ends.
         """
         self._kept = self._call.assembler.fork()
         if being_read:
@@ -350,7 +345,7 @@ class HttpStream:
             except CancelledError:
                 self._end_early(StopReason.CANCELLED)
             except AdapterError as final:
-                if self._call.broken is not None:  # events of the attempt before stand
+                if self._call.broken is not None:  # events of the attempt before remain valid
                     self._end_early(StopReason.ERROR)
                     final.content = self._call.assembler.final_content
                 self._call.ended = True
@@ -364,7 +359,7 @@ class HttpStream:
         self._failure = error
 
     async def _goes_on(self, error: AdapterError) -> bool:
-        """Whether another attempt goes on with the reply that broke off, or the call ended while it waited."""
+        """Whether another attempt continues the reply that broke off, or the call ended while it waited."""
         call = self._call
         before = call.request, call.written, call.broken
         if not call.go_on():
@@ -380,12 +375,12 @@ class HttpStream:
         return True
 
     def _end_early(self, reason: StopReason) -> None:
-        """Close what is open in the stream, with whatever usage is known."""
+        """Close the open blocks and message, with the known usage."""
         call = self._call
         call.ended = True
         if call.attempt == 0:  # cancelled before anything was sent
             call.assembler = call.new_assembler()
-        usage = call.usage_so_far()  # of all that came, also while it was read on
+        usage = call.usage_so_far()  # of everything that arrived, also while it was read further
         if self._kept is not None:
             call.assembler = self._kept
         call.assembler.abort(reason, usage)
@@ -394,7 +389,7 @@ class HttpStream:
             self._response = call.response(self._sent, self._reply)
 
     async def _drain(self) -> None:
-        """Read what is left of a finished body, so that the connection can be used again; then close."""
+        """Read the rest of a finished body for the reuse of the connection, then close."""
         reply, normaliser = self._reply, self._normaliser
         if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
             with anyio.move_on_after(DRAIN_SECONDS) as scope:
@@ -409,14 +404,14 @@ class HttpStream:
         reply, self._reply = self._reply, None
         self._call.on_drain = None
         if self._call.ended:
-            self._call.on_cancel = None  # or call and stream would hold each other
+            self._call.on_cancel = None  # otherwise call and stream would reference each other
         if reply is not None:
             await close_reply(reply)
 
     async def aclose(self) -> None:
         """Close the socket; an unfinished call is cancelled. Idempotent."""
         if not self._call.ended:
-            await self._call.cancel(at_once=True)  # also reaches a read that another task waits in
+            await self._call.cancel(at_once=True)  # also ends a read in another task
             self._call.ended = True
         self._ready.clear()
         await self._close_reply()

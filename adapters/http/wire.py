@@ -1,7 +1,8 @@
-"""A provider's protocol as pure functions: what is sent, how it is read, what an error means, what is counted.
+"""A provider's protocol as pure functions: writing, reading, errors and counting.
 
-`HttpAdapter` sends and waits; a `ChatWire` never does. Whoever adds a provider over HTTP writes a wire, and
-perhaps the wires of embeddings, images and videos beside it.
+`HttpAdapter` sends and waits; a `ChatWire` never does. To add a provider over HTTP, write a wire, and optionally
+the
+wires of its embeddings, images and videos.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from ..usage.estimate import TokenRates, estimate_request, rates_for
 from .wire_call import WireCall, get
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]
-"""Asks the server something beside the calls, within so many seconds. None if no JSON comes; never raises."""
+"""Sends the server a question outside of calls, with a limit in seconds. None if no JSON arrives; never raises."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A provider's server, as an adapter is configured to use it."""
+    """A provider's server, as configured."""
 
     provider: str
-    """The adapter's name, which stands before the colon of its models' names."""
+    """The adapter's name, the prefix of its models' names."""
     base_url: str
     """The server's address, normalised."""
     config: AdapterConfig
@@ -49,7 +50,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class OtherWires(NamedTuple):
-    """The wires of what a provider does besides conversations; None for what it doesn't do."""
+    """The wires of a provider's other operations; None if it lacks the operation."""
 
     embeddings: EmbeddingWire | None = None
     """The wire of embeddings."""
@@ -60,13 +61,13 @@ class OtherWires(NamedTuple):
     batches: BatchWire | None = None
     """The wire of batches of conversations."""
     background: BackgroundWire | None = None
-    """The wire of replies that are made in the background."""
+    """The wire of background replies."""
 
 
 class ChatWire(ABC):
-    """One provider's protocol for conversations. Four functions must be written; the others have defaults.
+    """One provider's protocol for conversations. Implement four functions; the others have defaults.
 
-    No function waits. A wire may remember what the server has told about its models.
+    No function waits. A wire may remember the server's answers about its models.
     """
 
     default_name: str
@@ -74,21 +75,21 @@ class ChatWire(ABC):
     default_base_url: str
     """The provider's own address."""
     capabilities: AdapterCapabilities
-    """What a model can do of which nothing is known."""
+    """The capabilities of an unknown model."""
     error_codes: Mapping[str, ErrorType] = {}
-    """The provider's words for its failures, as exceptions."""
+    """The provider's error words, as exceptions."""
     repair_rules: RepairRules = RepairRules()
-    """Which refusals of a request can be mended."""
+    """The repairs for refused requests."""
     options_type: type[SharedOptions] | None = None
-    """What `AdapterConfig.options` may hold; None for a wire that checks the options itself."""
+    """The type of `AdapterConfig.options`; None for a wire that checks the options itself."""
     protocol_of_many: bool = False
-    """Whether many vendors speak the protocol, so that a key needs a `base_url`."""
+    """Whether many vendors use the protocol, so that a key needs a `base_url`."""
     long_timeouts: bool = False
-    """Whether the models mostly run on slow machines; see `timeouts.with_long_timeouts`."""
+    """Whether the models usually run on slow machines; see `with_long_timeouts`."""
     echoes_beginning: bool = False
-    """Whether a reply that goes on with a given beginning may repeat it first."""
+    """Whether a continued reply may repeat the given start first."""
     media_fields: frozenset[str] = frozenset()
-    """The fields of media that the protocol has a place for: ``image.detail``, ``document.name``."""
+    """The fields of media that the protocol supports: ``image.detail``, ``document.name``."""
     emulates_tools: bool = False
     """Whether tools are emulated by constrained output; `write_request` then gets requests without tools."""
 
@@ -98,14 +99,14 @@ class ChatWire(ABC):
         self.config = endpoint.config
         self.base_url = endpoint.base_url
 
-    # -- what goes over the wire
+    # --- Requests and replies ---
 
     @abstractmethod
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         """The headers that carry a key; none if there is no key.
 
         Args:
-            key: The key of the attempt, which may be another than the last attempt's.
+            key: The key of the attempt. It may differ from the last attempt's.
         """
 
     @abstractmethod
@@ -113,25 +114,25 @@ class ChatWire(ABC):
         """Write a request in the provider's format.
 
         Raises:
-            CapabilityError: The request needs what the model lacks.
-            InvalidRequestError: The request can't be said in this protocol.
+            CapabilityError: The request needs an ability that the model lacks.
+            InvalidRequestError: The request can't be expressed in this protocol.
         """
 
     @abstractmethod
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        """Feed a whole reply to the assembler, and finish it.
+        """Feed a whole reply to the assembler and finish it.
 
         Raises:
             AdapterError: The reply is an error.
-            msgspec.MsgspecError: The reply is none of the protocol.
+            msgspec.MsgspecError: The reply does not follow the protocol.
         """
 
     @abstractmethod
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
-        """What reads a streamed reply into the assembler."""
+        """A normaliser that reads a streamed reply into the assembler."""
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
-        """The exception that an error reply means."""
+        """The exception for an error reply."""
         return build_error(
             read_error(body),
             status=reply.status,
@@ -142,18 +143,18 @@ class ChatWire(ABC):
         )
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """What a reply's headers say about the provider's limits."""
+        """The provider's limits in a reply's headers."""
         return None
 
     def repair(
         self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
-        """How to mend a request that was refused; None if the error is final.
+        """The repair of a refused request; None if the error is final.
 
         Args:
             request: The request.
             call: The same request, as it was sent.
-            error: What the refusal means.
+            error: The error of the refusal.
             done: The kinds of repair that were tried in this call.
         """
         return find_repair(
@@ -161,17 +162,17 @@ class ChatWire(ABC):
         )
 
     def health_request(self) -> WireCall | None:
-        """A GET that costs nothing and wants the key; None if the provider has none."""
+        """A free GET that requires the key; None if the provider has none."""
         return get("/v1/models")
 
     def other_wires(self) -> OtherWires:
-        """The wires of embeddings, images, videos and batches, on the same server and with the same key."""
+        """The wires of the other operations, on the same server and with the same key."""
         return OtherWires()
 
-    # -- what the models can do
+    # --- Models ---
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """What a model can do, by its name on the wire."""
+        """The capabilities of a model, by its name on the wire."""
         return self.capabilities
 
     def can_stream(self, request: CanonicalRequest) -> bool:
@@ -179,23 +180,23 @@ class ChatWire(ABC):
         return True
 
     def takes_beginning(self, request: CanonicalRequest) -> bool:
-        """Whether the model goes on with a reply whose beginning is the request's last message."""
+        """Whether the model can continue a reply that starts with the request's last message."""
         return False
 
     async def initialize(self, look_up: LookUp) -> None:  # noqa: B027 (most servers are asked nothing)
-        """Ask the server, when the adapter starts, what requests to it can't be written well without."""
+        """Request the data that writing requests depends on, when the adapter starts."""
 
     def is_unknown(self, model: str) -> bool:
-        """Whether `learn_model` is to be awaited before a request to the model is written."""
+        """Whether to await `learn_model` before a request to the model is written."""
         return False
 
-    async def learn_model(self, model: str, look_up: LookUp) -> None:  # noqa: B027 (most servers are asked nothing)
-        """Ask the server what the model can do."""
+    async def learn_model(self, model: str, look_up: LookUp) -> None:  # noqa: B027 (most servers need no requests)
+        """Request the model's capabilities from the server."""
 
-    # -- what is counted
+    # --- Counting ---
 
     def token_rates(self, model: str | None) -> TokenRates:
-        """How a model's tokens are estimated."""
+        """The rates for estimating a model's tokens."""
         return rates_for(self.default_name, self.base_url, model or "")
 
     def estimate_input_tokens(
@@ -206,5 +207,5 @@ class ChatWire(ABC):
         *,
         model: str | None = None,
     ) -> int:
-        """About how many input tokens a request has, from the text alone."""
+        """Estimate the input tokens of a request, from the text alone."""
         return estimate_request(messages, tools, system_prompt, self.token_rates(model))

@@ -17,15 +17,15 @@ class WireCall(msgspec.Struct, frozen=True):
     path: str
     """The path below the base URL, with its query."""
     body: bytes
-    """The body: JSON, unless a header says otherwise; empty for a request without a body."""
+    """The body: JSON, unless a header gives another type; empty for a request without a body."""
     headers: Mapping[str, str] = {}
-    """Headers of this request alone. The key and the content type are added when it is sent."""
+    """Headers of this request only. The key and the content type are added on sending."""
     warnings: tuple[CallWarning, ...] = ()
-    """What was left out of the request, changed or estimated."""
+    """The request fields and values that were dropped, changed or estimated."""
     losses: tuple[Loss, ...] = ()
-    """The parts of the history among the warnings, for whoever looks for their places."""
+    """The parts of the history among the warnings."""
     tool_ids: Mapping[str, str] = {}
-    """From our id of a tool call to its id in the body, so that an error that names an id can be understood."""
+    """Our id of each tool call to its id in the body, for errors that name an id."""
     method: str = "POST"
     """The HTTP method."""
     once: bool = False
@@ -33,7 +33,7 @@ class WireCall(msgspec.Struct, frozen=True):
 
 
 def get(path: str, headers: Mapping[str, str] = {}) -> WireCall:
-    """A GET of that path."""
+    """A GET of a path."""
     return WireCall(path, b"", headers, method="GET")
 
 

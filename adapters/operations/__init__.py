@@ -1,1 +1,1 @@
-"""What a provider does besides conversations: the wires of it, which are pure, and what drives them over HTTP."""
+"""Operations besides conversations: their pure wires, and what drives them over HTTP."""

@@ -27,7 +27,7 @@ from .media_wire import ImageReply, ImageWire, fit_image, pieces
 
 
 class _Written(NamedTuple):
-    """The texts as they are sent, the same by every attempt."""
+    """The texts to send, the same for every attempt."""
 
     request: EmbeddingRequest
     call: WireCall
@@ -35,18 +35,17 @@ class _Written(NamedTuple):
 
 
 class HttpEmbeddings:
-    """A provider's embeddings, over the client that its conversations use, too."""
+    """A provider's embeddings, on the client of its conversations."""
 
     def __init__(self, client: HttpClient, wire: EmbeddingWire) -> None:
         self._client = client
         self.wire = wire
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
-        """What a model can do, by its name on the wire."""
+        """The capabilities of a model, by its name on the wire."""
         return self.wire.capabilities(model)
 
     async def embed(self, request: EmbeddingRequest, on_attempt: AttemptObserver | None) -> EmbeddingResponse:
-        """See `EmbeddingAdapter.embed`."""
         written = cache(partial(self._write, request))
 
         async def attempt() -> EmbeddingResponse:
@@ -109,11 +108,10 @@ class HttpEmbeddings:
 
 
 class EmbeddingOnlyWire(ChatWire):
-    """The wire of a provider that embeds, and refuses every conversation with CapabilityError."""
+    """The wire of a provider of embeddings only. It refuses conversations with CapabilityError."""
 
     capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
     embeddings: ClassVar[EmbeddingWire]
-    """The wire of the embeddings."""
 
     def other_wires(self) -> OtherWires:
         return OtherWires(embeddings=self.embeddings)
@@ -136,18 +134,17 @@ class EmbeddingOnlyWire(ChatWire):
 
 
 class HttpImages:
-    """A provider's images, over the client that its conversations use, too."""
+    """A provider's images, on the client of its conversations."""
 
     def __init__(self, client: HttpClient, wire_of: Callable[[str], ImageWire]) -> None:
         self._client = client
         self._wire_of = wire_of
 
     def capabilities(self, model: str) -> ImageCapabilities:
-        """What a model can make, by its name on the wire."""
+        """The capabilities of a model, by its name on the wire."""
         return self._wire_of(model).capabilities(model)
 
     async def make(self, request: ImageRequest, on_attempt: AttemptObserver | None) -> ImageResponse:
-        """See `ImageAdapter.make_images`."""
         client, wire = self._client, self._wire_of(request.wire_model)
 
         @cache

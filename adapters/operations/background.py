@@ -1,14 +1,15 @@
-"""One call whose reply the provider makes in the background: asked for once, and taken up after every break.
+"""Background replies: one call that is sent once and resumed after every break.
 
-    asking      the request is sent; it is never sent twice, for each time would be paid
+    asking      the request is sent; it is never repeated, because each one is billed
     reading     the reply's id is known, and its stream is read
-    broken      the connection is lost; after a wait the stream is asked for behind its last event
-    looking     there is no stream (any more): the reply is looked at until it is over, and read whole
-    over        the reply is whole, or failed, or was cancelled at the provider; or we gave up asking
+    broken      the connection is lost; after a wait the stream is requested after its last event
+    looking     there is no stream: the reply is polled until it is complete, and read whole
+    over        the reply is complete, failed, or was cancelled; or we gave up
 
-A break is no failure of the attempt: the provider goes on, and so does the attempt. Only the provider's own word
-ends it, or our own: a cancelled call is cancelled at the provider, too, whose reply has the usage that it bills. A
-call whose reader leaves, or whose process ends, leaves its reply behind, to be taken up by its id.
+A break does not fail the attempt. Only the provider or a cancellation ends it. Cancelling a call also cancels it
+at
+the provider, which reports the billed usage. If the reader leaves or the process ends, the reply can be resumed by
+its id.
 """
 
 from __future__ import annotations
@@ -50,17 +51,16 @@ T = TypeVar("T")
 _log = Log("adapters.background")
 
 WHOLE_TIME = 86_400.0
-"""Seconds for a reply in the background, unless the request says otherwise: the usual limit is for calls that end
-with their connection."""
+"""Seconds for a background reply, unless the request sets them. The usual limit is for one connection."""
 
 POLLING = PollPolicy(first=1.0, longest=15.0)
-"""When a reply is looked at, and for how long breaks are waited out."""
+"""The times of polls, and the longest time to wait for a connection."""
 
 CANCEL_SECONDS = 4.0
-"""Seconds for cancelling a call at the provider; the engine waits a little longer than that."""
+"""Seconds for cancelling a call at the provider; the engine waits a little longer."""
 
 _CANCEL_AGAIN = 0.25
-"""Seconds between two requests to end a reply."""
+"""Seconds between two cancellation requests."""
 
 
 class BackgroundCall(HttpCall):
@@ -78,11 +78,11 @@ class BackgroundCall(HttpCall):
         super().__init__(client, request, on_attempt, stream=stream)
         self._wire = wire
         self.response_id = request.response_id
-        """The provider's id of the reply; empty before it is known."""
+        """The provider's id of the reply; empty until known."""
         self.left = False
-        """Whether the reply is left to the provider, to be taken up later."""
+        """Whether the reply is left at the provider, to be resumed later."""
         self.lost = False
-        """Whether the reply may still be made, but we could not learn what becomes of it."""
+        """Whether the reply may be in progress, but its outcome could not be determined."""
         if request.timeout_seconds is None:
             self.timeout_seconds = WHOLE_TIME
         if request.response_id:
@@ -106,10 +106,10 @@ class BackgroundCall(HttpCall):
         self.written = msgspec.structs.replace(written, once=True)
         return self.written
 
-    # -- the whole reply
+    # --- The whole reply ---
 
     async def complete(self) -> CanonicalResponse:
-        """The reply, once it is whole."""
+        """The reply, once it is complete."""
         try:
             while True:
                 self.begin_attempt()
@@ -128,7 +128,7 @@ class BackgroundCall(HttpCall):
             self.ended = True
 
     async def _next_or_raise(self, error: AdapterError) -> None:
-        """Wait for another attempt. Raises the error where none may follow: a reply may still be in progress."""
+        """Wait for another attempt. Raises the error if none may follow: a reply may be in progress."""
         if self.lost or self.request.response_id:
             self.identify(error)
             raise error
@@ -152,7 +152,7 @@ class BackgroundCall(HttpCall):
         return self.response(written, reply)
 
     async def _looked(self) -> tuple[HttpReply, bytes]:
-        """The reply when it is over."""
+        """The reply when it has ended."""
         looks, request = 0, self._wire.look(self.response_id)
         schedule = POLLING.schedule()
         while True:
@@ -170,10 +170,10 @@ class BackgroundCall(HttpCall):
             await self._pause(backoff_delay(looks, schedule, self.client.clock.random()))
             looks += 1
 
-    # -- the stream
+    # --- The stream ---
 
     async def pieces(self) -> AsyncGenerator[list[StreamEvent]]:
-        """The events of the reply, as they come together. It ends when the reply does, also by cancelling."""
+        """The events of the reply in batches, until the reply ends or is cancelled."""
         delivered = False
         try:
             while True:
@@ -245,7 +245,7 @@ class BackgroundCall(HttpCall):
             yield events
 
     async def _read(self, normaliser: NumberedNormaliser, waits: EventWait) -> list[StreamEvent]:
-        """The next piece of the stream."""
+        """Read the next piece of the stream."""
         reply = self._reply
         assert reply is not None
         chunk = await self.wait(reply.chunk, waits.left(), what="the next event")
@@ -257,12 +257,12 @@ class BackgroundCall(HttpCall):
         return events
 
     async def _attach(self, normaliser: NumberedNormaliser) -> None:
-        """Ask for the stream behind its last event. No reply is open afterwards if there is no stream."""
+        """Request the stream after its last event. If there is no stream, no reply is open afterwards."""
         began_anew = normaliser.number is None and self.assembler.started
         while self.streamed and not began_anew:
             try:
                 reply = await self._open(self._wire.attach(self.response_id, normaliser.number))
-                if "json" in reply.headers.get("content-type", ""):  # the reply itself, which is looked at
+                if "json" in reply.headers.get("content-type", ""):  # the reply itself, for polling
                     await close_reply(reply)
                 else:
                     self._reply = reply
@@ -270,12 +270,12 @@ class BackgroundCall(HttpCall):
             except NotFoundError as error:
                 await self._broken(self._gone(error))
             except InvalidRequestError:
-                return  # it was made without a stream, or its events are no longer kept
+                return  # it has no stream, or its events have expired
             except AdapterError as error:
                 await self._broken(error)
 
     async def _missing(self, normaliser: NumberedNormaliser) -> list[StreamEvent]:
-        """What is missing of a reply without a stream."""
+        """The missing events of a reply without a stream."""
         reply, body = await self._looked()
         self._reply = reply
         try:
@@ -284,21 +284,21 @@ class BackgroundCall(HttpCall):
             raise self.client.unreadable(body, reply.headers, error) from error
 
     def response_of_stream(self) -> CanonicalResponse | None:
-        """The response, once the stream is over; None if it never began."""
+        """The response after the stream; None if the stream never started."""
         if not self.assembler.complete or self.assembler.usage is None:
             return None
         return self.response(self.written or WireCall("", b""), self._reply)
 
     async def close_connection(self) -> None:
-        """Close the reply that is read, if there is one."""
+        """Close the open reply, if there is one."""
         reply, self._reply = self._reply, None
         if reply is not None:
             await close_reply(reply)
 
-    # -- one exchange
+    # --- One exchange ---
 
     async def _ask(self, written: WireCall, accept: str) -> HttpReply:
-        """Ask for the reply, once."""
+        """Send the request, once."""
         request = await self.prepare_request(written, accept=accept)
         self.sent = True
         reply = await self._of_creation(lambda: self.client.transport.send(request))
@@ -350,14 +350,14 @@ class BackgroundCall(HttpCall):
         return OutcomeUnknownError(said, provider_status=error.provider_status)
 
     def answered(self) -> None:
-        """The provider has answered, so that breaks are counted from zero."""
+        """Reset the count of breaks, because the provider has answered."""
         self._failing_since, self._failures = None, 0
 
     async def _broken(self, error: AdapterError) -> None:
-        """Wait before the provider is asked again."""
+        """Wait before the next request."""
         if isinstance(error, CancelledError) or self.cancelled or self.out_of_time():
             raise error
-        if isinstance(error, AuthError) and await self._has_new_key():  # a key that was changed meanwhile
+        if isinstance(error, AuthError) and await self._has_new_key():  # the key was changed meanwhile
             return
         now = anyio.current_time()
         self._failing_since = now if self._failing_since is None else self._failing_since
@@ -374,7 +374,7 @@ class BackgroundCall(HttpCall):
         await self.wait(lambda: anyio.sleep(seconds), what="another look")
 
     async def _open(self, call: WireCall) -> HttpReply:
-        """The reply to the question for a stream. Raises the error that it is."""
+        """The reply to the request for a stream. Raises its error."""
         request = await self.prepare_request(call, accept="text/event-stream")
         limit = self.client.config.first_event_timeout
         reply = await self.wait(lambda: self.client.transport.send(request), limit, what="the reply", over=request)
@@ -383,7 +383,7 @@ class BackgroundCall(HttpCall):
         raise await self._error_of(reply)
 
     def _note(self, body: bytes) -> bool:
-        """Take note of the state of a reply. True if it is over."""
+        """Record the state of a reply. Returns whether it has ended."""
         try:
             status = self._wire.status(body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -400,15 +400,15 @@ class BackgroundCall(HttpCall):
         self.assembler.response_id = response_id
         self.report(AttemptAccepted(self.attempt, response_id))
 
-    # -- its end before its time
+    # --- Early end ---
 
     async def cancel(self, *, at_once: bool = False) -> None:
-        """End the call, and the reply with it. `at_once` leaves the reply to the provider."""
+        """End the call and the reply. `at_once` leaves the reply at the provider."""
         self.left = self.left or at_once
         await super().cancel(at_once=True)
 
     async def cancelled_end(self) -> list[StreamEvent]:
-        """End a cancelled stream, with what the provider says that it used. Idempotent."""
+        """End a cancelled stream with the usage that the provider reports. Idempotent."""
         if self.attempt == 0:
             self.assembler = self.new_assembler()
         await self.cancel_at_provider()
@@ -416,7 +416,7 @@ class BackgroundCall(HttpCall):
         return self.assembler.take()
 
     async def cancel_at_provider(self) -> None:
-        """End the reply at the provider, and take its usage. A failure is only logged."""
+        """Cancel the reply at the provider and record its usage. A failure is only logged."""
         async with self._cancelling:
             if self._cancel_sent or self.left or not self.response_id or not self.sent:
                 return
@@ -448,7 +448,7 @@ class BackgroundCall(HttpCall):
         return await self._ended_otherwise()
 
     async def _ended_otherwise(self) -> bool:
-        """Take the usage of a reply that can't be cancelled, because it is over."""
+        """Record the usage of a reply that has ended and can't be cancelled."""
         known = self._key.known
         request = self.client.request(self._wire.look(self.response_id), None if known is None else known.value)
         try:
@@ -466,16 +466,16 @@ class BackgroundCall(HttpCall):
             _log.warning("background_unreadable", error, response_id=self.response_id)
 
     async def _end_of(self, error: AdapterError) -> None:
-        """End the reply of a call whose own time is up."""
+        """End the reply of a call that has timed out."""
         if self.response_id and self.out_of_time():
             await self.cancel_at_provider()
             error.usage = self.usage_so_far()
 
 
 class BackgroundStream:
-    """A streamed reply; see `adapters.contract.AdapterStream` for what it promises.
+    """A streamed reply; see `adapters.contract.AdapterStream` for its guarantees.
 
-    A reader that leaves early leaves the reply to the provider. Only `cancel()` of the adapter ends the reply.
+    A reader that leaves early leaves the reply at the provider. Only the adapter's `cancel()` ends the reply.
     """
 
     def __init__(self, call: BackgroundCall) -> None:
@@ -500,7 +500,6 @@ class BackgroundStream:
         return self._ready.popleft()
 
     async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
-        """Read to the end; see `adapters.contract.PumpedStream`."""
         while self._ready or await self._fill():
             if self._ready:
                 ready = list(self._ready)
@@ -508,7 +507,6 @@ class BackgroundStream:
                 sink(ready)
 
     async def _fill(self) -> bool:
-        """Read the next piece; False at the end."""
         if self._over:
             return False
         try:
@@ -523,7 +521,7 @@ class BackgroundStream:
         return True
 
     async def _cancelled_unread(self) -> None:
-        """The call was cancelled without a reader: the reply ends here."""
+        """End the reply of a call that was cancelled without a reader."""
         call = self._call
         if self._over or call.left:
             return
@@ -534,7 +532,7 @@ class BackgroundStream:
         await self._pieces.aclose()
 
     async def aclose(self) -> None:
-        """Close the socket, and leave an unfinished reply to the provider. Idempotent."""
+        """Close the socket, and leave an unfinished reply at the provider. Idempotent."""
         if not self._call.ended:
             await self._call.cancel(at_once=True)
             self._call.ended = True

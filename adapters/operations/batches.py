@@ -1,8 +1,8 @@
-"""Batches over HTTP: jobs are created, found again, looked at and ended, and their results are read.
+"""Batches over HTTP: creating, finding, polling and cancelling jobs, and reading their results.
 
-creating    the requests are uploaded, if the provider wants a file, and the job is asked for once
-searching   the answer was lost; the provider's list is looked through for a job with our mark
-reading     the results come line by line; a break begins the download again, and keeps the lines that came
+creating    the requests are uploaded, if the provider wants a file, and the job is requested once
+searching   the answer was lost; the provider's list is searched for a job with our mark
+reading     the results arrive line by line; after a break the download restarts and keeps earlier lines
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from .jobs_wire import (
 )
 
 _MOST_PAGES = 20
-"""So many pages of a provider's list are looked through."""
+"""The largest number of pages of a provider's list that are searched."""
 
 _READS = 5
-"""The most downloads in a row that bring no new line."""
+"""The largest number of downloads in a row without a new line."""
 
 
 class HttpBatches(HttpJobs):
-    """A provider's batches, over the client that its conversations use, too."""
+    """A provider's batches, on the client of its conversations."""
 
     def __init__(self, client: HttpClient, wire: BatchWire) -> None:
         super().__init__(client)
@@ -63,11 +63,10 @@ class HttpBatches(HttpJobs):
 
     @property
     def limits(self) -> BatchLimits:
-        """How large a job may be."""
+        """The largest size of a job."""
         return self.wire.limits
 
     def split(self, items: Sequence[BatchItem]) -> tuple[int, ...]:
-        """See `BatchAdapter.split_batch`."""
         sizes = [len(self.wire.line(self._written(item), item.request.wire_model)) for item in items]
         return split_by_size(sizes, self.wire.limits)
 
@@ -80,10 +79,9 @@ class HttpBatches(HttpJobs):
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
 
-    # -- creating
+    # --- Creating ---
 
     async def create(self, request: BatchRequest, on_attempt: AttemptObserver | None) -> BatchJob:
-        """See `BatchAdapter.create_batch`."""
         client, wire, model = self._client, self.wire, request.wire_model
         items = [self._written(item) for item in request.items]
         lines = [wire.line(item, model) for item in items]
@@ -114,12 +112,12 @@ class HttpBatches(HttpJobs):
     def _read_job(self, body: bytes, headers: Mapping[str, str]) -> BatchJob:
         return self.wire.read(body, self._client.name)
 
-    # -- searching
+    # --- Searching ---
 
     async def _listed(
         self, attempts: HttpAttempts, mark: str, count: int, since: int, known: set[str]
     ) -> BatchJob | None:
-        """The one job of the provider's list that may be ours. Raises OutcomeUnknownError if there are several."""
+        """The job in the provider's list that may be ours. Raises OutcomeUnknownError if there are several."""
         wire, provider = self.wire, self._client.name
         question: WireCall | None = wire.latest(mark, since - CLOCKS_APART)
         candidates: list[BatchJob] = []
@@ -141,7 +139,6 @@ class HttpBatches(HttpJobs):
     async def find(
         self, model: str, mark: str, count: int, since: int, key: str | None, known: Sequence[str]
     ) -> BatchJob | None:
-        """See `BatchAdapter.find_batch`."""
         attempts = HttpAttempts(self._client, self._question(model, key), None)
         found = await attempts.run(lambda: self._listed(attempts, mark, count, since, set(known)))
         if found is None:
@@ -149,29 +146,26 @@ class HttpBatches(HttpJobs):
         self._handed_out.add(found.id)
         return found_again(msgspec.structs.replace(found, key=key), "its process ended before it came")
 
-    # -- looking and ending
+    # --- Polling and cancelling ---
 
     async def retrieve(self, job_id: str, model: str, key: str | None) -> BatchJob:
-        """See `BatchAdapter.retrieve_batch`."""
         job = await self._ask(self.wire.retrieve(job_id), self._read_job, model, key)
         return msgspec.structs.replace(job, key=key)
 
     async def cancel(self, job: BatchJob, model: str) -> bool:
-        """See `BatchAdapter.cancel_batch`."""
         if not job.certain:
             raise OutcomeUnknownError(f"batch {job.id} may be another's, so it isn't cancelled")
         try:
             await self._ask(self.wire.cancel(job.id), lambda body, headers: None, model, job.key)
         except NotFoundError:
             return False
-        except InvalidRequestError:  # it is over by now, or being ended already
+        except InvalidRequestError:  # it has ended or is being cancelled
             return (await self.retrieve(job.id, model, job.key)).status == "cancelling"
         return True
 
-    # -- results
+    # --- Results ---
 
     async def read(self, job: BatchJob, items: Sequence[BatchItem]) -> Sequence[BatchOutcome]:
-        """See `BatchAdapter.read_batch`."""
         downloads = Downloads(self._client, self.wire, job)
         without_gain = 0
         while without_gain < _READS:
@@ -190,7 +184,7 @@ class HttpBatches(HttpJobs):
         return _Outcomes(items, lambda item: self._outcome(job, item, downloads))
 
     async def _download(self, downloads: Downloads, job: BatchJob) -> AdapterError | None:
-        """Download the rest. Returns the error of a download that may be started again, and raises any other."""
+        """Download the rest. Returns an error that allows another download, and raises any other."""
         client = self._client
         asked = CallRequest(
             request_id=client.clock.new_id("req"), model=f"{client.name}:batch", max_retries=0, key=job.key
@@ -221,7 +215,7 @@ class HttpBatches(HttpJobs):
 
 
 class _Outcomes(Sequence[BatchOutcome]):
-    """Outcomes that are read from their replies at each access, so that none is kept in memory."""
+    """Outcomes that are parsed at each access, so that none is kept in memory."""
 
     def __init__(self, items: Sequence[BatchItem], read: Callable[[BatchItem], BatchOutcome]) -> None:
         self._items, self._read = items, read
@@ -240,19 +234,19 @@ class _Outcomes(Sequence[BatchOutcome]):
 
 
 def bare_request(request_id: str, model: str) -> CanonicalRequest:
-    """A request without messages, for reading a result when only the id is known."""
+    """A request without messages, for reading a result by its id alone."""
     return CanonicalRequest(request_id=request_id, model=model, messages=(), max_output_tokens=1)
 
 
 MOST_LINE_BYTES = 128 * 1024 * 1024
-"""The most bytes of one result. A longer one is a fault of the server."""
+"""The largest number of bytes of one result. A larger one is a server error."""
 
 BATCH_TIER = "batch"
-"""The service tier of every reply of a batch, whatever the reply itself says."""
+"""The service tier of every batch reply, independent of the reply itself."""
 
 
 class Downloads:
-    """The downloads of one job's results. Lines that came are kept when a download breaks."""
+    """The downloads of one job's results. Received lines are kept when a download breaks."""
 
     def __init__(self, client: HttpClient, wire: BatchWire, job: BatchJob) -> None:
         self._client = client
@@ -260,19 +254,18 @@ class Downloads:
         self._job = job
         self._left = list(wire.results(job))
         self.lines = ReplyFile()
-        """The results that have come."""
+        """The received results."""
 
     @property
     def short(self) -> bool:
-        """Whether fewer replies have come than the job says that there are."""
+        """Whether there are fewer replies than the job reports."""
         return self.lines.replies < self._job.succeeded
 
     def start_again(self) -> None:
-        """Download everything again, and keep the lines that came."""
+        """Restart the download, and keep the received lines."""
         self._left = list(self._wire.results(self._job))
 
     async def run(self, attempts: HttpAttempts) -> None:
-        """Download what is left."""
         while self._left:
             if self._wire.in_lines:
                 await self._take_lines(attempts, self._left[0])
@@ -318,7 +311,7 @@ class Downloads:
 
 
 class _ReplyOfBatch:
-    """Stands for the HTTP reply that a request of a batch would have been answered with."""
+    """The HTTP reply that a request of a batch would have had alone."""
 
     status = 200
     headers: Mapping[str, str] = {}
@@ -331,7 +324,7 @@ class _ReplyOfBatch:
 
 
 def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall, body: bytes) -> CanonicalResponse:
-    """The response that a line of results holds. Its usage is of the tier ``batch``."""
+    """The response in a line of results, with the usage tier ``batch``."""
     call = HttpCall(client, request, None, stream=False)
     call.prepare_attempt()
     call.read_whole(body, _ReplyOfBatch())
@@ -343,7 +336,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
 
 
 def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
-    """The error of a request that the results of its job don't mention."""
+    """The error of a request that is missing in the results."""
     match job.status:
         case "cancelled" if not short:
             return cancelled_item(job.provider)
@@ -366,7 +359,7 @@ def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
 
 
 MOST_IN_MEMORY = 32 * 1024 * 1024
-"""So many bytes of replies stay in memory."""
+"""The number of bytes of replies kept in memory."""
 
 
 class _Place(NamedTuple):
@@ -375,7 +368,9 @@ class _Place(NamedTuple):
 
 
 class ReplyFile:
-    """The lines of results by request id, in memory and then in a temporary file; the first line of a request."""
+    """The lines of results by request id, in memory and then in a temporary file. The first line of a request
+    counts.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=MOST_IN_MEMORY)  # noqa: SIM115 (closed with this object)
@@ -383,7 +378,7 @@ class ReplyFile:
         self._lines: dict[str, BatchLine | _Place] = {}
         self._end = 0
         self.replies = 0
-        """The number of lines that are no errors."""
+        """The number of lines without an error."""
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -392,7 +387,7 @@ class ReplyFile:
         return request_id in self._lines
 
     def add(self, line: BatchLine) -> None:
-        """Keep a line, unless there is one of its request."""
+        """Add a line, unless the request has one."""
         if line.id in self._lines:
             return
         self.replies += line.error is None
@@ -405,7 +400,7 @@ class ReplyFile:
         self._end += len(line.reply)
 
     def get(self, request_id: str) -> BatchLine | None:
-        """The line of a request; None if none came."""
+        """The line of a request; None if it has none."""
         kept = self._lines.get(request_id)
         if not isinstance(kept, _Place):
             return kept

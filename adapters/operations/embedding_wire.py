@@ -1,4 +1,4 @@
-"""The wire of a provider's embeddings: requests, replies, checks, and the vectors in a reply. All is pure."""
+"""The wire of a provider's embeddings: requests, replies, checks and vectors. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from ..usage.counts import StatedCost
 
 
 class EmbeddingReply(msgspec.Struct):
-    """What a reply says."""
+    """A parsed reply."""
 
     vectors: list[Vector]
-    """The vectors, in the order of the inputs."""
     input_tokens: int | None = None
-    """The tokens that were counted; None if the reply doesn't say."""
+    """The counted tokens; None if the reply has no count."""
     model: str | None = None
     response_id: str | None = None
     usage: bytes | None = None
-    """The part of the reply that has the usage, as it came."""
+    """The usage object of the reply, unchanged."""
     details: dict[str, int] | None = None
     """Further counts, as in `TokenUsage`."""
     cost: StatedCost = StatedCost()
@@ -39,11 +38,11 @@ class EmbeddingWire(Protocol):
     """One provider's way to write a request and a reply."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
-        """What a model can do, by its name on the wire. Of an unknown model, what is known of any."""
+        """The capabilities of a model, by its name on the wire; for an unknown model, the common ones."""
         ...
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
-        """The request on the wire. It comes from `fit_texts`: it asks for nothing that the model lacks."""
+        """The request on the wire. `fit_texts` has removed everything that the model lacks."""
         ...
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
@@ -54,7 +53,7 @@ class EmbeddingWire(Protocol):
 def fit_texts(
     request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimate: Callable[[str], int]
 ) -> tuple[EmbeddingRequest, list[CallWarning]]:
-    """The request without what the model lacks, and warnings of what was left out."""
+    """The request without the settings that the model lacks, and a warning for each."""
     if not request.inputs:
         raise InvalidRequestError("there is no text to embed")
     if len(request.inputs) > can.max_inputs:
@@ -68,7 +67,7 @@ def fit_texts(
         if refusal is not None:
             raise CapabilityError(f"{request.wire_model} has no vectors of {dimensions} dimensions: {refusal}")
         if not can.supports_dimensions:
-            dimensions = None  # they are what the model has
+            dimensions = None  # they are the model's default
     if input_type is not None and input_type not in can.input_types:
         warnings.append(dropped("input_type", provider, f"{request.wire_model} has no {input_type!r}"))
         input_type = None
@@ -88,10 +87,10 @@ def fit_texts(
 
 
 def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
-    """Raise unless there is one vector for each text, all of the length that was asked for."""
+    """Raise unless there is one vector of the requested length for each text."""
     if len(reply.vectors) != len(request.inputs):
         what = f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came"
-        raise StreamError(what, retryable=False)  # it was paid for, and would be again
+        raise StreamError(what, retryable=False)  # it was billed, and a retry would be again
     sizes = {len(vector) for vector in reply.vectors}
     if len(sizes) > 1:
         what = f"the vectors of one reply have different dimensions: {sorted(sizes)}"
@@ -106,14 +105,14 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
 _BYTES = 4
 
 _LOOKED_AT = 64
-"""How many numbers of a vector are checked. A vector of less than an eighth of them is not."""
+"""The number of checked values in a vector. A vector with fewer than eight times as many is checked whole."""
 
 _LEAST, _MOST = 1e-15, 1e12
-"""The sizes between which the numbers of embeddings lie, zero apart. Bytes that are no floats lie far outside."""
+"""The range of embedding values, except zero. Bytes that are not floats lie far outside."""
 
 
 def read_vector(value: str | Sequence[float]) -> Vector:
-    """A vector in either form, whichever was asked for. Raises StreamError for anything else."""
+    """A vector in either form. Raises StreamError for anything else."""
     if not isinstance(value, str):
         return from_numbers(value)
     try:
@@ -124,9 +123,9 @@ def read_vector(value: str | Sequence[float]) -> Vector:
 
 
 def from_bytes(raw: bytes) -> Vector:
-    """The vector of little-endian float32 numbers.
+    """A vector from little-endian float32 values.
 
-    Some servers send int8 numbers under the same label, which would read as nonsense.
+    Some servers send int8 values under the same label, which would decode to nonsense.
     """
     if not raw or len(raw) % _BYTES:
         raise StreamError(f"a vector of {len(raw)} bytes is not made of float32 numbers")
@@ -143,7 +142,7 @@ def from_bytes(raw: bytes) -> Vector:
 
 
 def from_numbers(numbers: Sequence[float]) -> Vector:
-    """The vector of JSON's numbers, rounded to the float32 that models compute in. Raises StreamError."""
+    """A vector from JSON numbers, rounded to the models' float32. Raises StreamError."""
     if not numbers:
         raise StreamError("a vector is empty")
     try:

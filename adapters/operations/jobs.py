@@ -1,8 +1,8 @@
-"""Jobs over HTTP, of videos as of batches: created once, found again if the answer was lost, and asked about.
+"""Jobs over HTTP, for videos and batches: created once, found again, and polled.
 
-creating    the request is sent once; a retry follows only if surely nothing came of it
-searching   the answer was lost; the provider's list is searched three times for the one job that can be ours
-asking      each question about a job is sent once and ends after 30 seconds; its caller may ask again
+creating    the request is sent once, and repeated only if the provider certainly did not run it
+searching   the answer was lost; the provider's list is searched three times for the one possible job
+asking      each request about a job is sent once and ends after 30 seconds; its caller may repeat it
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ J = TypeVar("J", VideoJob, BatchJob)
 Read = Callable[[bytes, Mapping[str, str]], T]
 
 QUESTION_SECONDS = 30.0
-"""The longest time of a question about a job, in seconds. Then a silent connection is given up."""
+"""The time limit of a request about a job, in seconds."""
 
 CLOCKS_APART = 60
 """Seconds by which the provider's clock may be behind ours."""
 
 _LOOKS = 3
-"""The number of looks for a job whose creation was never confirmed. Before each look there is a retry's wait."""
+"""The number of searches for an unconfirmed job. Each follows a retry's wait."""
 
 
 class HttpJobs:
-    """A provider's jobs of one kind, over the client that its conversations use, too."""
+    """A provider's jobs of one kind, on the client of its conversations."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
-        self._handed_out: set[str] = set()  # the ids of the jobs that were created or found here
+        self._handed_out: set[str] = set()  # the ids of the jobs created or found here
 
     async def _create_once(
         self,
@@ -54,7 +54,7 @@ class HttpJobs:
         request: CallRequest,
         search: Callable[[], Awaitable[J | None]] | None,
     ) -> J:
-        """The job that a request creates, or that it created before its answer was lost.
+        """The job that a request creates, or created before its answer was lost.
 
         `search` looks for that job once. It is None for a provider that doesn't list its jobs.
         """
@@ -80,11 +80,11 @@ class HttpJobs:
             seconds = backoff_delay(look, policy, client.clock.random())
             try:
                 await attempts.wait(partial(anyio.sleep, seconds), what="another look")
-            except RequestTimeoutError:  # the call's own time is over, and the outcome is as unknown as before
+            except RequestTimeoutError:  # the call's own time is up, and the outcome is still unknown
                 return None
             try:
                 found = await search()
-            except OutcomeUnknownError:  # several jobs may be the one
+            except OutcomeUnknownError:  # several jobs match
                 raise
             except AdapterError:
                 continue
@@ -93,13 +93,13 @@ class HttpJobs:
         return None
 
     async def _ask(self, call: WireCall, read: Read[T], model: str, key: str | None) -> T:
-        """The answer to a question about a job."""
+        """The answer to a request about a job."""
         attempts = HttpAttempts(self._client, self._question(model, key), None)
         found, _ = await attempts.run(lambda: fetch(attempts, call, read))
         return found
 
     def _question(self, model: str, key: str | None) -> CallRequest:
-        """What is asked about a job, with the key that the job was created with."""
+        """A request about a job, with the key that created it."""
         client = self._client
         return CallRequest(
             request_id=client.clock.new_id("req"),
@@ -111,6 +111,6 @@ class HttpJobs:
 
 
 def found_again(job: J, why: str) -> J:
-    """The job with a warning that its creation was never confirmed."""
+    """The job with a warning that its creation was not confirmed."""
     said = f"the answer to its creation was lost ({why}); it was found in the provider's list"
     return msgspec.structs.replace(job, warnings=(CallWarning(WarningCode.FOUND_AGAIN, said),))

@@ -1,4 +1,4 @@
-"""The wire of a provider's batches: how jobs are written and read, and how their results are read. All is pure."""
+"""The wires of a provider's batches and background replies. Pure."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ from ..usage.unfinished import NOTHING_USED
 
 
 class Written(NamedTuple):
-    """A request of a batch, as the provider's protocol of conversations writes it."""
+    """A request of a batch on the wire."""
 
     id: str
     call: WireCall
-    """The request as it would be sent alone."""
 
 
 class BatchLine(NamedTuple):
-    """The result of one request, as the provider reports it. It has a reply or an error."""
+    """The result of one request: a reply or an error."""
 
     id: str
     reply: bytes | None = None
-    """The body that the request would have been answered with."""
+    """The body that the request would have had as its reply alone."""
     error: AdapterError | None = None
-    """Why there is no reply."""
 
 
 class ListPage(NamedTuple):
@@ -45,43 +43,43 @@ class ListPage(NamedTuple):
 
     jobs: Sequence[BatchJob]
     following: WireCall | None = None
-    """The question for the page after it; None if there is none."""
+    """The request for the next page; None if there is none."""
 
 
 class BatchWire(Protocol):
-    """One provider's way to write jobs, and to read what it says of them and of their results."""
+    """One provider's protocol for jobs and their results."""
 
     @property
     def limits(self) -> BatchLimits:
-        """How large a job may be."""
+        """The largest size of a job."""
         ...
 
     @property
     def marks(self) -> bool:
-        """Whether jobs bear the caller's mark."""
+        """Whether jobs have the caller's mark."""
         ...
 
     @property
     def in_lines(self) -> bool:
-        """Whether results come as lines of JSON. Otherwise `read_results` gets a reply whole."""
+        """Whether results are lines of JSON. Otherwise `read_results` gets a whole reply."""
         ...
 
     def line(self, item: Written, model: str) -> bytes:
-        """One request as it stands in a job."""
+        """One request as part of a job."""
         ...
 
     def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        """The upload of a file with the requests; None if they go with the creation itself."""
+        """The upload of a file with the requests; None if the creation itself has them."""
         ...
 
     def create(
         self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
     ) -> WireCall:
-        """The request for a job, which is sent once."""
+        """The request for a job, sent once."""
         ...
 
     def retrieve(self, job_id: str) -> WireCall:
-        """The question how a job stands."""
+        """The request for the state of a job."""
         ...
 
     def read(self, body: bytes, provider: str) -> BatchJob:
@@ -89,15 +87,13 @@ class BatchWire(Protocol):
         ...
 
     def latest(self, mark: str, since: int) -> WireCall:
-        """The question for the latest jobs."""
+        """The request for the latest jobs."""
         ...
 
-    def read_latest(self, body: bytes, provider: str) -> ListPage:
-        """A page of the latest jobs."""
-        ...
+    def read_latest(self, body: bytes, provider: str) -> ListPage: ...
 
     def results(self, job: BatchJob) -> Sequence[WireCall]:
-        """The downloads that have the results of a job; none if it has none."""
+        """The downloads with the results of a job; none if it has none."""
         ...
 
     def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
@@ -105,7 +101,7 @@ class BatchWire(Protocol):
         ...
 
     def cancel(self, job_id: str) -> WireCall:
-        """The request to end a job."""
+        """The request to cancel a job."""
         ...
 
 
@@ -117,7 +113,7 @@ def fields_of(call: WireCall, *without: str) -> JsonObject:
 
 
 def upload_id(body: bytes) -> str:
-    """The id of a file that was uploaded. Raises msgspec's decoding errors."""
+    """The id of an uploaded file. Raises msgspec's decoding errors."""
     return _decode_upload(body).id
 
 
@@ -129,7 +125,7 @@ _decode_upload = msgspec.json.Decoder(_Upload).decode
 
 
 def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
-    """How many of the requests go into each job, as few jobs as the order allows. Pure."""
+    """The number of requests in each job, for the fewest jobs in order. Pure."""
     counts: list[int] = []
     room = 0
     for size in sizes:
@@ -141,12 +137,12 @@ def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
             counts.append(0)
             room = limits.max_bytes
         counts[-1] += 1
-        room -= size + 1  # and what parts it from the next
+        room -= size + 1  # and the separator from the next
     return tuple(counts)
 
 
 def not_billed(error: AdapterError) -> AdapterError:
-    """The error of a request that came to nothing and isn't billed."""
+    """The error of a failed request that isn't billed."""
     error.usage = NOTHING_USED
     return error
 
@@ -154,12 +150,12 @@ def not_billed(error: AdapterError) -> AdapterError:
 def error_of_item(
     value: Json, provider: str, codes: Mapping[str, ErrorType], status: int | None = None
 ) -> AdapterError:
-    """The error of one request, as the provider reports it. Such a request isn't billed."""
+    """The error that the provider reports for one request. Such a request isn't billed."""
     return not_billed(build_error(read_error_value(value), provider=provider, status=status, codes=codes))
 
 
 def cancelled_item(provider: str) -> AdapterError:
-    """The error of a request that its job's cancelling left unanswered."""
+    """The error of a request left unanswered by its job's cancellation."""
     return not_billed(
         CancelledError("the batch was cancelled before this request was answered", provider=provider)
     )
@@ -177,7 +173,7 @@ def json_lines(lines: Sequence[bytes]) -> bytes:
 
 
 def moment_of(text: str | None) -> int | None:
-    """Seconds since the epoch, of a time as RFC 3339 writes it; None if it is none."""
+    """Seconds since the epoch of an RFC 3339 time; None if it is invalid."""
     if not text:
         return None
     try:
@@ -186,64 +182,64 @@ def moment_of(text: str | None) -> int | None:
         return None
 
 
-# The wire of a provider's background replies
+# --- Background replies ---
 
 
 class BackgroundStatus(NamedTuple):
-    """How a reply stands that is made in the background."""
+    """The state of a background reply."""
 
     response_id: str
-    """The provider's id of the reply; empty if it said none."""
+    """The provider's id of the reply; empty if missing."""
     done: bool
-    """Whether the reply is over, well or not."""
+    """Whether the reply has ended, well or not."""
 
 
 class NumberedNormaliser(StreamNormaliser, Protocol):
-    """Reads a stream whose events are numbered, over any number of connections. No event is read twice."""
+    """Reads a stream of numbered events over any number of connections. No event is read twice."""
 
     response_id: str
-    """The provider's id of the reply; empty before it is said."""
+    """The provider's id of the reply; empty until known."""
     number: int | None
-    """The number of the last event; None if none was read, or the server numbers none."""
+    """The number of the last event; None if there is none or the server sends no numbers."""
     told: bool
-    """Whether `error` is the provider's own word, and not one of the connection."""
+    """Whether `error` comes from the provider, not from the connection."""
 
     def reopen(self) -> None:
-        """Another connection begins behind the last event. What was half read is forgotten."""
+        """Continue on another connection after the last event. Partial data are discarded."""
         ...
 
     def take_whole(self, body: bytes) -> list[StreamEvent]:
-        """The events that are missing, out of the whole reply. Raises the reply's error, or a decoding error."""
+        """Return the missing events from the whole reply. Raises the reply's error, or a decoding error."""
         ...
 
 
 class BackgroundWire(Protocol):
-    """One provider's way to make replies in the background."""
+    """One provider's protocol for background replies."""
 
     def wanted(self, request: CanonicalRequest) -> bool:
-        """Whether a request asks for a reply in the background, and the server has such."""
+        """Whether a request wants a background reply and the server supports it."""
         ...
 
     def attach(self, response_id: str, after: int | None) -> WireCall:
-        """The question for the stream of a reply, behind the event of that number; None is from the beginning."""
+        """The request for the stream of a reply, after the event of that number; None for all events."""
         ...
 
     def look(self, response_id: str) -> WireCall:
-        """The question how a reply stands."""
+        """The request for the state of a reply."""
         ...
 
     def cancel(self, response_id: str) -> WireCall:
-        """The request to end a reply."""
+        """The request to cancel a reply."""
         ...
 
     def status(self, body: bytes) -> BackgroundStatus:
-        """How a reply stands. Raises msgspec's decoding errors."""
+        """The state of a reply. Raises msgspec's decoding errors."""
         ...
 
     def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
-        """The usage that the provider reports with the state of a reply; None without one."""
+        """The usage reported with the state of a reply; None without one."""
         ...
 
     def normaliser(self, assembler: Assembler) -> NumberedNormaliser:
-        """What reads the stream into the assembler."""
+        """A normaliser that reads the stream into the assembler."""
         ...

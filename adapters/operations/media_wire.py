@@ -1,11 +1,11 @@
-"""The wires of a provider's images and videos: requests, replies, their checks, and what is billed. All is pure.
+"""The wires of a provider's images and videos: requests, replies, checks and billing. Pure.
 
-Each image and each video costs money, so nothing is left out of a request: what a model can't do is refused.
-
-A video is billed by its seconds, under the name of the rate for its resolution and its sound: ``video_second``,
-with the shorter side for a resolution above 720p (``video_second_1080p``), and with ``_silent`` at the end if
-sound is off. A price table has a rate for each name that costs something. A missing rate makes the job unpriced,
-with the name in the reason. Without a known length the video itself is the piece: ``video``.
+Each image and each video costs money, so no field is dropped: a request that the model can't fulfil is refused. A
+video is billed by seconds. The rate is named by resolution and sound: ``video_second``, ``video_second_1080p``
+(the
+shorter side, above 720p), with ``_silent`` appended without sound. A missing rate leaves the job unpriced, with
+the
+name in the reason. A video of unknown length is one piece: ``video``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
 
 USUAL_PIXELS = 1024 * 1024
-"""The pixels of an image, about, if its aspect ratio alone was asked for."""
+"""The approximate number of pixels of an image if only its aspect ratio was requested."""
 
 
 def read_size(text: str) -> tuple[int, int] | None:
-    """Width and height of ``WIDTHxHEIGHT``; None if it is something else."""
+    """Width and height of ``WIDTHxHEIGHT``; None for anything else."""
     found = _SIZE.fullmatch(text)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def read_ratio(text: str) -> tuple[int, int] | None:
-    """The two numbers of ``16:9`` in lowest terms; None if the text is something else."""
+    """The two numbers of ``16:9`` in lowest terms; None for anything else."""
     found = _RATIO.fullmatch(text)
     if found is None:
         return None
@@ -59,7 +59,7 @@ def ratio_of(width: int, height: int) -> str:
 
 
 def size_of_ratio(ratio: tuple[int, int], step: int) -> tuple[int, int]:
-    """The size of exactly that ratio, of multiples of `step` pixels, that comes nearest to `USUAL_PIXELS`."""
+    """The size of exactly that ratio, in multiples of `step` pixels, nearest to `USUAL_PIXELS`."""
     width, height = ratio[0] * step, ratio[1] * step
     factor = math.sqrt(USUAL_PIXELS / (width * height))
     lower = max(1, math.floor(factor))
@@ -68,25 +68,25 @@ def size_of_ratio(ratio: tuple[int, int], step: int) -> tuple[int, int]:
 
 
 class ImageReply(msgspec.Struct):
-    """What a reply says."""
+    """A parsed reply."""
 
     images: list[GeneratedImage]
     usage: TokenUsage | None = None
     model: str | None = None
     response_id: str | None = None
     said: str = ""
-    """Words in place of an image."""
+    """The text of the reply in place of an image."""
 
 
 class ImageWire(Protocol):
-    """One provider's way to write a request and a reply."""
+    """One provider's protocol for images."""
 
     def capabilities(self, model: str) -> ImageCapabilities:
-        """What a model can make, by its name on the wire. Raises CapabilityError if that is nothing."""
+        """The capabilities of a model, by its name on the wire. Raises CapabilityError if it has none."""
         ...
 
     def write(self, request: ImageRequest, provider: str) -> WireCall:
-        """The request on the wire. It comes from `fit_image`: it asks for nothing that the model lacks."""
+        """The request on the wire, after `fit_image`."""
         ...
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
@@ -95,9 +95,9 @@ class ImageWire(Protocol):
 
 
 def fit_image(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
-    """The request as the model has it: an aspect ratio alone becomes a size where the model has only sizes.
+    """The request fitted to the model: an aspect ratio becomes a size if the model has only sizes.
 
-    Nothing is left out of a request, for each image costs money.
+    No field is dropped, because each image costs money.
     """
     model = request.wire_model
     if not request.prompt.strip():
@@ -186,14 +186,13 @@ def _offer(choices: tuple[str, ...]) -> str:
 
 
 def input_bytes(block: ImageBlock) -> tuple[str, bytes]:
-    """The media type and the bytes of an input. `ImageRequest` has checked that the bytes are there."""
+    """The media type and bytes of an input, which `ImageRequest` has checked."""
     found = media_bytes(block)
     assert found is not None
     return media_type_of(block) or found[0], found[1]
 
 
 def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -> GeneratedImage:
-    """An image from a reply."""
     try:
         data = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -211,7 +210,7 @@ def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -
 
 
 def sniffed(data: bytes) -> str | None:
-    """The media type that the bytes themselves show; None if they show no known type."""
+    """The media type that the bytes show; None if unknown."""
     try:
         return ImageBlock(data=data).media_type
     except ValueError:
@@ -219,23 +218,23 @@ def sniffed(data: bytes) -> str | None:
 
 
 def pieces(images: int) -> TokenUsage:
-    """The usage of images whose provider counts no tokens."""
+    """The usage of images from a provider without token counts."""
     return TokenUsage(details={"image": images})
 
 
 class VideoWire(Protocol):
-    """One provider's way to write requests for videos, and to read what it says of a job."""
+    """One provider's protocol for video jobs."""
 
     def capabilities(self, model: str) -> VideoCapabilities:
-        """What a model can make, by its name on the wire. Raises CapabilityError if that is nothing."""
+        """The capabilities of a model, by its name on the wire. Raises CapabilityError if it has none."""
         ...
 
     def create(self, request: VideoRequest, provider: str) -> WireCall:
-        """The request for a job. `check_video` has let pass what it asks for."""
+        """The request for a job, after `check_video`."""
         ...
 
     def retrieve(self, job_id: str) -> WireCall:
-        """The question how a job stands."""
+        """The request for the state of a job."""
         ...
 
     def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
@@ -243,24 +242,24 @@ class VideoWire(Protocol):
         ...
 
     def content(self, job: VideoJob, variant: VideoVariant) -> str:
-        """Where a variant is downloaded: a path below the base URL, or an address. Raises CapabilityError."""
+        """The download of a variant: a path below the base URL, or an address. Raises CapabilityError."""
         ...
 
     def delete(self, job_id: str) -> WireCall | None:
-        """The request to delete a job; None if there is no way."""
+        """The request to delete a job; None if the provider has none."""
         ...
 
     def latest(self) -> WireCall | None:
-        """The question for the latest jobs; None if the provider doesn't list them."""
+        """The request for the latest jobs; None if the provider doesn't list them."""
         ...
 
     def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]:
-        """The latest jobs that make what a request asks for."""
+        """The latest jobs with the terms of a request."""
         ...
 
 
 def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
-    """Require that the model can make the video. Each video costs money, so nothing is left out of a request."""
+    """Require that the model can make the video. No field is dropped, because each video costs money."""
     model = request.wire_model
     if not request.prompt.strip():
         raise InvalidRequestError("there is no prompt to make a video of")
@@ -288,7 +287,7 @@ def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
 
 
 def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:
-    """What a job makes, with the model's own way where nothing was asked for."""
+    """The terms of a job, with the model's defaults."""
     audio = {"always": True, "never": False}.get(can.audio, terms.audio)
     seconds = can.default_seconds if terms.seconds is None else terms.seconds
     return msgspec.structs.replace(terms, seconds=seconds, audio=None if can.audio == "never" else audio)

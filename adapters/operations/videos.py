@@ -1,4 +1,4 @@
-"""Videos over HTTP: jobs are created, retrieved and deleted by single requests, and their files opened."""
+"""Videos over HTTP: creating, retrieving and deleting jobs, and downloading their files."""
 
 from __future__ import annotations
 
@@ -50,21 +50,20 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class HttpVideos(HttpJobs):
-    """A provider's videos, over the client that its conversations use, too."""
+    """A provider's videos, on the client of its conversations."""
 
     def __init__(self, client: HttpClient, wire: VideoWire) -> None:
         super().__init__(client)
         self.wire = wire
-        self._key_of: dict[str, str] = {}  # the names of the jobs' keys, by the jobs' ids
+        self._key_of: dict[str, str] = {}  # the names of the jobs' keys, by job id
 
     def capabilities(self, model: str) -> VideoCapabilities:
-        """What a model can make, by its name on the wire."""
+        """The capabilities of a model, by its name on the wire."""
         return self.wire.capabilities(model)
 
-    # -- jobs
+    # --- Jobs ---
 
     async def create(self, request: VideoRequest, on_attempt: AttemptObserver | None) -> VideoJob:
-        """See `VideoAdapter.create_video`."""
         client, wire, model = self._client, self.wire, request.wire_model
         began = client.clock.now_us() // 1_000_000
         listing = wire.latest()
@@ -91,7 +90,7 @@ class HttpVideos(HttpJobs):
     async def _listed(
         self, attempts: HttpAttempts, listing: WireCall, request: VideoRequest, began: int
     ) -> VideoJob | None:
-        """The one job of the provider's list that was created since, makes the same, and was not returned here."""
+        """The job in the provider's list that was created since, has the same terms, and was not returned here."""
         wire, name = self.wire, self._client.name
         jobs, _ = await fetch(attempts, listing, lambda body, headers: wire.read_latest(body, name, request))
         found = [
@@ -102,7 +101,6 @@ class HttpVideos(HttpJobs):
         return found[0] if found else None
 
     async def retrieve(self, job_id: str, model: str, terms: VideoTerms) -> VideoJob:
-        """See `VideoAdapter.retrieve_video`."""
         wire, name = self.wire, self._client.name
 
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
@@ -111,14 +109,13 @@ class HttpVideos(HttpJobs):
         return self._with_key(await self._ask(wire.retrieve(job_id), read, model, terms.key), terms.key)
 
     def _with_key(self, job: VideoJob, key: str | None) -> VideoJob:
-        """The job, whose later questions are asked with the key that it was created with."""
+        """The job, with the key that created it for later requests."""
         if key is None:
             return job
         self._key_of[job.id] = key
         return msgspec.structs.replace(job, terms=msgspec.structs.replace(job.terms, key=key))
 
     async def delete(self, job_id: str, model: str) -> bool:
-        """See `VideoAdapter.delete_video`."""
         call = self.wire.delete(job_id)
         if call is None:
             raise CapabilityError(f"{self._client.name} has no way to end a job: {job_id} goes on")
@@ -128,10 +125,9 @@ class HttpVideos(HttpJobs):
             return False
         return True
 
-    # -- files
+    # --- Files ---
 
     async def open(self, job: VideoJob, variant: VideoVariant, start: int, etag: str) -> VideoContent:
-        """See `VideoAdapter.open_video`."""
         if job.status != "completed":
             raise InvalidRequestError(f"job {job.id} is {job.status}: there is nothing to download")
         client = self._client
@@ -156,7 +152,7 @@ class HttpVideos(HttpJobs):
         return content
 
     async def _open_with_key(self, url: str, headers: Mapping[str, str], key: Key) -> HttpReply:
-        """The reply to a download, which is asked for once more with a new key if there is one."""
+        """The reply to a download, repeated once with a new key if there is one."""
         known = await self._within(key.get())
         try:
             try:
@@ -170,9 +166,9 @@ class HttpVideos(HttpJobs):
             raise
 
     async def _open(self, url: str, headers: Mapping[str, str], known: KnownKey) -> HttpReply:
-        """The reply of status 2xx, redirects followed.
+        """The reply of status 2xx, after redirects.
 
-        The key goes to the provider's own address only, and every other one must be public, or allowed.
+        The key is sent to the provider's own address only. Any other address must be public or allowed.
         """
         client, home = self._client, _origin(self._client.wire.base_url)
         for _ in range(_MOST_REDIRECTS + 1):
@@ -204,7 +200,7 @@ class HttpVideos(HttpJobs):
         raise StreamError(f"{client.name}: a download leads in circles", retryable=False)
 
     def _is_allowed(self, url: str) -> bool:
-        """Whether the configuration names the host of an address that a reply named."""
+        """Whether the configuration allows the host of an address in a reply."""
         hosts = self._client.config.options.get("download_hosts")
         return isinstance(hosts, list | tuple) and (urlsplit(url).hostname or "") in hosts
 
@@ -250,7 +246,7 @@ class HttpVideoContent:
         self.digest = _digest(headers, whole=reply.status == 200)
 
     def usable(self, asked: int) -> bool:
-        """Whether the reply begins at the byte that was asked for, or at the beginning of the file."""
+        """Whether the reply starts at the requested byte, or at the start of the file."""
         return self.start in (0, asked) and (self._reply.status == 200 or self._reply.status == 206)
 
     async def chunk(self) -> bytes | None:
@@ -266,7 +262,7 @@ class HttpVideoContent:
 
 
 class InlineVideoContent:
-    """Bytes that came with the job."""
+    """Bytes that were part of the job."""
 
     digest = None
     etag = ""
@@ -286,7 +282,7 @@ class InlineVideoContent:
 
 
 def _digest(headers: Mapping[str, str], *, whole: bool) -> tuple[str, bytes] | None:
-    """The checksum of the whole file, where a header has one."""
+    """The checksum of the whole file, if a header has one."""
     found = _SHA_256.search(headers.get("repr-digest", "")) or _SHA_256.search(headers.get("digest", ""))
     if found:
         return _decoded("sha256", found[1])

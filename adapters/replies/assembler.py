@@ -1,19 +1,13 @@
-"""Canonical events out of a provider's fragments. The invariants of a stream are made here and nowhere else.
-
-Every reply, streamed or whole, goes through an Assembler. A provider's code names blocks by a key of its own (a
-wire index, an item id) and hands over each fragment with its key. The assembler decides when an event is emitted:
+"""The assembler: canonical events from a provider's fragments, with all invariants of a stream.
 
 - One block is open at a time. Its events are contiguous, and indexes only grow.
-- The first fragment of a later block closes the open block, if the protocol lets that block be complete. Text and
-  reasoning may be complete if they were opened with `implicit_end`. A tool call may be complete once its arguments
-  are a whole JSON object.
-- Otherwise the later block's fragments are held back, unmerged, until the open block ends. At `finish`, fragments
-  that are still held back are emitted in the order in which their blocks began.
-- `message.start` is held back until the first content, and so is what the provider tells beside the content. So an
-  attempt that fails before its first content leaves no trace and can be repeated.
-
-Text or reasoning for a closed block opens a new block, so nothing is lost. Arguments for a closed tool call can't
-be delivered, and are reported in `warnings`.
+- The first fragment of a later block closes the open block, if that block may be complete: text and reasoning
+  opened with `implicit_end`, and a tool call with a whole JSON object of arguments.
+- Otherwise the later fragments are held until the open block ends. `finish` emits the rest in the blocks' order.
+- `message.start` and the provider's other data are held until the first content, so an attempt that fails before
+it
+  leaves no trace.
+- Text for a closed block opens a new block. Arguments for a closed tool call are reported in `warnings`.
 """
 
 from __future__ import annotations
@@ -51,17 +45,19 @@ if TYPE_CHECKING:
 
 FAILED_ENDS: Mapping[str, ErrorType] = {
     "error": ServerError,
-    "abort": ServerError,  # vLLM and SGLang, when they give a request up
-    "cancelled": ServerError,  # by the provider: what we cancel gets no answer
+    "abort": ServerError,  # vLLM and SGLang, when they abandon a reply
+    "cancelled": ServerError,  # by the provider: a reply that we cancel has no such end
     "network_error": ServerError,  # Z.ai
     "insufficient_system_resource": OverloadedError,  # DeepSeek
 }
-"""The errors by the stop reasons, in lower case. All protocols share the table, because gateways translate bodies
-from one protocol to another and leave such words as they are."""
+"""Errors by stop reason, in lower case.
+
+All protocols share them, because gateways pass such words on unchanged.
+"""
 
 
 def failed_end(reason: str | None, provider: str) -> AdapterError | None:
-    """The error that a stop reason means; None if it means a true end, or if there is no reason."""
+    """The error of a stop reason; None for a regular end, or without a reason."""
     kind = FAILED_ENDS.get((reason or "").lower())
     if kind is None:
         return None
@@ -73,18 +69,15 @@ Key: TypeAlias = Hashable
 
 
 class Assembler:
-    """Collects one reply. Feed it, then `take()` the events that are ready. The module's text says when an event
-    is ready.
+    """Collects one reply. Feed it, then `take()` the events that are ready.
 
-    Set `usage` as soon as the provider reports anything. `raw` keeps the reply as it came; None if nobody asks for
-    that. `clean_input` is for a provider that was sent another schema of a tool: out of the tool's name and the
-    model's arguments it makes the arguments for the tool.
+    Set `usage` as soon as the provider reports anything. `raw` keeps the provider's raw reply, if requested.
+    `clean_input` converts the arguments of a tool, if the provider was sent another schema of it.
 
     Args:
         message_id: The id of the reply, in its events.
         provider: The adapter's name, recorded as the origin of everything opaque.
-        requested_model: The model that was asked. ``provider_raw`` carries it too, because some signatures bind to
-            a model.
+        requested_model: The requested model. ``provider_raw`` has it too, because some signatures bind to a model.
         clock: Makes the ids of tool calls.
         estimate_usage: Estimates the usage of a reply from its output, for providers that report none.
         request: The request, for protocols whose replies depend on it.
@@ -104,7 +97,7 @@ class Assembler:
         self.provider = provider
         self.request = request
         self.clean_input: CleanInput | None = None
-        self.fragments: Meaning = "either"  # what the server's fragments of arguments are
+        self.fragments: Meaning = "either"  # the meaning of the server's fragments of arguments
         self.model = requested_model
         self.response_id: str | None = None
         self.raw: RawKept | None = None
@@ -116,8 +109,8 @@ class Assembler:
         self._count_usage: Callable[[], TokenUsage | None] | None = None
         self.stop_reason: StopReason | None = None
         self.raw_stop_reason: str | None = None
-        self.details: JsonObject = {}  # what the reply says beside its content, by the provider's names
-        self.known_warnings: tuple[CallWarning, ...] = ()  # of the request, which the reply begins with
+        self.details: JsonObject = {}  # the reply's other data, by the provider's names
+        self.known_warnings: tuple[CallWarning, ...] = ()  # the request's warnings, for the start of the reply
         self.warnings: list[CallWarning] = []
         self.started = False
         self.complete = False
@@ -126,17 +119,17 @@ class Assembler:
         self._clock = clock
         self._estimate_usage = estimate_usage
         self._ready: list[StreamEvent] = []
-        self._early: list[ProviderEvent] = []  # until the reply begins
+        self._early: list[ProviderEvent] = []  # until the reply starts
         self._by_key: dict[Key, ReplyBlock] = {}
         self._open: ReplyBlock | None = None
         self._held: list[ReplyBlock] = []
         self._done: list[ReplyBlock] = []
         self._repeated: list[tuple[ReplyBlock, ReplyBlock]] = []  # calls and the ones whose ids they have
 
-    # -- what providers say
+    # --- Fragments from the provider ---
 
     def text(self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None) -> None:
-        """More text for a block. An empty fragment opens no block."""
+        """Add text to a block. An empty fragment opens no block."""
         if fragment:
             block = self._by_key.get(key)
             if block is not None and block is self._open and block.kind == "text":  # one more delta: the hot path
@@ -150,16 +143,14 @@ class Assembler:
     def thinking(
         self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
     ) -> None:
-        """More reasoning for a block. With `raw` the block exists even if it shows nothing."""
+        """Add reasoning to a block. With `raw` the block exists without any text."""
         if fragment or raw is not None:
             block = self._fragment(key, "thinking", fragment, implicit_end)
             if raw is not None:
                 block.raw = raw
 
     def signature(self, key: Key, signature: str, *, raw: JsonObject | None = None) -> None:
-        """The signature that makes a reasoning block valid when it is sent back. The block's last delta carries
-        it.
-        """
+        """Add the signature of a reasoning block, for its last delta."""
         block = self._fragment(key, "thinking", "", implicit_end=False)
         block.signature = signature
         if raw is not None:
@@ -168,10 +159,11 @@ class Assembler:
     def tool_start(
         self, key: Key, name: str, *, raw: JsonObject | None = None, implicit_end: bool = False
     ) -> None:
-        """A tool call begins.
+        """Start a tool call.
 
-        A call whose id and name the reply has already is kept back until the end. It is dropped if it is the same
-        call again, and begins then if its arguments are others.
+        A call with the id and name of an earlier one is held until the end. It is dropped if its arguments are the
+        same, and
+        emitted otherwise.
         """
         name = self._plain_name(name)
         block = ReplyBlock(
@@ -191,7 +183,7 @@ class Assembler:
             self._repeated.append((block, former))
 
     def tool_arguments(self, key: Key, fragment: str) -> None:
-        """More of a call's arguments, as the provider sent it."""
+        """Add a fragment of a call's arguments."""
         block = self._by_key.get(key)
         if block is None or block.kind != "tool":
             self.warn(
@@ -209,13 +201,13 @@ class Assembler:
                 self._ready.append(block.delta(new))
 
     def tool_input(self, key: Key, final_input: JsonObject) -> None:
-        """The call's whole arguments, as an object. They go before the fragments."""
+        """Set the call's whole arguments, as an object, in place of the fragments."""
         block = self._by_key.get(key)
         if block is not None and block.kind == "tool" and not block.closed:
             block.final_input = final_input
 
     def replace_arguments(self, key: Key, text: str) -> None:
-        """Use other arguments than a call's fragments, if they are a JSON object."""
+        """Replace a call's arguments, if the new ones are a JSON object."""
         block = self._by_key.get(key)
         given = parse_arguments(text).value
         if block is None or block.kind != "tool" or block.closed or given is None:
@@ -226,31 +218,30 @@ class Assembler:
             self.warn(WarningCode.ARGUMENTS_REPLACED, message)
 
     def block_raw(self, key: Key, raw: JsonObject) -> None:
-        """The provider's own data of a call (or any other block), when they come later than its start."""
+        """Set the provider's data of a block, if they arrive after its start."""
         block = self._by_key.get(key)
         if block is not None and not block.closed:
             block.raw = raw
 
     def block_text(self, key: Key) -> str:
-        """The arguments of a call, or the text of any other block, so far."""
+        """The arguments of a call or the text of a block, so far."""
         block = self._by_key.get(key)
         return "" if block is None else block.text
 
     def resends_arguments(self, key: Key) -> bool:
-        """Whether the fragments of a call are known to hold all of its arguments so far."""
+        """Whether each fragment of a call contains all arguments so far."""
         block = self._by_key.get(key)
         return block is not None and block.arguments is not None and block.arguments.resent
 
     def whole(self, key: Key, kind: str, raw: JsonObject) -> None:
-        """A whole block outside the catalogue, to be kept as it is."""
+        """Add a whole block outside the catalogue, unchanged."""
         self._whole(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
 
     def image(self, key: Key, kind: str, raw: JsonObject, image: ImageBlock, rest: JsonObject) -> None:
-        """A whole image that the model made."""
+        """Add a whole image that the model made."""
         self._whole(key, msgspec.structs.replace(image, provider_raw=self._raw(rest)), kind, raw)
 
     def redacted_thinking(self, key: Key, data: str, *, raw: JsonObject | None = None) -> None:
-        """A whole block of hidden reasoning."""
         raw = raw if raw is not None else {"type": "redacted_thinking", "data": data}
         self._whole(key, RedactedThinkingBlock(data, self._raw(raw)), "redacted_thinking", raw)
 
@@ -260,12 +251,12 @@ class Assembler:
         self._admit(holder)
 
     def is_closed(self, key: Key) -> bool:
-        """True if a block of that key takes nothing more: it ended, or a later one closed it."""
+        """Whether a block accepts no more data, because it or a later one has ended it."""
         block = self._by_key.get(key)
         return block is not None and block.closed
 
     def end(self, key: Key, *, incomplete: bool = False) -> None:
-        """The provider says that a block has ended."""
+        """End a block, as reported by the provider."""
         block = self._by_key.get(key)
         if block is not None:
             block.ended = True
@@ -274,7 +265,7 @@ class Assembler:
 
     @property
     def usage(self) -> TokenUsage | None:
-        """The usage as far as it has been reported."""
+        """The usage reported so far."""
         return self._usage if self._count_usage is None else self._count_usage()
 
     @usage.setter
@@ -282,11 +273,11 @@ class Assembler:
         self._usage, self._count_usage = usage, None
 
     def usage_from(self, count: Callable[[], TokenUsage | None]) -> None:
-        """Ask `count` for the usage when it is wanted. This is for providers that report it with every delta."""
+        """Call `count` for the usage on demand, for providers that report it with every delta."""
         self._count_usage = count
 
     def provider_event(self, kind: str, raw: Json) -> None:
-        """What the provider tells beside the content, as it came. It is held back until the reply begins."""
+        """Add the provider's other data. They are held until the reply starts."""
         if not self.complete:
             told = ProviderEvent(kind, raw, self.message_id)
             (self._ready if self.started else self._early).append(told)
@@ -294,14 +285,14 @@ class Assembler:
     def warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
 
-    # -- the end of the reply
+    # --- The end of the reply ---
 
     def finish(
         self, stop_reason: StopReason, raw_stop_reason: str | None, usage: TokenUsage | None = None
     ) -> None:
-        """The reply ended as the provider meant it. Without any usage, reported now or before, it is estimated.
+        """End the reply as the provider intended. Without any reported usage, it is estimated.
 
-        Raises AdapterError if the provider's word for the end says that there was none.
+        Raises AdapterError if the stop reason is an error.
         """
         usage = usage or self.usage
         failure = failed_end(raw_stop_reason, self.provider)
@@ -316,7 +307,7 @@ class Assembler:
         self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
 
     def fork(self) -> Assembler:
-        """A copy of the reply so far, which can be ended without what the provider may still send."""
+        """Copy the reply so far. The copy can be ended while the provider sends more."""
         fork = copy.copy(self)
         fork.warnings = list(self.warnings)
         fork.details = dict(self.details)
@@ -329,18 +320,18 @@ class Assembler:
         return fork
 
     def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
-        """The reply was cancelled or broke off. The open block is closed as far as it got."""
+        """End a reply that was cancelled or broke off. The open block is closed as it is."""
         self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
 
     def usage_so_far(self) -> TokenUsage:
-        """What the reply has used, if it ended here."""
+        """The usage of the reply, if it ended now."""
         if self.complete and self.usage is not None:
             return self.usage
         return usage_until_now(self.usage, self._estimate_usage(self.partial_text()))
 
     @property
     def heard(self) -> bool:
-        """True if anything of a reply has come, be it no more than a part of its usage."""
+        """Whether any part of the reply has arrived, usage included."""
         return self.started or bool(self._held) or self.usage is not None
 
     def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
@@ -365,39 +356,39 @@ class Assembler:
         self._ready.append(MessageComplete(self.final_content, stop_reason, raw, usage, self.message_id))
 
     def replaced(self, what: Sequence[str]) -> None:
-        """Note the parts of the body that could not be read and were replaced. Each kind is noted once."""
+        """Warn once for each kind of unreadable data that was replaced in the body."""
         for each in what:
             message = f"the provider sent {each}, which was replaced"
             if not any(warning.message == message for warning in self.warnings):
                 self.warn(WarningCode.BODY_MENDED, message)
 
     def end_unsaid(self) -> None:
-        """Note that nothing says why the reply ended."""
+        """Warn that the reply gives no stop reason."""
         self.warn(WarningCode.NO_STOP_REASON, "the provider did not say why the reply ended")
 
     @property
     def has_tool_use(self) -> bool:
-        """True if the reply asks for a tool."""
+        """Whether the reply has a tool call."""
         return any(block.kind == "tool" for block in self._by_key.values())
 
     @property
     def has_content(self) -> bool:
-        """True if any block has begun."""
+        """Whether any block has started."""
         return bool(self._by_key)
 
     def partial_text(self) -> str:
-        """All text, reasoning and arguments so far, to estimate output tokens from."""
+        """All text, reasoning and arguments so far, for an estimate of output tokens."""
         blocks = [*self._done, *([self._open] if self._open else []), *self._held]
         return "".join(part for block in blocks for part in block.written())
 
     def take(self) -> list[StreamEvent]:
-        """The events that are ready, once."""
+        """Return the events that are ready, once."""
         ready = self._ready
         if ready:
             self._ready = []
         return ready
 
-    # -- order
+    # --- Order of blocks ---
 
     def _fragment(
         self, key: Key, kind: Literal["text", "thinking"], fragment: str, implicit_end: bool
@@ -416,19 +407,19 @@ class Assembler:
     def _claim(self, key: Key, block: ReplyBlock) -> None:
         former = self._by_key.get(key)
         if former is not None:
-            former.ended = True  # nothing can reach it any more
+            former.ended = True  # no event can reach it any more
         self._by_key[key] = block
 
     def _admit(self, block: ReplyBlock) -> None:
         if self.complete:
-            return  # nothing comes after `message.complete`
+            return  # `message.complete` is last
         self._held.append(block)
         if self._open is not None and self._open.may_be_complete():
             self._close_open()
         self._settle()
 
     def _plain_name(self, name: str) -> str:
-        """A tool's name without the marks of a chat template that some servers leave in it."""
+        """A tool's name without the chat template marks that some servers leave in it."""
         plain = name.partition("<|")[0].strip()
         if plain and plain != name and "<|" in name:
             self.warn(WarningCode.TOOL_NAME_MENDED, f"the tool's name {name!r} was read as {plain!r}")
@@ -436,7 +427,7 @@ class Assembler:
         return name
 
     def _call_of_id(self, block: ReplyBlock) -> ReplyBlock | None:
-        """An earlier call with the provider's id and the name of this one."""
+        """An earlier call with the same provider id and name."""
         wire_id = block.raw.get("id") if block.raw else None
         if not wire_id:
             return None
@@ -448,7 +439,7 @@ class Assembler:
         return None
 
     def _drop_repeated(self, *, cut_off: bool) -> None:
-        """Drop each call that came again, and emit those that only share the id of another."""
+        """Drop repeated calls, and emit calls that only share an id."""
         repeated, self._repeated = self._repeated, []
         for block, former in repeated:
             again = block.copy()
@@ -464,7 +455,7 @@ class Assembler:
                 self._close_open(cut_off=cut_off)
 
     def _settle(self) -> None:
-        """Open what can be opened, and close what is open and has ended."""
+        """Open the blocks that can open, and close the open block if it has ended."""
         while True:
             if self._open is None:
                 if not self._held:

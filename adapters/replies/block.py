@@ -1,4 +1,4 @@
-"""One block of a reply: the fragments that came for it, its events, and its content in the end."""
+"""One block of a reply: its fragments, its events and its content, and the raw reply."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from ..transport.headers import masked
 from .decoders import BodyDecoder, SseEvent
 from .json_text import is_whole, may_become_json, parse_arguments
 
-# Arguments of a tool call as they arrive
+# --- Growing arguments ---
 
 Meaning: TypeAlias = Literal["either", "pieces", "so_far"]
-"""What a server's fragments are: pieces, all of the arguments so far, or either."""
+"""The kind of a server's fragments: pieces, all arguments so far, or either."""
 
 
 class GrowingArguments:
-    """The arguments of one call. `add` returns the text that is new in a fragment, and `settle` what still waited.
+    """The arguments of one call. `add` returns the new text of a fragment, and `settle` the held text.
 
     Args:
-        meaning: What the server's fragments are.
+        meaning: The kind of the server's fragments.
     """
 
     __slots__ = ("_doubtful", "_meaning", "_size", "parts")
 
     def __init__(self, meaning: Meaning = "either") -> None:
         self.parts: list[str] = []
-        """The text that is certain, in the pieces in which it became so."""
+        """The certain text, in pieces."""
         self._meaning: Meaning = meaning
         self._size = 0
-        self._doubtful = ""  # a fragment that may be a piece, or the arguments so far
+        self._doubtful = ""  # a piece, or all arguments so far
 
     def copy(self) -> GrowingArguments:
         twin = GrowingArguments(self._meaning)
@@ -54,16 +54,15 @@ class GrowingArguments:
 
     @property
     def text(self) -> str:
-        """The arguments, if they ended here."""
+        """The arguments, if they ended now."""
         return "".join(self.parts) + self._best_guess()
 
     @property
     def resent(self) -> bool:
-        """Whether the server is known to send all of the arguments so far in each chunk."""
+        """Whether each chunk of the server has all arguments so far."""
         return self._meaning == "so_far"
 
     def add(self, fragment: str) -> str:
-        """Add a fragment."""
         size = len(fragment)
         if 0 < size < self._size and not self._doubtful and self._meaning != "so_far":  # the usual piece
             self.parts.append(fragment)
@@ -73,12 +72,12 @@ class GrowingArguments:
             return self._decide(fragment)
         if size < self._size or not self._size or self._meaning == "pieces":
             if self._meaning == "so_far" and fragment and "".join(self.parts).startswith(fragment):
-                return ""  # an earlier state once more
+                return ""  # an earlier state again
             return self._keep(fragment)
         return self._compare(fragment)
 
     def settle(self) -> str:
-        """No more is to come: the text that waited for the next fragment."""
+        """Return the text that was held for the next fragment, because there is none."""
         rest = self._best_guess()
         self._doubtful = ""
         return self._keep(rest)
@@ -117,7 +116,7 @@ class GrowingArguments:
         return self._keep(first) + self.add(fragment)
 
     def _best_guess(self) -> str:
-        """What a doubtful fragment adds, if it is the last."""
+        """The new text of a doubtful fragment, if it is the last."""
         if not self._doubtful:
             return ""
         pieces = parse_arguments("".join(self.parts) + self._doubtful).value is not None
@@ -127,7 +126,7 @@ class GrowingArguments:
 
 
 CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
-"""Given a tool's name and the arguments that the model sent, what they are to mean."""
+"""Converts the arguments that a model sent for a tool."""
 
 
 @dataclass(slots=True)
@@ -135,40 +134,33 @@ class ReplyBlock:
     """A block of one message."""
 
     message_id: str
-    """The id of the message."""
     kind: Literal["text", "thinking", "tool", "whole"]
-    """The kind of the block. A ``whole`` block comes in one piece and has no fragments."""
     implicit_end: bool
-    """Whether the block may end without a word of the provider."""
+    """Whether the block may end without an end from the provider."""
     index: int = -1  # assigned when the block opens
     """The place of the block in the message; -1 until it is open."""
     parts: list[str] = field(default_factory=list)
-    """The fragments in their order, both emitted and held back."""
+    """The fragments in their order, emitted and held."""
     signature: str | None = None
-    """The signature of a reasoning block."""
     raw: JsonObject | None = None  # becomes provider_raw
     """The provider's data of the block."""
     tool_id: str = ""
-    """The id of a tool call."""
+    """The provider's id of the tool call."""
     tool_name: str = ""
-    """The name of the tool."""
     arguments: GrowingArguments | None = None
-    """The arguments of a tool call, whose certain pieces are `parts`."""
+    """The arguments of a tool call. `parts` has their certain pieces."""
     unwrapped: bool = False
-    """Whether the arguments came as a JSON string that held the object."""
+    """Whether the arguments were a JSON string that contains the object."""
     final_input: JsonObject | None = None
-    """The arguments of a tool call, if they came as an object."""
+    """The arguments of a tool call, if sent as an object."""
     whole: ContentBlock | None = None  # for kind "whole"
-    """The content of a whole block."""
     whole_raw: Json = None
-    """The provider's own form of a whole block."""
-    ended: bool = False  # the provider said so; a held block can be ended before it opens
-    """Whether the provider has said that the block ended."""
-    incomplete: bool = False  # the provider said that this call must not be executed
-    """Whether a tool call ended before its arguments were complete."""
+    """The provider's form of a whole block."""
+    ended: bool = False  # reported by the provider, possibly before the block opens
+    """Whether the provider has reported the end of the block."""
+    incomplete: bool = False  # reported by the provider: the call must not be executed
     closed: bool = False
-    """Whether the events of the end were emitted."""
-    content: ContentBlock | None = None  # what it came to, once closed
+    content: ContentBlock | None = None  # set when closed
     """The content of a closed block; None before, and for a block without content."""
 
     def __post_init__(self) -> None:
@@ -181,11 +173,11 @@ class ReplyBlock:
 
     @property
     def text(self) -> str:
-        """All fragments in one, with what a call's arguments would have if they ended here."""
+        """All fragments joined; for a call, its arguments if they ended now."""
         return "".join(self.parts) if self.arguments is None else self.arguments.text
 
     def written(self) -> list[str]:
-        """The model's words, in fragments. Arguments that came as an object are given as JSON."""
+        """The model's words, in fragments. Arguments sent as an object are given as JSON."""
         if self.parts or not self.final_input:
             return self.parts
         return [msgspec.json.encode(self.final_input).decode()]
@@ -197,7 +189,6 @@ class ReplyBlock:
         return self.kind != "tool" or parse_arguments(self.text).value is not None
 
     def open(self, index: int) -> list[StreamEvent]:
-        """Open the block at its place in the message."""
         self.index = index
         match self.kind:
             case "tool":
@@ -209,7 +200,7 @@ class ReplyBlock:
                 return [*map(self.delta, self.parts)]
 
     def delta(self, fragment: str) -> StreamEvent:
-        """The event of one more fragment."""
+        """Add a fragment and return its event."""
         match self.kind:
             case "text":
                 return TextDelta(fragment, self.index, self.message_id)
@@ -260,14 +251,14 @@ class ReplyBlock:
         )
 
 
-# The body or the events of one reply, kept as they came.
+# --- The raw reply ---
 
 MAX_RAW_BYTES = 16 * 1024 * 1024
-"""The most bytes that are kept of one reply."""
+"""The largest number of bytes that are kept of one reply."""
 
 
 class RawKept:
-    """What is kept of one reply, over all connections that bring a part of it."""
+    """The raw data of one reply, over all connections that bring a part of it."""
 
     def __init__(self) -> None:
         self._body: bytes | None = None
@@ -276,17 +267,15 @@ class RawKept:
         self._left_out = 0
 
     def body(self, body: bytes) -> None:
-        """Keep the body of a reply that came whole."""
         if self._has_room(body):
             self._body = body
 
     def event(self, data: bytes) -> None:
-        """Keep the data of the next event."""
         if self._has_room(data):
             self._events.append(data)
 
     def again(self, data: bytes) -> None:
-        """Drop an event of those that came last: a server says it once more, over another connection."""
+        """Drop a recent event that another connection repeats."""
         for index in reversed(range(len(self._events))):
             if self._events[index] is data:
                 del self._events[index]
@@ -294,11 +283,11 @@ class RawKept:
                 return
 
     def recording(self, decoder: BodyDecoder) -> BodyDecoder:
-        """A decoder that keeps the data of each event it finds."""
+        """A decoder that records the data of each event."""
         return _RecordingDecoder(decoder, self)
 
     def reply(self, hidden: Sequence[str]) -> RawReply:
-        """What was kept."""
+        """The recorded reply."""
         return RawReply(
             body=None if self._body is None else _decoded(self._body, hidden),
             events=tuple(_decoded(data, hidden) for data in self._events),
@@ -306,7 +295,7 @@ class RawKept:
         )
 
     def _has_room(self, data: bytes) -> bool:
-        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:  # what is kept has no gaps
+        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:  # the recorded part has no gaps
             self._left_out += 1
             return False
         self._size += len(data)
@@ -326,7 +315,7 @@ class _RecordingDecoder:
 
     def _noted(self, events: list[SseEvent]) -> list[SseEvent]:
         for _, data in events:
-            if data != b"[DONE]":  # a mark of the end, which may or may not have come when the reply is over
+            if data != b"[DONE]":  # an end mark that may be missing when the reply is complete
                 self._kept.event(data)
         return events
 

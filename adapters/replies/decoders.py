@@ -1,11 +1,10 @@
-"""Server-sent events, decoded from raw bytes.
+"""Decoders for server-sent events and newline-delimited JSON, from raw bytes.
 
-The decoder takes bytes as the network gives them and answers with whole events. It does no I/O, and no content
-makes it fail. It differs from the WHATWG rules where providers do. An event without its blank line at the end of
-the body still counts, and events without data are skipped, except for errors. A field `error` (llama.cpp's) is an
-event of that name. The data of `event: error` may be a bare line, or missing. A field `data` may lack its colon.
-Lines end in LF, CRLF or CR only. Characters such as U+2028 may stand inside JSON text, so that line iterators for
-text would corrupt it.
+They do no I/O, and no content makes them fail. They differ from the WHATWG rules where providers do. An event
+without
+a blank line at the end of the body counts. Events without data are skipped, except for errors. A field `error`
+(llama.cpp) is an event of that name. The data of `event: error` may be a bare line, or missing. A field `data` may
+lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
 """
 
 from __future__ import annotations
@@ -18,40 +17,39 @@ MAX_EVENT_BYTES = MAX_REPLY_BYTES
 """The largest event that is accepted, in bytes. A larger event ends the stream in a StreamError."""
 
 MAX_STRAY_BYTES = 64 * 1024
-"""How much is kept of lines that belong to no event."""
+"""The largest number of bytes kept of lines outside of events."""
 
 
 SseEvent: TypeAlias = tuple[bytes, bytes]
-"""The `event:` field, empty if there was none, and the `data:` lines, joined by a line feed."""
+"""The `event:` field (empty if missing), and the `data:` lines, joined by a line feed."""
 
 
 class BodyDecoder(Protocol):
-    """Cuts a body into events. `feed` and `close` give those that are now complete."""
+    """Cuts a body into events. `feed` and `close` return the complete ones."""
 
     def feed(self, chunk: bytes) -> list[SseEvent]: ...
     def close(self) -> list[SseEvent]: ...
 
 
 def looks_like_events(body: bytes) -> bool:
-    """Whether a body begins like server-sent events, whatever its content type says."""
+    """Whether a body starts like server-sent events, independent of its content type."""
     return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
         (b"data:", b"data ", b"data{", b"event:", b"error:", b"id:", b"retry:", b":")
     )
 
 
 def without_done_mark(body: bytes) -> bytes:
-    """A whole JSON body without the mark of a stream's end, which some gateways put behind it."""
+    """A whole JSON body without the end mark of a stream, which some gateways append."""
     if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
         return body
     return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
 
 
 class SseDecoder:
-    """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the events
-    that are complete by then."""
+    """Takes bytes with `feed(bytes)`, and `close()` at the end of the body. Both return the complete events."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # of the unfinished line; joined once its end has come
+        self._pieces: list[bytes] = []  # pieces of the unfinished line, joined at its end
         self._size = 0
         self._after_cr = False
         self._at_start = True
@@ -60,11 +58,11 @@ class SseDecoder:
         self._data_size = 0
         self._stray: list[bytes] = []
         self._stray_size = 0
-        self._named_at = 0  # how many stray lines were there when the event got its name
+        self._named_at = 0  # the number of stray lines when the event got its name
 
     @property
     def stray(self) -> bytes:
-        """Lines that belong to no event, the first 64 KiB of them: some servers end a stream in a bare error."""
+        """The first 64 KiB of lines outside of events: some servers end a stream in a bare error."""
         return b"\n".join(self._stray)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
@@ -74,14 +72,16 @@ class SseDecoder:
                 return self._feed_crlf_events(chunk)
             chunk = self._normalise_line_ends(chunk)
         if amid:
-            end = chunk.find(b"\n\n") + 2  # of the event that an earlier chunk began
+            end = chunk.find(b"\n\n") + 2  # the end of an event from an earlier chunk
             if end == 1 or len(chunk) > MAX_EVENT_BYTES:
                 return self._feed_lines(chunk)
             return self._feed_lines(chunk[:end]) + self._feed_events(chunk[end:])
         return self._feed_events(chunk)
 
     def _feed_events(self, chunk: bytes) -> list[SseEvent]:
-        """The usual: a chunk that begins with an event, most of which have one line of data and perhaps a name."""
+        """Decode a usual chunk: it starts with an event, and most events have one line of data and
+        perhaps a name.
+        """
         if len(chunk) > MAX_EVENT_BYTES:
             return self._feed_lines(chunk)
         events: list[SseEvent] = []
@@ -100,7 +100,7 @@ class SseDecoder:
         return events + self._feed_lines(rest) if rest else events
 
     def _feed_crlf_events(self, chunk: bytes) -> list[SseEvent]:
-        """As `_feed_events`, where lines end in CRLF: events of one line aren't copied once more to end in LF."""
+        """Like `_feed_events` for CRLF, without copying one-line events."""
         events: list[SseEvent] = []
         blocks = chunk.split(b"\r\n\r\n")
         rest = blocks.pop()
@@ -136,7 +136,7 @@ class SseDecoder:
             if chunk.startswith(b"\n"):
                 chunk = chunk[1:]
         if chunk.endswith(b"\r"):
-            self._after_cr = True  # an LF may follow in the next chunk and belongs to this CR
+            self._after_cr = True  # an LF at the start of the next chunk belongs to this CR
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _hold(self, piece: bytes) -> None:
@@ -173,7 +173,7 @@ class SseDecoder:
                 self._name = b"error"
                 self._data.append(line[6:].strip())
                 self._data_size += len(line)
-            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server left the colon out
+            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server omitted the colon
                 self._data.append(line[4:].lstrip())
                 self._data_size += len(line)
             elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
@@ -184,21 +184,20 @@ class SseDecoder:
         return events
 
 
-# Newline-delimited JSON, decoded from raw bytes.
+# --- Newline-delimited JSON ---
 
 MAX_LINE_BYTES = MAX_REPLY_BYTES
 """The longest line that is accepted, in bytes. A longer line ends the stream in a StreamError."""
 
 
 class NdjsonDecoder:
-    """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the lines
-    that are complete by then.
+    """Takes bytes with `feed(bytes)`, and `close()` at the end of the body. Both return the complete lines.
 
-    A line is an event without a name. So the same code can read lines and server-sent events.
+    A line is an event without a name, so the same code can read lines and server-sent events.
     """
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # of the unfinished line; joined once its end has come
+        self._pieces: list[bytes] = []  # pieces of the unfinished line, joined at its end
         self._size = 0
         self._at_start = True
 

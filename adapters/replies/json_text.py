@@ -1,4 +1,4 @@
-"""JSON from text that a model wrote: whole objects, and the beginnings of what may become one."""
+"""JSON from text that a model wrote: whole objects, prefixes of JSON, and repairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..requests.text import mend_json
 
 
 def parse_object(text: str) -> JsonObject | None:
-    """A JSON object from its text, or None if it is anything else. Tolerates raw control characters."""
+    """Parse a JSON object; None for anything else. Raw control characters are accepted."""
     if not text.lstrip().startswith("{"):
         return None
     value = _parse(text)
@@ -23,13 +23,13 @@ class Arguments(NamedTuple):
     """The arguments of a call, read from their text."""
 
     value: JsonObject | None
-    """The arguments; None if the text is no JSON object."""
+    """The arguments; None if the text is not a JSON object."""
     unwrapped: bool = False
-    """Whether the text was a JSON string that holds the JSON object."""
+    """Whether the text was a JSON string that contains the object."""
 
 
 def parse_arguments(text: str) -> Arguments:
-    """Read the arguments of a call. A JSON string that holds a JSON object is unwrapped once."""
+    """Parse the arguments of a call. A JSON string that contains an object is unwrapped once."""
     if text.lstrip().startswith('"'):
         inner = _parse(text)
         value = parse_object(inner) if isinstance(inner, str) else None
@@ -38,12 +38,11 @@ def parse_arguments(text: str) -> Arguments:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text is one complete JSON value."""
     return text.strip() == "null" or _parse(text) is not None
 
 
 def may_become_json(text: str) -> bool:
-    """Whether a text is a JSON value, or the beginning of one."""
+    """Whether a text is a JSON value or a prefix of one."""
     expected, closers = "value", ""
     at = 0
     while at < len(text):
@@ -90,7 +89,7 @@ def _may_become_token(rest: str, expected: str) -> bool:
 
 
 def _parse(text: str) -> Json:
-    """A JSON value; None if the text is none."""
+    """Parse a JSON value; None if it is invalid."""
     try:
         value: Json = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
     except (ValueError, RecursionError):
@@ -107,16 +106,15 @@ _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL
 
 
 class Mended(NamedTuple):
-    """A body that may now decode."""
+    """A repaired body that may decode."""
 
     text: bytes
-    """The body."""
     replaced: tuple[str, ...]
     """The replaced parts, in words."""
 
 
 def mend_body(text: bytes) -> Mended | None:
-    """The body with replacements for everything that JSON can't hold; None if the body holds no such thing."""
+    """The body with everything invalid in JSON replaced; None if there is none."""
     replaced: list[str] = []
     steps = (
         ("bytes that are no UTF-8", _as_utf8),

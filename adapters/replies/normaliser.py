@@ -1,4 +1,4 @@
-"""What turns a body of one protocol into canonical events, piece by piece."""
+"""Normalisers: canonical events from a body of one protocol, piece by piece."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from .json_text import mend_body
 
 
 class StreamNormaliser(Protocol):
-    """Reads a body as it arrives. It never raises: a failure stands in `error`, behind the events before it."""
+    """Reads a body as it arrives. It never raises: it sets `error` after the events before a failure."""
 
     error: AdapterError | None
     """The failure of the stream; None if there was none."""
     finished: bool
-    """Whether the protocol's own end was seen. Then the assembler is complete, and everything that follows is
-    ignored."""
+    """Whether the protocol's end was seen. Then the assembler is complete, and all later data are ignored."""
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """The events that this piece of the body completes."""
+        """Return the events that this piece of the body completes."""
         ...
 
     def close(self) -> list[StreamEvent]:
-        """The body has ended. If the protocol's end was not seen, `error` says so afterwards."""
+        """End the body. Without the protocol's end, `error` is set afterwards."""
         ...
 
 
 class EventNormaliser(ABC):
-    """Base of the normalisers: a decoder cuts the body into events, and subclasses say what one of them means."""
+    """Base of the normalisers: a decoder cuts the body into events, and subclasses interpret them."""
 
     error_codes: Mapping[str, ErrorType] = {}
-    """The provider's words for its failures, as exceptions."""
+    """The provider's error words, as exceptions."""
     server_sent: ClassVar[bool] = True
     """Whether the events are server-sent events. Otherwise each is a line."""
 
@@ -57,7 +56,7 @@ class EventNormaliser(ABC):
 
     @property
     def stray(self) -> bytes:
-        """The lines of the body that belonged to no event, such as a bare error."""
+        """The lines outside of events, such as a bare error."""
         return self._lines.stray if isinstance(self._lines, SseDecoder) else b""
 
     def _read_with(self, decoder: BodyDecoder) -> None:
@@ -66,10 +65,10 @@ class EventNormaliser(ABC):
 
     @abstractmethod
     def on_event(self, name: bytes, data: bytes) -> None:
-        """One event. May raise AdapterError, or let msgspec's decoding errors pass."""
+        """Handle one event. May raise AdapterError or msgspec's decoding errors."""
 
     def on_end(self) -> None:
-        """The body ended without `finished`. Finishes the reply if the protocol allows it, or raises."""
+        """Handle a body that ended without `finished`: finish the reply if the protocol allows it, or raise."""
         raise StreamError("the stream ended before the reply was complete")
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
@@ -114,7 +113,7 @@ class SseNormaliser(EventNormaliser):
 
 
 class NdjsonNormaliser(EventNormaliser):
-    """The base of normalisers for bodies with one JSON value a line. Their events have no names."""
+    """Base of normalisers for bodies with one JSON value a line. Their events have no names."""
 
     server_sent = False
 
@@ -123,7 +122,6 @@ class NdjsonNormaliser(EventNormaliser):
 
 
 def reads_server_sent_events(normaliser: StreamNormaliser) -> bool:
-    """Whether a normaliser reads server-sent events."""
     return isinstance(normaliser, EventNormaliser) and normaliser.server_sent
 
 
@@ -134,17 +132,17 @@ def _failure(error: Exception) -> AdapterError:
 
 
 def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
-    """The image behind base64; None if it is none, or of no known type."""
+    """Decode an image from base64; None if it is invalid or of an unknown type."""
     if not isinstance(data, str) or not data:
         return None
     try:
         return _image(b64decode(data, validate=True), media_type)
-    except ValueError:  # no base64, or no ASCII
+    except ValueError:  # invalid base64 or not ASCII
         return None
 
 
 def image_at(url: Json) -> ImageBlock | None:
-    """The image at an address: of the web, or a data URL. None if it is none."""
+    """The image at a web address or data URL; None for any other address."""
     if not isinstance(url, str):
         return None
     if is_remote(url):
@@ -156,6 +154,6 @@ def image_at(url: Json) -> ImageBlock | None:
 def _image(data: bytes, media_type: Json) -> ImageBlock | None:
     named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
     try:
-        return ImageBlock(data=data)  # some servers label every image as the type that was asked for
+        return ImageBlock(data=data)  # some servers label every image as the requested type
     except ValueError:
         return None if named is None else ImageBlock(data=data, media_type=named)

@@ -1,4 +1,4 @@
-"""A stream for calls that can't be streamed: the plain call, its events in whole pieces."""
+"""Whole replies as streams, and the continuation of a reply that broke off."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from .block import ReplyBlock
 
 
 class WholeStream:
-    """A stream over a whole reply. `adapters.contract.AdapterStream` describes the methods.
+    """A stream over a whole reply; see `adapters.contract.AdapterStream`.
 
-    No event is delivered before the reply is whole. So every failure comes as the exception alone.
+    No event is delivered before the reply is complete, so a failure is an exception without events.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class WholeStream:
 
     async def aclose(self) -> None:
         if self._ready is None:
-            self._ready = deque()  # nothing was asked for, and nothing will be
+            self._ready = deque()  # the call was not made and will not be
         elif self._response is None:
             await self._adapter.cancel(self._request.request_id)
 
@@ -104,7 +104,7 @@ class WholeStream:
 
 
 def whole_events(response: CanonicalResponse, message_id: str) -> list[StreamEvent]:
-    """The events of a response as a stream would have had them, each block in one piece."""
+    """The events of a response in stream form, each block in one piece."""
     return [
         MessageStart(message_id, response.model.partition(":")[2], response.provider, response.warnings),
         *content_events(message_id, response.content),
@@ -115,7 +115,7 @@ def whole_events(response: CanonicalResponse, message_id: str) -> list[StreamEve
 
 
 def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator[StreamEvent]:
-    """The events of a message's blocks, each in one piece. A block without events of its own has none here."""
+    """The events of a message's blocks, each in one piece. Blocks without events are skipped."""
     for index, block in enumerate(content):
         match block:
             case TextBlock():
@@ -139,8 +139,8 @@ def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator
 
 
 def spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
-    """A snapshot whose whole messages have their deltas again, each block in one piece."""
-    bare = False  # the message has nothing but its start so far
+    """A snapshot in which whole messages have deltas, each block in one piece."""
+    bare = False  # the message has only its start so far
     for event in snapshot:
         if isinstance(event, MessageComplete) and bare:
             yield from content_events(event.message_id, event.final_content)
@@ -148,11 +148,11 @@ def spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
         bare = isinstance(event, MessageStart)
 
 
-# The rest of a reply whose text broke off, joined to what had come
+# --- Continuing a broken reply ---
 
 
 class ContinuedAssembler(Assembler):
-    """Reads the rest of a reply. It counts the usage of the rest alone. `continued` makes one."""
+    """Reads the rest of a reply and counts its usage only. Made by `continued`."""
 
     _before: str
     _echo: str
@@ -166,7 +166,7 @@ class ContinuedAssembler(Assembler):
         super().text(key, fragment, implicit_end=implicit_end, raw=raw)
 
     def _without_overlap(self, fragment: str) -> str:
-        """What is new of a fragment; empty while nobody can tell."""
+        """The new part of a fragment; empty while the overlap is uncertain."""
         if self._echo:
             fragment, self._heard = self._heard + fragment, ""
             if self._echo.startswith(fragment) and fragment != self._echo:
@@ -205,7 +205,7 @@ class ContinuedAssembler(Assembler):
 
 
 def text_alone(assembler: Assembler) -> str | None:
-    """The text of a reply so far; None if anything else than text has come, or data of the provider's with it."""
+    """The text of a reply so far; None if it has other content or provider data."""
     blocks = [*assembler._done, *([assembler._open] if assembler._open is not None else [])]
     if assembler._held or any(block.kind != "text" or block.raw is not None for block in blocks):
         return None
@@ -213,7 +213,7 @@ def text_alone(assembler: Assembler) -> str | None:
 
 
 def continued(broken: Assembler, *, echoes: bool) -> ContinuedAssembler:
-    """What reads the rest of a reply that broke off in its text."""
+    """An assembler for the rest of a reply that broke off in its text."""
     said = text_alone(broken)
     assert said is not None
     rest = ContinuedAssembler.__new__(ContinuedAssembler)

@@ -1,1 +1,1 @@
-"""What every wire needs to write a request: fitted history, settings, media, text."""
+"""Writing requests: fitted history, settings, media, text."""

@@ -1,13 +1,10 @@
-"""Tool calls for models without tools, made of structured output. Pure functions.
+"""Tool calls for models without tools, by structured output. Pure functions.
 
-The system text describes the tools. A JSON Schema constrains the reply to be one call, ``{"tool": NAME,
-"arguments": {…}}``, or, if the model is free to choose, an answer, ``{"answer": TEXT}``. A constrained model
-always produces a valid call, but not always a sensible one. So every such response carries a warning.
-
-Small models that have just seen a result tend to call again instead of answering. So the turn after a result is
-unconstrained and without tools, unless the caller requires a call: the model is asked to answer in words. For the
-same reason the calls of the history are told in words and not as JSON, which such models copy. The request to
-answer stands in the last message and not in the system text, which they have forgotten by then.
+The system text describes the tools. A JSON Schema constrains the reply to one call, ``{"tool": NAME, "arguments":
+{…}}``, or, if the model may choose, to an answer, ``{"answer": TEXT}``. A constrained model always writes a valid
+call, but not always a sensible one, so every such response has a warning. Small models tend to call again after a
+result. So the turn after a result is unconstrained, unless a call is required: the last message requests an answer
+in words. For the same reason the calls of the history are written in words, because such models copy JSON.
 """
 
 from __future__ import annotations
@@ -40,16 +37,15 @@ WARNING = CallWarning(
 
 
 class Emulation(msgspec.Struct, frozen=True):
-    """A request without tools that stands for one with tools."""
+    """A request without tools that replaces one with tools."""
 
     request: CanonicalRequest
-    """The request."""
     constrained: bool
-    """Whether the reply is JSON, to be read by `read_response`. Otherwise the reply is the answer itself."""
+    """Whether the reply is JSON for `read_response`. Otherwise the reply is the answer itself."""
 
 
 def emulate(request: CanonicalRequest) -> Emulation | None:
-    """The request to send in place of one with tools; None if nothing in it has to do with tools."""
+    """The request to send in place of one with tools; None if it involves no tools."""
     names = {block.id: block.name for message in request.messages for block in message.tool_uses}
     if not request.tools and not names:
         return None
@@ -72,7 +68,7 @@ def emulate(request: CanonicalRequest) -> Emulation | None:
 
 
 def _offered(request: CanonicalRequest) -> tuple[ToolDefinition, ...]:
-    """The tools that the choice leaves."""
+    """The tools that the choice allows."""
     check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
     match request.tool_choice:
         case ToolChoice(mode="none"):
@@ -97,7 +93,7 @@ ANSWER_NOW = "Now answer the question in plain words."
 
 
 def describe(tools: tuple[ToolDefinition, ...], *, free: bool) -> str:
-    """The system text that tells the model of the tools and of the form of a call."""
+    """The system text that describes the tools and the form of a call."""
     lines = ["You can use these tools:"]
     for tool in tools:
         schema = msgspec.json.encode(tool.input_schema.get("properties") or {}).decode()
@@ -109,7 +105,6 @@ def describe(tools: tuple[ToolDefinition, ...], *, free: bool) -> str:
 
 
 def call_schema(tools: tuple[ToolDefinition, ...], *, answer: JsonObject | None = None) -> JsonObject:
-    """The schema of one call of one of the tools."""
     definitions: JsonObject = {}
     choices: list[Json] = []
     for tool in tools:
@@ -127,12 +122,12 @@ def _object(properties: JsonObject) -> JsonObject:
 
 
 def _closed(schema: JsonObject) -> JsonObject:
-    """A schema that allows no arguments beside those it names: small models would invent some."""
+    """A schema without additional arguments, because small models would invent some."""
     return {"properties": {}, "additionalProperties": False, **schema}
 
 
 def _hoist(schema: JsonObject, prefix: str, definitions: JsonObject) -> JsonObject:
-    """Move a schema's definitions to the common root, where its references will look for them."""
+    """Move a schema's definitions to the common root, where references find them."""
     kept: JsonObject = {}
     for key, value in schema.items():
         if key in ("$defs", "definitions") and isinstance(value, dict):
@@ -144,7 +139,7 @@ def _hoist(schema: JsonObject, prefix: str, definitions: JsonObject) -> JsonObje
 
 
 def _refer(value: Json, prefix: str) -> Json:
-    """The same schema with its references pointing to the hoisted definitions."""
+    """The schema with references to the moved definitions."""
     if isinstance(value, list):
         return [_refer(item, prefix) for item in value]
     if not isinstance(value, dict):
@@ -172,7 +167,7 @@ def _with_system(request: CanonicalRequest, text: str) -> CanonicalRequest:
     return msgspec.structs.replace(request, system_prompt=system)
 
 
-# -- the history as text
+# --- The history as text ---
 
 
 def _render(message: Message, names: dict[str, str]) -> Message:
@@ -204,24 +199,19 @@ def _render_result(result: ToolResultBlock, name: str) -> list[ContentBlock]:
     return [TextBlock(f"The tool {name} {verdict}: {result.text}"), *others]
 
 
-# -- the reply
+# --- The reply ---
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The content of a constrained reply."""
-
     kind: Literal["call", "broken_call", "answer"]
-    """The kind of the content. A ``broken_call`` names no tool that there is, or has no arguments."""
+    """The kind of the content. A ``broken_call`` names an unknown tool or has no arguments."""
     text: str = ""
-    """The text of an answer, or of a reply that is neither a call nor an answer."""
     tool: str = ""
-    """The name of the tool."""
     arguments: JsonObject = msgspec.field(default_factory=dict)
-    """The arguments of the call."""
 
 
 def read_decision(text: str) -> Decision:
-    """Read a constrained reply. What is neither a call nor an answer is taken as the answer's text."""
+    """Parse a constrained reply. Anything but a call is an answer."""
     match parse_object(text):
         case {"tool": str(name), "arguments": dict(arguments)}:
             return Decision("call", tool=name, arguments=arguments)
@@ -236,11 +226,11 @@ def read_decision(text: str) -> Decision:
 
 
 _BEGUN_CALL = re.compile(r'\s*\{\s*"tool"\s*:\s*"([^"]+)"')
-"""A call that was cut off, but not before its tool was named."""
+"""A call that was cut off after its tool's name."""
 
 
 def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalResponse:
-    """The response with its JSON read as a call or an answer."""
+    """The response with its JSON parsed as a call or an answer."""
     kept = tuple(block for block in response.content if not isinstance(block, TextBlock))
     decision = read_decision(response.text)
     if decision.kind == "answer":
@@ -261,7 +251,7 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
 
 
 def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
-    """Write a request, with its tools emulated where the wire wants that. It raises what the wire raises."""
+    """Write a request, with emulated tools if the wire needs that. Raises the wire's errors."""
     emulated = emulate(request) if wire.emulates_tools else None
     if emulated is None:
         return wire.write_request(request, stream=stream)
@@ -272,7 +262,7 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
 
 
 def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
-    """The calls and results of the history, which an emulation tells in words."""
+    """The calls and results of the history in words."""
     reason = "tools are emulated: it is told in words"
     for message in request.messages:
         for block in message.content:
@@ -281,6 +271,6 @@ def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
 
 
 def is_constrained(wire: ChatWire, request: CanonicalRequest) -> bool:
-    """Whether the reply will be an emulated call or answer, which `emulation.read_response` reads."""
+    """Whether the reply will be an emulated call or answer for `read_response`."""
     emulated = emulate(request) if wire.emulates_tools else None
     return emulated is not None and emulated.constrained

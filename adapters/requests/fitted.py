@@ -1,4 +1,4 @@
-"""The values of `history`: the abilities of a target, a history that was fitted to it, and the losses."""
+"""Values for fitting a history: a target's abilities, the fitted history, and its losses."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ _log = Log("adapters.history")
 
 
 class ToolIdRule(msgspec.Struct, frozen=True):
-    """The form of the ids that a provider accepts for tool calls.
+    """The form of the tool call ids that a provider accepts.
 
     Raises:
         ValueError: The rule derives ids that it does not accept.
     """
 
     max_length: int = 64
-    """The largest number of characters in an id."""
     pattern: str = "[A-Za-z0-9_-]"
     """A regular expression of one character."""
     prefix: str = "call_"
-    """The beginning of a derived id."""
+    """The prefix of a derived id."""
 
     def __post_init__(self) -> None:
         if not self.allows(self.derive("")):
@@ -56,23 +55,21 @@ class ToolIdRule(msgspec.Struct, frozen=True):
         return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
 
     def derive(self, canonical_id: str) -> str:
-        """An id for another provider's call. It is always the same for one call, and different for different
-        calls.
+        """Derive an id for another provider's call. It depends on the call alone, and differs for different calls.
 
-        The id is a digest. So it carries no part of the id that the call had elsewhere.
+        It is a digest, so it reveals no part of the original id.
         """
         digest = hashlib.sha256(canonical_id.encode("utf-8", "surrogatepass")).hexdigest()
         return (self.prefix + digest)[: self.max_length]
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a provider, as far as they matter for a history."""
+    """The abilities of a provider that matter for a history."""
 
     provider: str
-    """The adapter's name, by which it knows its own opaque data."""
+    """The adapter's name, which marks its own opaque data."""
     model: str | None = None
-    """The provider's name of the model, if only the model that issued a piece of reasoning takes it back. None:
-    any model of the provider takes it back."""
+    """The model, if only the issuing model accepts its reasoning back. None: any model of the provider does."""
     tool_ids: ToolIdRule = ToolIdRule()
     """The form of the ids of tool calls."""
     accepts_images: bool = True
@@ -90,27 +87,27 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     fetches: tuple[str, ...] = WEB
     """The schemes of the addresses from which the provider fetches media."""
     results_carry: tuple[Literal["image", "document", "opaque"], ...] = ("image",)
-    """What a tool's result may hold besides text, out of what is accepted: media, the provider's own kinds."""
+    """The content that a tool's result may have besides text: media and the provider's own kinds."""
     replays_thinking: bool = False
-    """Whether the provider wants its own reasoning back."""
+    """Whether the provider accepts its own reasoning back."""
     replays_images: bool = False
-    """Whether the provider takes the images back that its model made, as the model's own."""
+    """Whether the provider accepts its model's images back, as the model's own."""
     keeps_developer: bool = False
     """Whether the provider has the role of a developer."""
     adopts_signatures: bool = False
     """Whether a signature of unstated origin counts as the provider's own."""
     begins_with_user: bool = False
-    """Whether the provider refuses a history that begins with an assistant's message."""
+    """Whether the provider rejects a history that starts with an assistant's message."""
     keeps_own_blanks: bool = False
-    """Whether the provider wants a text of white space back, if it attached data of its own to that text."""
+    """Whether the provider needs its blank texts back, if they have its own data."""
     carries_tools: bool = True
-    """Whether requests carry calls and results of tools. Otherwise they are told in words."""
+    """Whether requests can have tool calls and results. Otherwise they are written in words."""
     takes_system: bool = True
-    """Whether requests have a place for the system text. Otherwise the user says it first."""
+    """Whether requests have a system text. Otherwise a user message contains it."""
     takes_system_parts: bool = False
-    """Whether the system text may stand in parts, each with fields of the host's."""
+    """Whether the system text may have parts, each with fields of the host."""
     takes_opaque: bool = False
-    """Whether user messages may hold the provider's own kinds of content."""
+    """Whether user messages may have the provider's own kinds of content."""
 
     def within(self, can: AdapterCapabilities) -> Target:
         """This target, limited to the abilities of one model."""
@@ -136,54 +133,44 @@ def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tupl
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A part of the history that the target will not see, or will see in another form."""
+    """A part of the history that the target will not get, or in another form."""
 
     session_id: str
-    """The id of the session."""
     message_id: str
-    """The id of the message."""
     block_type: str
-    """The type of the block."""
     adapter: str
-    """The name of the adapter."""
     reason: str
-    """The reason for the loss, in words."""
     block: ContentBlock | None = None
-    """The block itself, by which its place can be found. It is never logged."""
+    """The block itself, to find its place. It is never logged."""
 
 
 Home = Message | tuple[str, tuple[ContentBlock, ...]]
-"""A message that is sent as it is, or the id of another and the blocks that were made of it."""
+"""A message that is sent unchanged, or the id of another and the blocks made from it."""
 
 
 class FittedHistory(msgspec.Struct, frozen=True):
-    """The history as it is to be sent."""
+    """The history to send."""
 
     system: str | None
-    """The system text; None if there is none, or if the user says it."""
+    """The system text; None if there is none or a user message contains it."""
     messages: tuple[Message, ...]
-    """The messages to send."""
     tool_ids: dict[str, str]
     """The ids of tool calls on the wire, by Callboard's ids."""
     tool_names: dict[str, str]
     """The names of the tools, by Callboard's ids of their calls."""
     losses: tuple[Loss, ...]
-    """The losses."""
     session_id: str = ""
-    """The id of the session."""
     adapter: str = ""
-    """The name of the adapter."""
     homes: tuple[Home, ...] = ()
-    """Where the blocks of `messages` come from. A block that several share belongs to the first of them."""
+    """The origins of the blocks of `messages`. A shared block belongs to the first message."""
     plain: tuple[str, ...] = ()
-    """The texts of the first messages, as far as those are a user's and an assistant's plain text in turn."""
+    """The texts of the first messages, while they alternate between plain user and assistant text."""
     may_lose: bool = True
-    """Whether the request allows losses."""
     system_parts: tuple[TextBlock, ...] = ()
-    """The system text in parts, if the host gave one of them fields for the target; empty if it gave none."""
+    """The system text in parts, if the host gave one of them fields for the target; otherwise empty."""
 
     def home(self, block: ContentBlock) -> str:
-        """The id of the message that a block of `messages` came from; empty if it had none."""
+        """The id of the message that a block came from; empty if there is none."""
         for home in self.homes:
             message_id, blocks = (home.id or "", home.content) if isinstance(home, Message) else home
             if any(map(is_, blocks, repeat(block))):
@@ -191,16 +178,16 @@ class FittedHistory(msgspec.Struct, frozen=True):
         return ""
 
     def own(self, raw: ProviderRaw | None) -> JsonObject:
-        """The data that the target itself attached to a block; empty if another provider attached it."""
+        """The data that the target attached to a block; empty if it is another provider's."""
         return raw.data if raw is not None and raw.provider == self.adapter else {}
 
     def loss(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> Loss:
-        """The loss of a block that the protocol can't carry."""
+        """The loss of a block that the protocol can't express."""
         kind = kind or block_type(block)
         return Loss(self.session_id, self.home(block), kind, self.adapter, reason, block)
 
     def with_losses(self, more: Sequence[Loss]) -> FittedHistory:
-        """The history with what was lost on the wire besides."""
+        """The history with the losses of the wire added."""
         return msgspec.structs.replace(self, losses=(*self.losses, *more)) if more else self
 
     @property
@@ -216,7 +203,7 @@ class FittedHistory(msgspec.Struct, frozen=True):
         )
 
     def log(self) -> None:
-        """Log one warning for each loss. A warning holds no content."""
+        """Log one warning for each loss, without content."""
         for loss in self.losses:
             told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
             _log.warning("content_dropped", **told)
@@ -226,22 +213,22 @@ class FittedHistory(msgspec.Struct, frozen=True):
 
 
 def block_type(block: ContentBlock) -> str:
-    """The name of a block's type, as it stands in stored messages."""
     return str(type(block).__struct_config__.tag)
 
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
-    """The text in place of a message that has lost all its blocks. Without it the message would vanish, and its
-    answer would answer nothing.
+    """The text for a message that lost all its blocks. Without it the message would vanish, and so would the
+    question of
+    its answer.
     """
     return [TextBlock(f"({block_type(block)} left out: it can't be shown here)") for block in refused]
 
 
-# What a target takes of a history's blocks, and in words why it doesn't take one.
+# --- Supported content ---
 
 
 def refusal(block: ContentBlock, target: Target) -> str | None:
-    """Why a user can't show a block to the target; None if one can."""
+    """The reason why a user message can't have a block; None if it can."""
     match block:
         case OpaqueBlock():
             reason = foreign(block, target)
@@ -265,7 +252,7 @@ def refusal(block: ContentBlock, target: Target) -> str | None:
 
 
 def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: Target) -> str | None:
-    """Why a tool's result can't hold a block; None if it can."""
+    """The reason why a tool's result can't have a block; None if it can."""
     if reason := refusal(block, target):
         return reason
     kind = str(type(block).__struct_config__.tag)
@@ -274,7 +261,7 @@ def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: T
 
 
 def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: Target) -> str | None:
-    """Why reasoning, or what only its provider understands, can't go to the target; None if it can."""
+    """The reason why reasoning or opaque content can't be sent to the target; None if it can."""
     raw = block.provider_raw
     origin = raw.provider if raw is not None else None
     unsigned = isinstance(block, ThinkingBlock) and block.signature is None
@@ -292,7 +279,7 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
 
 
 def is_own_image(block: ImageBlock, target: Target) -> bool:
-    """Whether the target made an image and takes it back as its own."""
+    """Whether the target made an image and accepts it back as its own."""
     raw = block.provider_raw
     if not target.replays_images or raw is None or not _is_own(raw, target):
         return False
@@ -300,7 +287,7 @@ def is_own_image(block: ImageBlock, target: Target) -> bool:
 
 
 def keeps_blank(block: TextBlock, target: Target) -> bool:
-    """Whether the target wants a text of its own back that holds nothing but blanks."""
+    """Whether the target needs a blank text of its own back."""
     return target.keeps_own_blanks and _is_own(block.provider_raw, target)
 
 

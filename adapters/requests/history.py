@@ -1,4 +1,4 @@
-"""A canonical history as one target gets it: `fit_history`, with all that it says and needs."""
+"""Fitting a canonical history to one target, before every send."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from .text import mend_object, mend_text
 
 
 class Losses:
-    """The losses of one request, in the order in which they are found.
+    """The losses of one request, in the order of their discovery.
 
     Args:
         session_id: The request's session.
@@ -59,12 +59,12 @@ class Losses:
         self._provider = provider
 
     def note(self, message: Message, block: ContentBlock, reason: str) -> None:
-        """Note that a block of a message is left out or changed."""
+        """Note that a block of a message is dropped or changed."""
         kind = block_type(block)
         self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
 
     def mended(self, message: Message, block: ContentBlock, text: str) -> str:
-        """A block's text without half surrogate pairs, which is a loss if it had one."""
+        """A block's text without half surrogate pairs, and with a loss for each."""
         mended = mend_text(text)
         if mended is not text:
             self.note(message, block, "half a surrogate pair in its text was replaced")
@@ -75,11 +75,11 @@ class Losses:
         return block if text is block.text else msgspec.structs.replace(block, text=text)
 
 
-# The calls of tools in a history, and their results, as a target gets them.
+# --- Calls and results ---
 
 NOT_EXECUTED = "This tool call was interrupted and not executed."
 NO_RESULT = "This tool call was interrupted and has no result; it may have been carried out, in part or in full."
-"""Of a call that was whole: whoever ran it, such as a process that died, has not said what became of it."""
+"""For a complete call without a result, for example after a crash of the process that ran it."""
 
 
 class FittedCalls:
@@ -87,8 +87,8 @@ class FittedCalls:
 
     Args:
         messages: The history.
-        target: Where it goes.
-        losses: Told of what is lost.
+        target: The target of the history.
+        losses: Collects the losses.
         homes: Gets the origin of each result.
     """
 
@@ -104,7 +104,7 @@ class FittedCalls:
         self._taken: set[str] = set()  # ids on the wire
 
     def fit(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
-        """A call, which has its id and a legal name from now on."""
+        """The call with an id and a legal name of the target."""
         changed: dict[str, object] = {}
         name = _legal_name(block.name)
         if name != block.name:
@@ -138,7 +138,7 @@ class FittedCalls:
         return wire_id
 
     def answer(self, call: ToolUseBlock) -> ToolResultBlock:
-        """The result of a call; one that says so if there is none."""
+        """The result of a call; a note if there is none."""
         if call.id not in self._results:
             return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
         message, result = self._results[call.id]
@@ -162,7 +162,7 @@ class FittedCalls:
         return answer
 
     def report_dropped(self, message: Message) -> None:
-        """Note the results of a message that answer no call, or none that has no other result."""
+        """Note the results that match no call, or a second time."""
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in self._called:
@@ -172,7 +172,6 @@ class FittedCalls:
 
     @cached_property
     def _called(self) -> set[str]:
-        """Our ids of all calls."""
         return {block.id for message in self._messages for block in message.tool_uses}
 
     @cached_property
@@ -189,30 +188,30 @@ class FittedCalls:
 
 
 def _legal_name(name: str) -> str:
-    """A tool's name in a form that every provider takes. Only a model can make up a name in another form."""
+    """A tool's name in a form that every provider accepts. Only a model can make up an invalid name."""
     legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
     return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]
 
 
-# Fitting a canonical history to one target, before every send.
+# --- Fitting ---
 
 FAILED_SILENTLY = "The tool failed without saying why."
 NO_OUTPUT = "(no output)"
-"""Stands in for a tool's result without visible text, for servers that refuse one."""
+"""Replaces a tool's result without visible text, for servers that reject it."""
 BEGINNING = "(The conversation begins with the assistant's message.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
-"""Stands before an image that another model made, where the user shows it."""
+"""The text before an image that another model made, in a user message."""
 OPTIONS = "history"
-"""The key of `provider_options` with the options of this module."""
+"""The key of this module's options in `provider_options`."""
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
-"""The roles whose plain text no target has to change."""
+"""The roles with plain text that is the same for every target."""
 
 _ROLE = attrgetter("role")
 
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
-    """Fit a request's messages to a target. Pure; see the module's text for the rules."""
+    """Fit a request's messages to a target. Pure."""
     can = request.capabilities
     return _Fitter(request, target if can is None else target.within(can)).fit()
 
@@ -224,9 +223,9 @@ class _Fitter:
         self.request = request
         self.target = target
         self.losses = Losses(request.session_id, target.provider)
-        self.instructions: list[Message] = []  # what is part of the system text
+        self.instructions: list[Message] = []  # parts of the system text
         self.homes: list[Home] = []
-        self.shown: list[ContentBlock] = []  # of the reply that is being fitted
+        self.shown: list[ContentBlock] = []  # for the reply that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_told()
         self.plain = _plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
@@ -241,7 +240,7 @@ class _Fitter:
             plain, rest = (), self.messages
             fitted = [Message.user(system)]
         self.homes += fitted
-        former = fitted[-1].role if fitted else Role.ASSISTANT  # whom a user may follow
+        former = fitted[-1].role if fitted else Role.ASSISTANT  # a user message may follow an assistant's
         for message in rest:
             role = message.role
             if role is not former and role in _SPEAKERS and message.plain_text:
@@ -260,7 +259,7 @@ class _Fitter:
                     pass
             former = fitted[-1].role if fitted else Role.ASSISTANT
         if plain and fitted[len(plain) - 1] is not self.messages[len(plain) - 1]:
-            plain = plain[:-1]  # what followed was joined to it
+            plain = plain[:-1]  # later text was joined to it
         return FittedHistory(
             system=system if self.target.takes_system else None,
             system_parts=self._system_parts(hoisted) if self.instructions else (),
@@ -288,7 +287,7 @@ class _Fitter:
         return self.losses.mended(message, message.content[0], message.text) if message.content else ""
 
     def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
-        """The parts of the system text, if the host gave fields to one of them and there is a place for them."""
+        """The parts of the system text, if the host gave one of them fields and the target supports parts."""
         parts = [
             (message, block)
             for role in hoisted
@@ -351,7 +350,7 @@ class _Fitter:
             self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
             self.shown = []
 
-    # -- what users say
+    # --- User messages ---
 
     def _said(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []
@@ -367,7 +366,7 @@ class _Fitter:
                 kept.append(block)
         return kept or [*left_out(refused)]
 
-    # -- what assistants say
+    # --- Assistant messages ---
 
     def _assistant(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []
@@ -393,20 +392,20 @@ class _Fitter:
                 case ImageBlock():
                     self._show(message, block)
                 case AudioBlock() | DocumentBlock() | ToolResultBlock():
-                    pass  # no assistant message can carry them
+                    pass  # assistant messages can't have them
                 case _:
                     assert_never(block)
         return kept
 
     def _show(self, message: Message, block: ImageBlock) -> None:
-        """Have the user show an image that another model made, behind what that said."""
+        """Show an image of another model in a user message, after that model's message."""
         refused = refusal(block, self.target)
         if refused is None:
             self.shown.append(msgspec.structs.replace(block, provider_raw=None))
         self.losses.note(message, block, refused or "a model's image goes to another as the user's")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
-        """Reasoning that another model shall read, if the caller wants that."""
+        """The text of reasoning for another model, if the caller wants that."""
         if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
             return []
         raw = block.provider_raw
@@ -415,9 +414,9 @@ class _Fitter:
 
 
 def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The texts of the messages at the beginning that are a user's and an assistant's plain text in turn.
+    """The texts of the first messages, while they alternate between plain user and assistant text.
 
-    Most messages of most histories are, and every call asks them all: so there is no loop here.
+    Most histories consist of them, and every call checks them all, so there is no loop here.
     """
     in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
     if False in in_turn:

@@ -1,8 +1,9 @@
-"""The merge of the host's own fields into a request. It happens here and nowhere else. Pure.
+"""Merging the host's own fields into a request. Pure, and the only place for it.
 
-Objects are merged, key by key, at every depth. Two objects of different ``type`` are two different things, and the
-host's is taken. Lists of tools and of includes are joined, ours first. Any other value of the host's goes before
-ours, except for values on which the reading of the reply and its bill depend.
+Objects are merged key by key, at every depth. If two objects differ in ``type``, the host's is used. Lists of
+tools and
+of includes are joined, ours first. Any other value of the host replaces ours, except for values that reading and
+billing the reply depend on.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ JOINED = frozenset({"tools", "include"})
 """Lists that the host adds to."""
 
 PROTECTED = frozenset({"model", "stream", "stream_options.include_usage"})
-"""What no host changes, by dotted paths: who is called, and in which form the reply and its usage come."""
+"""Values that a host can't change, by dotted paths: the model, and the form of reply and usage."""
 
 OF_REPLIES = frozenset(
     {"id", "item_id", "call_id", "after", "type", "status", "phase", "annotations", "logprobs", "emulated"}
 )
-"""Fields that are attached to a reply's blocks, and that no part of a request has."""
+"""Fields of a reply's blocks that no request has."""
 
 
 def merge_options(body: JsonObject, options: JsonObject, *, protected: Collection[str] = PROTECTED) -> None:
@@ -42,28 +43,28 @@ def merge_own_options(
     *,
     protected: Collection[str] = PROTECTED,
 ) -> None:
-    """Merge the fields that a request has for one protocol into a body, in place."""
+    """Merge a request's fields for one protocol into a body, in place."""
     if request.provider_options:
         for options in own_options(request, protocol, provider):
             merge_options(body, options, protected=protected)
 
 
 def joined_options(request: CallRequest, protocol: str, provider: str) -> JsonObject:
-    """The fields that a request has for one protocol as one object, which is still to be merged into a body."""
+    """A request's fields for one protocol as one object, for a later merge."""
     options: JsonObject = {}
     merge_own_options(options, request, protocol, provider, protected=())
     return options
 
 
 def add_host_fields(part: JsonObject, fields: JsonObject) -> JsonObject:
-    """A part of a message with the fields that the host gave its block."""
+    """A part of a message with the host's fields of its block."""
     if fields:
         merge_options(part, {name: fields[name] for name in fields if name not in OF_REPLIES}, protected=())
     return part
 
 
 def tool_options(tool: ToolDefinition, protocol: str, provider: str) -> JsonObject:
-    """The fields that a tool has for one protocol: those for all of its providers, and those for this one."""
+    """A tool's fields for one protocol: those for all its providers, and those for this one."""
     found: JsonObject = {}
     for name in dict.fromkeys((protocol, provider)) if tool.provider_options else ():
         options = tool.provider_options.get(name, {})

@@ -1,4 +1,4 @@
-"""Media as the wires carry them: bytes with their type, or an address."""
+"""Media on the wire: bytes with their type, addresses, and image sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 
 WEB = ("https", "http")
-"""The schemes of addresses that providers can fetch from, most of them."""
+"""The schemes of addresses that most providers can fetch."""
 
 _FILMS = {
     "mp4": "video/mp4", "m4v": "video/mp4", "mov": "video/quicktime", "webm": "video/webm", "mpeg": "video/mpeg",
@@ -28,40 +28,38 @@ _IMAGES = {
     b"GIF87a": "image/gif",
     b"GIF89a": "image/gif",
 }
-"""The first bytes of image files. Anthropic answers 400 if an image is not of the type that its label names."""
+"""The first bytes of image files. Anthropic answers 400 if an image's type differs from its label."""
 
 _STANDARD = bytes.maketrans(b"-_", b"+/")
-"""From the alphabet of base64 for addresses, which would lose these two without a word, to the usual one."""
+"""From the URL alphabet of base64 to the standard one. Decoding would silently drop these two characters."""
 
 
 def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
-    """Whether it is an address that a provider can fetch from."""
     return url is not None and url.lower().startswith(tuple(f"{scheme}://" for scheme in schemes))
 
 
 def plain_type(media_type: str) -> str:
-    """A media type in lower case and without parameters. Servers compare the bare name."""
+    """A media type in lower case without parameters, as servers compare it."""
     bare = media_type.partition(";")[0].strip().lower()
     return "image/jpeg" if bare == "image/jpg" else bare
 
 
 def image_type(data: bytes) -> str | None:
-    """The media type of a PNG, JPEG, GIF or WebP from its first 12 bytes, or None for other bytes."""
+    """The media type of a PNG, JPEG, GIF or WebP from its first 12 bytes; None for other bytes."""
     if data[:4] == b"RIFF":
         return "image/webp" if data[8:12] == b"WEBP" else None
     return next((name for magic, name in _IMAGES.items() if data.startswith(magic)), None)
 
 
 def _true_type(block: ImageBlock | AudioBlock | DocumentBlock, label: str, data: bytes) -> str:
-    """The media type to send. The bytes of an image decide. Audio keeps its parameters: they describe samples."""
+    """The media type to send. An image's bytes decide. Audio keeps its parameters, which describe samples."""
     if isinstance(block, AudioBlock):
         return label
     return (image_type(data) if isinstance(block, ImageBlock) else None) or plain_type(label)
 
 
 def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
-    """A block's media type (empty if unknown) and its bytes, from `data` or a data URL; None if it has no
-    bytes."""
+    """A block's media type (empty if unknown) and bytes, from `data` or a data URL; None without bytes."""
     if block.data is not None:
         return _true_type(block, block.media_type or "", block.data), block.data
     found = read_data_url(block.url or "")
@@ -71,7 +69,7 @@ def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, by
 
 
 def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
-    """Whether its data, or its data URL, holds no byte."""
+    """Whether a block's data or data URL is empty."""
     if block.data is not None:
         return not block.data
     url = block.url or ""
@@ -79,9 +77,9 @@ def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
 
 
 def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
-    """The media type of a document without any whose address is plainly a film's; None of every other block.
+    """The media type of an untyped document with the address of a film; None for any other block.
 
-    A model that takes no films must not be sent one as a document of unknown type.
+    A model without film support must not get one as a document of unknown type.
     """
     if block.media_type is not None or block.url is None or not isinstance(block, DocumentBlock):
         return None
@@ -96,8 +94,9 @@ def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
 
 
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
-    """A block's media type by its proper name. Empty if it has none. None if the block is an address of one of the
-    schemes, which hides the type, unless it is a film's."""
+    """A block's media type. Empty if it has none. None if it is an address of one of the schemes, unless it is a
+    film's.
+    """
     if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
         return true
     media_type = block.media_type or film_type(block)
@@ -110,7 +109,7 @@ def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Itera
 
 
 def _first_bytes(block: ImageBlock) -> bytes:
-    """The first 12 bytes of an image, which name its type. Empty if it is an address."""
+    """The first 12 bytes of an image, which identify its type. Empty for an address."""
     if block.data is not None:
         return block.data[:12]
     head, comma, body = (block.url or "")[:200].partition(",")
@@ -119,8 +118,7 @@ def _first_bytes(block: ImageBlock) -> bytes:
 
 
 def read_data_url(url: str) -> tuple[str, bytes] | None:
-    """The media type and bytes of a data URL; None if the URL is of another kind. Base64 may be of either
-    alphabet."""
+    """The media type and bytes of a data URL, in either base64 alphabet; None for any other URL."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:"):
         return None
@@ -138,17 +136,17 @@ def write_data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{b64encode(data).decode()}"
 
 
-# How large an image is, from the first bytes of its file.
+# --- Image sizes ---
 
 
 def image_pixels(data: bytes) -> int | None:
-    """Width times height of a PNG, GIF, WebP or JPEG; None if the bytes don't say."""
+    """Width times height of a PNG, GIF, WebP or JPEG; None if unknown."""
     size = image_size(data)
     return size[0] * size[1] if size is not None else None
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a PNG, GIF, WebP or JPEG; None if the bytes don't say."""
+    """Width and height in pixels of a PNG, GIF, WebP or JPEG; None if unknown."""
     try:
         return _size(data)
     except (struct.error, IndexError):

@@ -1,4 +1,4 @@
-"""The portable settings of a request, written into a body. A setting that the protocol lacks gives a warning."""
+"""Portable settings, options and limits of a request. A setting that the protocol lacks gives a warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORTABLE = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity"),
     "background",
 )
-"""Fields of a CanonicalRequest that only tune the reply, or the way in which it is made."""
+"""Fields of a CanonicalRequest that only tune the reply or its generation."""
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -27,22 +27,22 @@ VERBOSITIES = ("low", "medium", "high")
 
 
 class SharedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The `AdapterConfig.options` that all adapters over HTTP know."""
+    """The options that all adapters over HTTP support."""
 
     repair: bool = True
-    """Whether a refused request may be repaired and sent again; see `repair`."""
+    """Whether a refused request may be repaired and sent again."""
     download_hosts: tuple[str, ...] = ()
-    """Names or addresses without a public address from which a reply's files may be downloaded, too."""
+    """Hosts without a public address from which a reply's files may be downloaded."""
 
 
 def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
-    """`AdapterConfig.options` as a struct of an adapter's own. Raises ConfigurationError that names the key."""
+    """Parse `AdapterConfig.options` into an adapter's own struct. Raises ConfigurationError with the key."""
     known = kind.__struct_fields__
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
         unknown = next((key for key in options if key not in known), None)
-        from difflib import get_close_matches  # only ever needed on the way to an error
+        from difflib import get_close_matches  # only needed on the way to an error
 
         near = [] if unknown is None else get_close_matches(unknown, known, n=1)
         hint = f", did you mean `{near[0]}`?" if near else ""
@@ -51,9 +51,7 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
 
 
 def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
-    """The fields of a request for one protocol: first those for all of its providers, then those for this
-    provider.
-    """
+    """A request's fields for one protocol: for all its providers, then for this one."""
     for name in dict.fromkeys((protocol, provider)):
         options = request.provider_options.get(name, {})
         if not isinstance(options, Mapping):
@@ -64,7 +62,6 @@ def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[
 
 
 def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> None:
-    """Require that the tool choice can be fulfilled."""
     if choice is None or choice.mode not in ("required", "named"):
         return
     if not names:
@@ -74,10 +71,7 @@ def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> Non
 
 
 def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> bool:
-    """Whether the length of the reply may be left to the server.
-
-    It may where nobody asked for one, and the model's limits aren't known.
-    """
+    """Whether the reply's length limit may be omitted: it is a default and the model's limits are unknown."""
     can = request.capabilities
     return request.default_output_limit and (
         can is None
@@ -86,24 +80,24 @@ def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> boo
 
 
 def short_id(text: str, longest: int = 64) -> str:
-    """An id that is short enough for providers. A long id becomes a digest, which is always the same."""
+    """An id that is short enough for providers. A long id becomes its digest."""
     return text if len(text) <= longest else digest(text)
 
 
 def digest(text: str) -> str:
-    """An id for something that has another one, which may be long, or nobody else's business."""
+    """A digest of an id that may be long or private."""
     import hashlib
 
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:
-    """The warning for a setting that was left out of a request."""
+    """The warning for a setting that was dropped."""
     return CallWarning(WarningCode.PARAMETER_DROPPED, f"{parameter} was not sent to {provider}: {why}")
 
 
 def changed(parameter: str, asked: object, sent: object, why: str) -> CallWarning:
-    """The warning for a setting that was sent with another value than the wanted one."""
+    """The warning for a setting that was sent with another value."""
     return CallWarning(WarningCode.PARAMETER_CHANGED, f"{parameter} {asked!r} was sent as {sent!r}: {why}")
 
 
@@ -116,7 +110,7 @@ def write_settings(
     refused: Mapping[str, str] | None = None,
     names: Iterable[str] = PORTABLE,
 ) -> list[CallWarning]:
-    """Write the settings that are given into a body."""
+    """Write the given settings into a body."""
     warnings: list[CallWarning] = []
     for name in names:
         value: Json = getattr(request, name)
@@ -134,7 +128,7 @@ def write_settings(
 
 
 def put(body: JsonObject, path: str, value: Json) -> None:
-    """Set what stands at a dotted path, making the objects on the way to it."""
+    """Set a value at a dotted path, creating the objects on the way."""
     *outer, last = path.split(".")
     for key in outer:
         inner = body.setdefault(key, {})
@@ -144,18 +138,18 @@ def put(body: JsonObject, path: str, value: Json) -> None:
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""All efforts, from least to most."""
+"""All efforts, in increasing order."""
 
 
 def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
-    """The known effort that is nearest to the wanted one. Of two, the lesser. An unknown word stays as it is."""
+    """The known effort nearest to the requested one, the lower of two. An unknown word is unchanged."""
     if asked in known or asked not in EFFORTS:
         return asked
     place = EFFORTS.index(asked)
     return min(known, key=lambda effort: (abs(EFFORTS.index(effort) - place), EFFORTS.index(effort)))
 
 
-# The largest length of a reply, out of a provider's complaint that too much was asked for.
+# --- The provider's limit of a reply ---
 
 LEAST_OUTPUT = 256
 """A number of tokens. With less room than this for the reply, the prompt itself is too long."""
@@ -191,7 +185,7 @@ _STATED = tuple(
         r"requested \d+ output tokens and your prompt contains (?:at least )?(?P<used>\d+) input tokens\b.{0,400}",
         r"You passed (?P<used>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
         r"length is only (?P<window>\d+) tokens\b.{0,400}",
-        # OpenRouter: the input's kinds are counted apart, and about
+        # OpenRouter counts the kinds of input separately, and roughly
         r"This endpoint's maximum context length is (?P<window>\d+) tokens\. However, you requested about \d+ "
         r"tokens \((?P<parts>\d+ of [a-z]+ input(?:, \d+ of [a-z]+ input){0,5}), \d+ in the output\)\..{0,300}",
         # TGI
@@ -202,9 +196,7 @@ _STATED = tuple(
 
 
 def stated_limit(messages: Iterable[str], asked: int) -> int | None:
-    """The most tokens that the reply may have. None if the messages say no number, or a number that is not below
-    the wanted one.
-    """
+    """The stated limit on reply tokens. None if there is none, or it is not below the requested number."""
     for message in messages:
         for pattern in _STATED:
             match = pattern.fullmatch(message.strip())
@@ -233,7 +225,7 @@ INPUT = "input"
 
 
 def is_free_form(tool: ToolDefinition, options: JsonObject) -> bool:
-    """Whether a tool is sent as a free-form one."""
+    """Whether a tool is sent as a free-form tool."""
     if options.get("type") != CUSTOM:
         return False
     properties = tool.input_schema.get("properties")
@@ -245,6 +237,6 @@ def is_free_form(tool: ToolDefinition, options: JsonObject) -> bool:
 
 
 def free_text(block: ToolUseBlock) -> str | None:
-    """What a call gives a free-form tool; None if it doesn't call it as one."""
+    """The text of a call to a free-form tool; None if it is another call."""
     text = block.input.get(INPUT)
     return text if isinstance(text, str) and len(block.input) == 1 else None

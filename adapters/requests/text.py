@@ -1,7 +1,7 @@
-"""Halves of UTF-16 surrogate pairs, which JSON text can hold and UTF-8 can't.
+"""Text that UTF-8 can encode: halves of surrogate pairs become U+FFFD.
 
-They come from programs that cut strings by UTF-16 units: a proxy between two deltas, a tool that read a file
-name. Left in, they make a reply undecodable or every later request unwritable. Each becomes U+FFFD.
+They come from programs that cut strings by UTF-16 units. Left in, they make a reply undecodable or every later
+request unwritable.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from callboard.bus.values.messages import Message, Role
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
-    rb"|.)",  # any other escape, so that an escaped backslash starts none
+    rb"|.)",  # any other escape, so that an escaped backslash starts no pair
     re.DOTALL,
 )
 
 
 def mend_json(text: bytes) -> bytes:
-    """JSON text without half pairs among its escapes; the same object if there are none."""
+    """JSON text without half pairs in its escapes; the same object if there are none."""
     if b"\\u" not in text:
         return text
     mended = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
@@ -33,7 +33,7 @@ def mend_json(text: bytes) -> bytes:
 
 
 def mend_text(text: str) -> str:
-    """Text that UTF-8 can hold: whole pairs joined, halves replaced; the same object if it could already."""
+    """Text that UTF-8 can encode: pairs joined, halves replaced; the same object if already valid."""
     if text.isascii():
         return text
     try:
@@ -44,18 +44,18 @@ def mend_text(text: str) -> str:
 
 
 def mend_object(value: JsonObject) -> JsonObject:
-    """A JSON object whose texts UTF-8 can hold; the same object if it could already."""
+    """A JSON object with valid texts; the same object if already valid."""
     try:
         msgspec.json.encode(value)
     except UnicodeEncodeError:
         return {mend_text(name): mend_json_value(inner) for name, inner in value.items()}
     except (TypeError, ValueError, OverflowError, RecursionError):
-        pass  # whoever writes the body decides about what is no JSON
+        pass  # the writer of the body handles values that are not JSON
     return value
 
 
 def mend_json_value(value: Json) -> Json:
-    """A JSON value, all its texts mended."""
+    """A JSON value with valid texts."""
     match value:
         case str():
             return mend_text(value)
@@ -68,7 +68,7 @@ def mend_json_value(value: Json) -> Json:
 
 
 def encode_json(value: Json) -> bytes:
-    """JSON text, mended if UTF-8 can't encode it."""
+    """JSON text, repaired if UTF-8 can't encode it."""
     try:
         try:
             return msgspec.json.encode(value)
@@ -79,12 +79,12 @@ def encode_json(value: Json) -> bytes:
 
 
 def as_text(value: Json) -> str:
-    """Text as it is, anything else as JSON."""
+    """Text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def join_text(content: Iterable[ContentBlock]) -> str:
-    """All text blocks as one text: a blank line between them, unless the text itself goes on there."""
+    """Join all text blocks, with a blank line between them unless the text itself continues."""
     joined = ""
     for block in content:
         if isinstance(block, TextBlock):
@@ -94,7 +94,7 @@ def join_text(content: Iterable[ContentBlock]) -> str:
 
 
 def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages after the last reply. The model must be able to take them; earlier ones are fitted to it."""
+    """The messages after the last reply. The model must support them; earlier ones are fitted to it."""
     begin = len(messages)
     while begin and messages[begin - 1].role is not Role.ASSISTANT:
         begin -= 1
