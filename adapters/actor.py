@@ -161,7 +161,10 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in an adapter's actor, now, in a task of its own. Raises what `start_call` raises."""
+    """Start a call of any kind in an adapter's actor, now, in a task of its own.
+
+    Raises what `start_call` raises.
+    """
     adapter = _adapter_of(ref, request_id)
     return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
 

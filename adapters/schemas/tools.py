@@ -238,7 +238,10 @@ def _schemas(value: Json) -> list[JsonObject]:
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
-    """The strict schema of a tool. None if strict mode is off for it. A text if strict mode is impossible for it."""
+    """The strict schema of a tool.
+
+    None if strict mode is off for it. A text if strict mode is impossible for it.
+    """
     if not (by_default if tool.strict is None else tool.strict):
         return None
     strict = _strict(tool.input_schema)
@@ -275,7 +278,10 @@ def strict_reply(schema: JsonObject) -> JsonObject:
 def input_cleaner(
     tools: Iterable[ToolDefinition], *, by_default: bool
 ) -> Callable[[str, JsonObject], JsonObject] | None:
-    """A function that removes the nulls which strict mode has added to a call's arguments. None if it adds none."""
+    """A function that removes the nulls which strict mode has added to a call's arguments.
+
+    None if it adds none.
+    """
     schemas: dict[str, JsonObject] = {}
     for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
         strict = _strict(tool.input_schema)

@@ -107,7 +107,10 @@ class RateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def rate_rows(protocol: str) -> tuple[RateRow, ...]:
-    """The rows of a protocol; the first that fits a model counts. Empty if no rates were fitted for the protocol."""
+    """The rows of a protocol; the first that fits a model counts.
+
+    Empty if no rates were fitted for the protocol.
+    """
     provider = provider_named(protocol)
     if provider is None or provider.rates is None:
         return ()

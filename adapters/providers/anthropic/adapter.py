@@ -1,4 +1,4 @@
-"""The Messages API as a wire, and the adapter that speaks it."""
+"""The wire and the adapter of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
     beta_headers: str | list[str] = ""
     """Names for the `anthropic-beta` header."""
     auto_cache: bool = True
-    """Whether breakpoints of the prompt cache are placed; see `caching`."""
+    """Whether breakpoints of the prompt cache are set; see `caching`."""
     cache_ttl: Literal["5m", "1h"] = "5m"
-    """How long the cache keeps a prompt."""
+    """The lifetime of cached prompts."""
     thinking_back: Literal["signed", "unsigned", "with_calls"] | None = None
-    """Which thinking goes back: what Anthropic signed, also what has no signature, or that and a stand-in before
-    calls that have none. None: the model's name decides, and models other than Claude get it unsigned."""
+    """The thinking to send back: signed only, also unsigned, or with a stand-in before calls that have none.
+
+    None: the model's name decides. Models other than Claude get it unsigned.
+    """
     errors_in_words: bool = False
-    """Whether a failed tool's result says so in words, for servers that overlook `is_error` (llama.cpp, mostly
-    LiteLLM)."""
+    """Whether a failed tool's result is marked in words, for servers that ignore `is_error` (llama.cpp, often
+    LiteLLM).
+    """
 
 
 class MessagesWire(ChatWire):
@@ -87,7 +90,7 @@ class MessagesWire(ChatWire):
         return {"x-api-key": key} if key else {}
 
     def takes_beginning(self, request: CanonicalRequest) -> bool:
-        """See `ChatWire.takes_beginning`. A beginning is refused while the model thinks."""
+        """See `ChatWire.takes_beginning`. A thinking model refuses a started reply."""
         row = find_model(request.wire_model)
         if row is None or not row.beginnings or request.reasoning_effort not in (None, "none"):
             return False
@@ -101,7 +104,9 @@ class MessagesWire(ChatWire):
         return OtherWires(batches=MessageBatches())
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """The requests' and tokens' limits; `reset_at` is the tokens' (RFC 3339), or else the requests'."""
+        """The limits of requests and tokens; `reset_at` is that of the tokens (RFC 3339), or else of
+        the requests.
+        """
         prefix = "anthropic-ratelimit-"
         if not any(name.startswith(prefix) for name in headers):
             return None
@@ -124,11 +129,11 @@ class MessagesWire(ChatWire):
 
 
 class AnthropicAdapter(HttpAdapter):
-    """Anthropic's Messages API, and servers that speak it (llama.cpp among them).
+    """Anthropic's Messages API, and servers that implement it, such as llama.cpp.
 
     `config.options`: see `AnthropicOptions`. A request's ``provider_options["anthropic"]`` (or under the adapter's
-    own name) is merged into the body. Its ``beta_headers`` join the header, and its ``auto_cache`` and
-    ``cache_ttl`` go before those of the configuration.
+    own name) is merged into the body. Its ``beta_headers`` are added to the header, and its ``auto_cache`` and
+    ``cache_ttl`` override those of the configuration.
     """
 
     wire_type = MessagesWire

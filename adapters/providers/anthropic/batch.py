@@ -1,13 +1,11 @@
 """Anthropic's Message Batches, ``/v1/messages/batches``.
 
-What is known, and from where:
-
-* The fields of jobs and of results, and that results come in any order: the types of Anthropic's own package
-  (2.12.0, `anthropic.types.messages`). Counts other than `processing` stay zero until the end.
-* 100,000 requests or 256 MB a job; 24 hours until it expires; results for 29 days; requests that failed, expired
-  or were cancelled aren't billed; ids of 1 to 64 characters:
-  platform.claude.com/docs/en/build-with-claude/batch-processing.
-* A job takes no metadata. One whose creation was never confirmed is told by its time and its number of requests.
+* Fields of jobs and results, in any order: `anthropic.types.messages` (2.12.0). Counts other than `processing` are
+  zero until the end.
+* 100,000 requests or 256 MB a job, 24 hours until it expires, results for 29 days, ids of 1 to 64 characters, no
+bill
+  for failed requests: platform.claude.com/docs/en/build-with-claude/batch-processing.
+* A job has no metadata. An unconfirmed one is found by its time and its number of requests.
 """
 
 from __future__ import annotations
@@ -85,10 +83,8 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 class MessageBatches(msgspec.Struct, frozen=True):
-    """Anthropic's Message Batches."""
-
     limits: BatchLimits = BatchLimits(max_requests=100_000, max_bytes=250 * 1024 * 1024)
-    """The provider's limits, with some room for what is around the requests."""
+    """The provider's limits, with room for the data around the requests."""
     marks: bool = False
     in_lines: bool = True
 
@@ -162,7 +158,7 @@ def _job(batch: _Batch, provider: str) -> BatchJob:
 
 
 def _status(batch: _Batch) -> BatchStatus:
-    """A job ends in one way for all of its requests. Which way it was, their counts tell."""
+    """The end of a job, from the counts of its requests, because the provider reports one end for all."""
     if batch.processing_status == "canceling":
         return "cancelling"
     if batch.processing_status != "ended":

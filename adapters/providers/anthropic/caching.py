@@ -1,12 +1,12 @@
-"""Where Anthropic's prompt cache may end a prefix: breakpoints, placed so that a turn finds its former one. Pure.
+"""Breakpoints of Anthropic's prompt cache, placed so that a turn finds its former one. Pure.
 
-A prompt is read in the order tools, system, messages. What stands before a breakpoint is written to the cache, and
-found again by a request that has a breakpoint there, or at most 20 blocks further. So a conversation gets two: at
-its end, for the turn to come, and where the former request had its end, for that may lie more than 20 blocks back.
-Tools and system get one each, for other conversations that share them. At most four are accepted, those of the
-host among them, which go first; of ours the conversation's count more, for they cover the others.
-
-A breakpoint before too little text does nothing, so a rough count of tokens is good enough.
+A prompt is read in the order tools, system, messages. A request finds a cached prefix at its breakpoint, or at
+most 20
+blocks after it. So a conversation gets two breakpoints: at its end, and at the end of the former request. Tools
+and
+system get one each, for other conversations. At most four are accepted, the host's first. A rough count of tokens
+is
+enough, because a breakpoint after too little text has no effect.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from callboard.bus.values.base import Json, JsonObject, json_size
 
 MOST = 4
 TTLS = ("5m", "1h")
-_BYTES_PER_TOKEN = 3  # fewer than there are: in doubt it is marked
-_IMAGE_BYTES = 3_000  # what a picture counts for, whatever its size
+_BYTES_PER_TOKEN = 3  # a low number, so that a doubtful prompt is marked
+_IMAGE_BYTES = 3_000  # the bytes that an image counts for, at any size
 _MARKED = "cache_control"
 _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"})
 
 
 _Spot: TypeAlias = tuple[list[Json], int]
-"""A block that can carry a breakpoint: its list, and its place there."""
+"""A block that can have a breakpoint: its list and index."""
 
 
 def mark(
     body: JsonObject, *, minimum: int, ttl: str, conversation: bool, tools_bytes: int, hosts: bool = True
 ) -> None:
-    """Put breakpoints into a body. Blocks that get one are copied."""
+    """Put breakpoints into a body. Marked blocks are copied."""
     spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, conversation and _MARKED not in body)
     room = MOST - len(list(_marked(body))) if hosts else MOST
     chosen = spots[-room:] if room > 0 else []
@@ -45,9 +45,9 @@ def mark(
 
 
 def keep_latest(body: JsonObject) -> None:
-    """Take breakpoints of the messages away, the oldest first, until there are as many as may be.
+    """Remove the oldest breakpoints of the messages, down to the limit.
 
-    A host that marks each message as it sends it has one more with every turn, and the last ones cover the others.
+    A host that marks each message has one more with every turn, and the last ones cover the others.
     """
     surplus = len(list(_marked(body))) - MOST
     messages = body["messages"]
@@ -60,7 +60,7 @@ def keep_latest(body: JsonObject) -> None:
 
 
 def _homes(blocks: Json) -> Iterator[list[Json]]:
-    """Lists of blocks in the order of the prompt: those inside of a block come after the block's own list."""
+    """Lists of blocks in the order of the prompt. Inner blocks come after their block's own list."""
     if isinstance(blocks, list):
         yield blocks
         for block in blocks:
@@ -68,7 +68,7 @@ def _homes(blocks: Json) -> Iterator[list[Json]]:
 
 
 def _keep_order(body: JsonObject, ours: JsonObject) -> None:
-    """Take ours away where a longer-lived breakpoint would come after a shorter-lived one, which is refused."""
+    """Remove our breakpoints where a longer-lived one would follow a shorter-lived one, which is refused."""
     marked = list(_marked(body))
     brief = ours.get("ttl") is None
     spoiled: list[JsonObject] = []
@@ -76,16 +76,16 @@ def _keep_order(body: JsonObject, ours: JsonObject) -> None:
         if block[_MARKED] is not ours:
             continue
         others = marked[number + 1 :] if brief else marked[:number]
-        if any(_is_brief(other) is not brief for other in others):  # all of ours are alike
+        if any(_is_brief(other) is not brief for other in others):  # all of ours have the same lifetime
             spoiled.append(block)
     for block in spoiled:
         del block[_MARKED]
 
 
 def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[_Spot]:
-    """Where breakpoints may go, in the order of the prompt, as far as enough stands before them.
+    """The possible places, in the order of the prompt, after enough text.
 
-    The more important ones come last: the conversation's cover the others.
+    The most important come last: the conversation's cover the others.
     """
     spots: list[_Spot | None] = []
     tools = body.get("tools")
@@ -94,12 +94,12 @@ def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[
     system = body.get("system")
     if isinstance(system, str):
         size += len(system)
-        if size >= least and system:  # a string can't carry one
+        if size >= least and system:  # a string can't have one
             system = body["system"] = [{"type": "text", "text": system}]
     elif isinstance(system, list):
         size += json_size(system)
         if size >= least:
-            system = body["system"] = system[:]  # the list is the host's
+            system = body["system"] = system[:]  # the list belongs to the host
     if size >= least and isinstance(system, list):
         spots.append(_last(system))
     messages = body["messages"]
@@ -109,7 +109,7 @@ def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[
 
 
 def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot | None]:
-    """At the end of what the user said before the last reply, and at the end."""
+    """The last user block before the last reply, and the last block."""
     last = len(messages) - 1
     former = next((n - 1 for n in range(last, 0, -1) if _field(messages[n], "role") == "assistant"), -1)
     enough = _long_enough_with(messages, size, least)
@@ -119,13 +119,13 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
-    """The place of the message with which the prompt is long enough; one beyond the last if it never is."""
+    """The index of the message that makes the prompt long enough; one past the end if none does."""
     if size >= least:
         return 0
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
-            text = block.get("text") if isinstance(block, dict) else None  # it nearly always has one
+            text = block.get("text") if isinstance(block, dict) else None  # it nearly always has a text
             size += len(text) if isinstance(text, str) else _size(block)
         if size >= least:
             return place
@@ -133,7 +133,7 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
 
 
 def _last(blocks: list[Json], *, any_kind: bool = False) -> _Spot | None:
-    """The last block that can carry a breakpoint and has none; None if the host's stands there, or after it."""
+    """The last block that can have a breakpoint and has none; None if the host's is there or later."""
     for at in range(len(blocks) - 1, -1, -1):
         block = blocks[at]
         if isinstance(block, dict):
@@ -153,7 +153,7 @@ def _carries(block: JsonObject) -> bool:
 
 
 def _size(block: Json) -> int:
-    """About the bytes of a block's text."""
+    """A rough number of bytes of a block's text."""
     match block:
         case {"text": str(text)}:
             return len(text)
@@ -176,7 +176,7 @@ def _field(message: Json, name: str) -> Json:
 
 
 def _parts(body: JsonObject) -> Iterator[JsonObject]:
-    """All that may have a breakpoint, in the order of the prompt."""
+    """Everything that may have a breakpoint, in the order of the prompt."""
     messages = body["messages"]
     said = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
     for blocks in (body.get("tools"), body.get("system"), *said):
@@ -189,7 +189,9 @@ def _parts(body: JsonObject) -> Iterator[JsonObject]:
 
 
 def _marked(body: JsonObject) -> Iterator[JsonObject]:
-    """All that has a breakpoint, in the order of the prompt; the body itself last, whose own is at the end."""
+    """Everything with a breakpoint, in the order of the prompt. The body itself is last, because its own is at the
+    end.
+    """
     for block in _parts(body):
         if _MARKED in block:
             yield block

@@ -1,5 +1,4 @@
-"""The parameters that Anthropic's models accept and the words of its refusals, as data, because they change
-monthly.
+"""Anthropic's models and error texts as data, because they change monthly.
 
 The models are in `models.json`; see `adapters.model_table`.
 """
@@ -19,22 +18,22 @@ from ...refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
-    """What a model takes, besides what is known of any."""
+    """The parameters of a model that differ from the common ones."""
 
     thinking: tuple[str, ...] = ()
-    """The kinds of thinking that can be asked for."""
+    """The supported kinds of thinking."""
     thinks_unasked: bool = False
-    """Whether the model thinks without being asked."""
+    """Whether the model thinks by default."""
     efforts: tuple[str, ...] = ()
     """The values of `output_config.effort`, the weakest first."""
     sampling: Literal["free", "one", "none"]
-    """Whether temperature and top_p are taken: both (``free``), ``one`` of them or ``none``."""
+    """Whether temperature and top_p are supported: both (``free``), ``one`` of them or ``none``."""
     beginnings: bool = False
-    """Whether the model goes on with a message of its own that comes last. Since Opus 4.6 models refuse it."""
+    """Whether the model continues its own last message. Models since Opus 4.6 refuse it."""
     forced_tools: bool = True
-    """Whether a call can be demanded while budgeted thinking is off."""
+    """Whether a call can be required while budgeted thinking is off."""
     cache_minimum: int = 1024
-    """The least tokens of a prompt that are cached."""
+    """The smallest number of tokens of a prompt that is cached."""
 
     @property
     def reasons(self) -> bool:
@@ -51,12 +50,12 @@ BUDGETS: Mapping[str, int] = {
     "xhigh": 32_000,
     "max": 48_000,
 }
-"""Thinking tokens for an effort, for models that have budgets and no efforts. Ours: Anthropic names none."""
+"""Thinking tokens for each effort, for models with budgets only. Our own values: Anthropic gives none."""
 
 LEAST_BUDGET = 1_024
 
 _SINCE_NO_SAMPLING = (4, 7)
-"""The version from which on no model of any family takes temperature and top_p."""
+"""The version from which all models of any family refuse temperature and top_p."""
 
 _NAME = re.compile(
     r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)(?:-(?P<after>[a-z]+))?"
@@ -65,9 +64,9 @@ _NAME = re.compile(
 
 @functools.lru_cache(maxsize=256)
 def find_model(name: str) -> Model | None:
-    """The row of a model by any of its names, dated or with a vendor's prefix; None for what is none of these.
+    """The row of a model by any of its names, dated or with a vendor's prefix; None if unknown.
 
-    A version that is not listed has the row of the newest before it, in its family.
+    An unlisted version has the row of the newest one before it in its family.
     """
     parsed = _parse(name)
     if parsed is None:
@@ -78,7 +77,7 @@ def find_model(name: str) -> Model | None:
 
 
 def is_newer_claude(name: str) -> bool:
-    """Whether a model that isn't in the table is a new Claude: nothing in its name says that it is an old one."""
+    """Whether an unlisted model is a new Claude: its name has no sign of an old one."""
     if "claude" not in name or "claude-instant" in name:
         return False
     parsed = _parse(name)
@@ -108,7 +107,7 @@ _PLACE = r"(?:The model returned the following errors: )?messages\.\d+"
 _AT = _PLACE + r"(?:\.content\.\d+)?(?:\.\w+)?: "
 
 REPAIRS = RepairRules(
-    # wire-facts 1.6, and issues of 2025 and 2026 that quote the replies
+    # Sources: wire-facts 1.6, and issues of 2025 and 2026 that quote the replies
     signatures=(
         _AT + r"Invalid `?signature`? in `?thinking`? block\b.*",
         _AT + r"Invalid `?data`? in `?redacted_thinking`? block\b.*",
@@ -142,10 +141,11 @@ REPAIRS = RepairRules(
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     # error.type
-    "request_too_large": InvalidRequestError,  # 413 counts bytes, not tokens: no smaller history helps an image
+    # 413 counts bytes, not tokens: a smaller history does not help an image
+    "request_too_large": InvalidRequestError,
     "conflict_error": InvalidRequestError,
     "timeout_error": ServerError,
-    # error.details.error_code, which goes before the type
+    # error.details.error_code, which overrides the type
     "enforced_spend_limit_reached": QuotaExceededError,
     "contract_spend_limit_reached": QuotaExceededError,
     "ramp_limit_exceeded": RateLimitError,

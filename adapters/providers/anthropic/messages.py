@@ -1,14 +1,11 @@
-"""A fitted history as the messages of a Messages API request. Pure.
+"""A fitted history as messages of the Messages API. Pure.
 
-The history is fitted by `adapters.requests.history` first. What remains are this wire's own rules:
-
-* Messages are `user` or `assistant`, in turns. Tool results stand in a user message, before
-  anything else in it; text after them joins that message.
-* Reasoning goes back word for word or not at all: without its signature it is worthless to Anthropic. Other
-  vendors' servers sign nothing and want it back. What the reply showed of
-  it may be empty text; the signature carries it. No message may end in it.
-* Blocks that only the provider can read go back as they came, as far as they may: see `sent_back`.
-* What a host puts in the `provider_raw` of a block for this provider is sent with it, if a request takes it.
+* Messages are `user` or `assistant`, in turns. Tool results are first in a user message; later text joins it.
+* Reasoning goes back unchanged or not at all. Anthropic needs its signature, other vendors' servers sign nothing
+and
+  need it back. No message may end in it.
+* Opaque blocks go back unchanged, if allowed: see `OwnBlocks`. A host's fields in `provider_raw` go with their
+block.
 * Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
 """
 
@@ -42,29 +39,28 @@ from ...requests.media import is_remote, media_bytes, media_type_of
 from ...requests.text import mend_text
 from .response import CONTAINER, FALLBACK
 
-# What goes back of blocks that only the provider can read, and in which form.
+# --- Opaque blocks in requests ---
 
 _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
 class OwnBlocks(NamedTuple):
-    """Which of a history's blocks may not go back to the provider that they came from."""
+    """The blocks of a history that must not go back to their provider."""
 
     declined: Mapping[int, ContentBlock] = {}
-    """The blocks that a model said before it declined, by identity."""
+    """The blocks before a model declined, by identity."""
     declined_calls: Set[str] = frozenset()
-    """The ids of the calls among them."""
     unpaired: Set[int] = frozenset()
     """The identities of the provider's calls without a result, and of results without a call."""
     calls: Set[str] = frozenset()
-    """The ids of the provider's calls that do go back."""
+    """The ids of the provider's calls that go back."""
 
 
 _NONE = OwnBlocks()
 
 
 def own_blocks(history: FittedHistory) -> OwnBlocks:
-    """Which blocks of a fitted history may not go back."""
+    """The blocks of a fitted history that must not go back."""
     opaque = _opaque_blocks(history.messages[len(history.plain) :])
     if not opaque:
         return _NONE
@@ -79,9 +75,9 @@ def own_blocks(history: FittedHistory) -> OwnBlocks:
 
 
 def open_container(history: FittedHistory) -> str | None:
-    """The container in which tools of the last turn wait to go on: the request must name it.
+    """The container in which tools of the last turn wait, which the request must name.
 
-    None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
+    None after a user message: no tool waits then, and an expired container would be refused.
     """
     for message in reversed(history.messages):
         for block in reversed(message.content):
@@ -95,13 +91,13 @@ def open_container(history: FittedHistory) -> str | None:
 
 
 def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
-    """The blocks of messages that only their provider can read."""
+    """The opaque blocks of messages."""
     unusual = [message for message in messages if message.plain_text is None]
     return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
 
 
 def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
-    """What a model said before it declined and another went on, as far as it may not go back; by identity."""
+    """The blocks before a model declined and another continued, by identity, if they must not go back."""
     found: dict[int, ContentBlock] = {}
     for message in messages:
         content = message.content if message.role is Role.ASSISTANT else ()
@@ -127,7 +123,7 @@ def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
     """Opaque tool calls without a result and results without a call, by identity.
 
-    A call in the last turn still waits for its result: the reply was paused, or a tool of ours has to run first.
+    A call in the last turn still waits for its result: the reply was paused, or one of our tools runs first.
     """
     waiting: dict[str, OpaqueBlock] = {}
     unpaired: set[int] = set()
@@ -149,17 +145,17 @@ def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
 
 
 def sent_citation(data: JsonObject) -> JsonObject:
-    """A citation of a reply as a request takes it."""
+    """A citation of a reply in the form of a request."""
     return {name: value for name, value in data.items() if name != "file_id"}
 
 
 def without_nulls(data: JsonObject) -> JsonObject:
-    """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
+    """A block of a reply in the form of a request: optional fields may be absent there, but not null."""
     return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
 
 
 def _inner(name: str, value: Json) -> Json:
-    """What a block has within it, as a request takes it: the blocks that it holds, and their citations."""
+    """The blocks and citations inside a block, in the form of a request."""
     match name, value:
         case "content", dict():
             return without_nulls(value)
@@ -170,7 +166,7 @@ def _inner(name: str, value: Json) -> Json:
 
 
 def _with_citations(data: JsonObject) -> JsonObject:
-    """A block within another, its citations as a request takes them."""
+    """An inner block with its citations in the form of a request."""
     match data.get("citations"):
         case list(given):
             return {**data, "citations": [sent_citation(one) if isinstance(one, dict) else one for one in given]}
@@ -190,7 +186,7 @@ TEXT_MEDIA_TYPES = (
     "application/xml",
     "application/yaml",
 )
-"""Documents that go as plain text; the wire has no other name for them."""
+"""Documents that are sent as plain text. The wire has no other type for them."""
 
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
@@ -201,31 +197,30 @@ _MAX_TITLE = 500  # characters
 
 
 class Habits(NamedTuple):
-    """What differs between servers of the Messages API. The defaults are Anthropic's."""
+    """The differences between servers of the Messages API. The defaults are Anthropic's."""
 
     errors_in_words: bool = False
-    """Whether the text of a failed tool's result says so, for servers that overlook `is_error`."""
+    """Whether a failed tool's result is marked in its text, for servers that ignore `is_error`."""
     unsigned_thinking: bool = False
-    """Whether thinking without a signature goes back. Anthropic refuses it."""
+    """Whether unsigned thinking goes back. Anthropic refuses it."""
     thinking_stand_in: str | None = None
-    """The thinking that goes before calls that have none. None: no thinking stands in.
+    """The thinking before calls that have none. None: no stand-in.
 
     DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
     """
     blank_results: bool = True
-    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+    """Whether a tool's result may have no visible text. Otherwise a short text replaces it."""
 
 
 ANTHROPIC = Habits()
 
 
 def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
-    """Write a history as messages."""
     return _Writer(history, habits).write()
 
 
 def write_system(history: FittedHistory) -> str | list[Json] | None:
-    """The system text: one string, or in parts if the host set a breakpoint in it."""
+    """The system text: one string, or parts if the host set a breakpoint in it."""
     if not history.system_parts:
         return history.system
     writer = _Writer(history, ANTHROPIC)
@@ -240,7 +235,7 @@ class _Writer:
         self.provider = history.adapter
         self.losses: list[Loss] = []
         self.own = own_blocks(history)
-        self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
+        self.toolsets: dict[str, Json] = {}  # of calls, by our ids, for their results
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         said: list[list[Json]] = [[{"type": "text", "text": text}] for text in self.history.plain]
@@ -294,7 +289,7 @@ class _Writer:
             case ToolUseBlock():
                 yield self._tool_use(block)
             case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
-                pass  # of a call that isn't sent
+                pass  # its call is not sent
             case ToolResultBlock():
                 yield self._tool_result(block)
             case ThinkingBlock(signature=None) | ThinkingBlock(signature="") if self.habits.unsigned_thinking:
@@ -321,7 +316,7 @@ class _Writer:
         return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
 
     def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
-        """Of the fields that a block has for this provider, those that a request takes."""
+        """A block's fields for this provider that a request may have."""
         own = self.history.own(raw)
         return {name: own[name] for name in (_MARK, *names) if own.get(name) is not None} if own else {}
 
@@ -346,7 +341,7 @@ class _Writer:
         return {**wire_block, **own}
 
     def _is_sent(self, caller: Json) -> bool:
-        """Whether a call's caller is there to be referred to: nobody in particular, or a tool's code."""
+        """Whether a call's caller can be named: it has none, or a tool's code is sent."""
         if not isinstance(caller, dict):
             return False
         if "tool_id" not in caller:
@@ -426,7 +421,7 @@ class _Writer:
 
 
 def _document_source(document: DocumentBlock) -> JsonObject | str:
-    """Where the document is; or why it can't be sent."""
+    """The location of the document, or the reason why it can't be sent."""
     if is_remote(document.url):
         if document.media_type not in (None, PDF):
             return "only PDF files are taken by address"
@@ -445,7 +440,7 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
 
 
 def _trim_end(content: list[Json]) -> None:
-    """A reply to be continued may not end in white space."""
+    """Trim the end of a reply to be continued, which may not be white space."""
     last = content[-1]
     if isinstance(last, dict) and last.get("type") == "text":
         last["text"] = str(last["text"]).rstrip()

@@ -1,8 +1,7 @@
-"""From a canonical request to the body of a Messages API request. This module is pure.
+"""The body of a Messages API request. Pure.
 
-It writes the parts around the messages: tools, the form of the reply, and the headers of beta features. The
-history is fitted by `adapters.requests.history` and written by `messages`. `tuning` writes sampling and thinking.
-`caching` marks the parts of the prompt that the provider may keep.
+It writes tools, the form of the reply, and the headers of beta features. `messages` writes the history, `settings`
+sampling and thinking, and `caching` the breakpoints.
 """
 
 from __future__ import annotations
@@ -49,17 +48,16 @@ THINKING_BACK = "thinking_back"
 _WANT_THINKING = re.compile(r"(?i)deepseek|kimi|moonshot")
 """Models that refuse calls without thinking, also behind a gateway."""
 _CUSTOM = "custom"
-"""The type of tools that the host describes."""
-_CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
+"""The type of the host's own tools."""
+_CACHE_MINIMUM = 1024  # tokens, for an unlisted model
 _OPTIONS = "anthropic"
-"""Under this name, or the adapter's own, a request carries what only this protocol knows."""
+"""The key of the protocol's options in a request, besides the adapter's own name."""
 _FIELDS = attrgetter("provider_options")
 
 
 def write_request(
     request: CanonicalRequest, *, provider: str, options: Mapping[str, Json], stream: bool
 ) -> WireCall:
-    """The request on the wire."""
     target = Target(
         provider=provider,
         model=request.wire_model,
@@ -79,7 +77,7 @@ def write_request(
 
 
 class _Writer:
-    """Writes one request and notes what it had to leave out or change."""
+    """Writes one request and notes what it dropped or changed."""
 
     def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
         self.request = request
@@ -123,7 +121,7 @@ class _Writer:
         return WireCall(response.PATH, encode_json(body), headers, warnings, history.losses, history.tool_ids)
 
     def _host_may_mark(self) -> bool:
-        """Whether there may be breakpoints of the host's: in its options, its tools, or blocks with fields."""
+        """Whether the host may have breakpoints: in its options, its tools, or blocks with fields."""
         request = self.request
         return (
             bool(request.provider_options)
@@ -132,20 +130,20 @@ class _Writer:
         )
 
     def _tools_bytes(self, body: JsonObject) -> int:
-        """About the size of all tools: of ours, and of those that the host's options add to them."""
+        """A rough size of all tools, including those in the host's options."""
         tools, ours = body.get("tools"), self.request.tools
         more = tools[len(ours) :] if isinstance(tools, list) else None
         return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
 
     def _goes_on(self) -> bool:
-        """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""
+        """Whether the messages will likely be sent again. If not, writing them to the cache only costs more."""
         request = self.request
         return bool(request.session_id or request.tools) or any(
             message.role is Role.ASSISTANT for message in request.messages
         )
 
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> Habits:
-        """How the server differs. Its options decide, and otherwise the name of the model."""
+        """The differences of the server, by its options or the name of the model."""
         claude, back = _kind_of(self.target.model or "", self.model is not None)
         given = options.get(THINKING_BACK)
         back = given if isinstance(given, str) else back
@@ -159,7 +157,7 @@ class _Writer:
         )
 
     def _body(self, extra: JsonObject, habits: Habits) -> JsonObject:
-        """The body, in the order in which the provider's cache reads it: tools, system, messages."""
+        """The body, in the order of the cache: tools, system, messages."""
         request = self.request
         check_choice(request, self.model, extra.get("thinking"))
         limit, warnings = output_limit(request, self.model, self.target.provider)
@@ -178,7 +176,7 @@ class _Writer:
             body["system"] = system
         body["messages"], self.losses = write_messages(self.history, habits)
         container = open_container(self.history)
-        if container is not None:  # the host's may be an object, of skills
+        if container is not None:  # the host's may be an object, with skills
             body["container"] = {"id": container} if isinstance(extra.get("container"), dict) else container
         tuning = Tuning(request, self.target.provider, self.model, extra)
         tuning.write(body)
@@ -214,7 +212,7 @@ class _Writer:
         return {}
 
     def _system(self) -> str | list[Json] | None:
-        """The system text, with the schema that the model can't be held to but can be told."""
+        """The system text, with the schema if the model can't enforce it."""
         schema, system = self.request.output_schema, write_system(self.history)
         if schema is None or isinstance(self.held_to, dict):
             return system
@@ -235,7 +233,7 @@ class _Writer:
             case None if parallel is not False:
                 return None
             case "none":
-                return {"type": "none"}  # it knows nothing of parallel calls
+                return {"type": "none"}  # it has no parallel calls
             case "required":
                 wire_choice = {"type": "any"}
             case "named":
@@ -248,24 +246,24 @@ class _Writer:
         return wire_choice
 
 
-# -- pieces
+# --- Helpers ---
 
 
 @lru_cache(maxsize=256)
 def _kind_of(model: str, known: bool) -> tuple[bool, str]:
-    """Whether a model is a Claude, and in which form it gets its thinking back."""
+    """Whether a model is a Claude, and the form of its thinking in requests."""
     if known or "claude" in model.lower():
         return True, "signed"
     return False, "with_calls" if _WANT_THINKING.search(model) else "unsigned"
 
 
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:
-    """A tool of the vendor's that the host runs, such as its shell: the model knows its arguments already."""
+    """A vendor's tool that the host runs, such as its shell. The model already has its arguments."""
     return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
 
 
 def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
-    fitted = fit_schema({"properties": {}, **schema})  # without any, it takes no arguments
+    fitted = fit_schema({"properties": {}, **schema})  # without any, it has no arguments
     if isinstance(fitted, str):
         raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
     return fitted

@@ -1,14 +1,12 @@
-"""From a reply's content blocks, stop reason and usage to the assembler, for whole and streamed replies alike.
+"""Content, stop reason and usage of a reply, whole or streamed.
 
-A block has a beginning, perhaps deltas, and an end. A block of a whole reply has no deltas. So `begin_block` and
-`end_block` turn all content into canonical blocks:
-
-* Text, visible reasoning and tool calls are opened at once, with the content that their beginning already holds.
-* Any other block (server tools and their results, kinds invented later) is collected, and is handed over word for
-  word at its end, so that it can be sent back unchanged.
-
-A stream reports its usage twice. The later figures replace the earlier ones field by field. Null replaces nothing,
-and the two are never added up.
+A block has a start, optional deltas, and an end; a block of a whole reply has no deltas. `begin_block` and
+`end_block`
+convert all content. Text, visible reasoning and tool calls open immediately. Any other block (server tools,
+unknown
+kinds) is collected and added unchanged at its end, so that it can be sent back. A stream reports its usage twice:
+the
+later figures replace the earlier ones field by field, except nulls.
 """
 
 from __future__ import annotations
@@ -29,23 +27,23 @@ from ...requests.text import as_text
 from ...usage.counts import reported_count, source_of
 from .data import ERROR_CODES
 
-# The fields of the Messages API that are read here
+# --- Fields of the API ---
 
 VERSION = "2023-06-01"
 PATH = "/v1/messages"
 
 CONTAINER = "container"
-"""Our name for the opaque block that keeps in which container a reply's tools run. It is no block on the wire."""
+"""The kind of our opaque block for the container of a reply's tools. It is no block on the wire."""
 
 FALLBACK = "fallback"
-"""The type of the block where a model declined and another went on."""
+"""The type of the block at which a model declined and another continued."""
 
 ABSENT = msgspec.Raw(b"null")
-"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+"""The value of a raw field that was not sent, equal to null."""
 
 
 class Reply(msgspec.Struct, gc=False):
-    """A whole message, or the `message` of a `message_start`. Also an error's body, which has `error` instead."""
+    """A whole message, the `message` of a `message_start`, or an error's body with `error` only."""
 
     type: object = None
     id: object = None
@@ -63,7 +61,7 @@ class Reply(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """The `delta` of a `content_block_delta` or a `message_delta`; which fields are set depends on `type`."""
+    """The `delta` of a `content_block_delta` or a `message_delta`; `type` decides which fields are set."""
 
     type: str | None = None
     text: str | None = None
@@ -92,14 +90,14 @@ class Event(msgspec.Struct, gc=False):
 
 
 class EventType(msgspec.Struct, gc=False):
-    """No more than an event's type and its delta, for events that can't be read as `Event`."""
+    """The type and delta of an event that can't be decoded as `Event`."""
 
     type: object = None
     delta: Json = None
 
 
 class BlockDelta(msgspec.Struct, gc=False):
-    """A delta as it came, for blocks that are kept word for word."""
+    """An undecoded delta, for blocks that are kept unchanged."""
 
     delta: Json = None
 
@@ -119,7 +117,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "pause_turn": StopReason.PAUSE_TURN,
     "refusal": StopReason.REFUSAL,
     "model_context_window_exceeded": StopReason.MAX_TOKENS,
-    # words of Chat Completions that servers in front of it let through
+    # words of Chat Completions that some proxies pass on
     "stop": StopReason.END_TURN,
     "length": StopReason.MAX_TOKENS,
     "tool_calls": StopReason.TOOL_USE,
@@ -129,20 +127,18 @@ STOP_REASONS: Mapping[str, StopReason] = {
 
 @dataclass(slots=True)
 class WireBlock:
-    """A content block on its way in."""
+    """A content block in progress."""
 
     key: int
     """The assembler's key of the block."""
     kind: str
-    """The type of the block."""
     block: JsonObject
     """The wire's object, as it grows."""
-    input_json: list[str] = field(default_factory=list)  # of a block that is kept word for word
-    """The fragments of a call's arguments."""
+    input_json: list[str] = field(default_factory=list)  # for a block that is kept unchanged
 
     @property
     def kept_whole(self) -> bool:
-        """True if nothing of the block is shown before its end."""
+        """Whether the block is emitted at its end only."""
         return self.kind not in _STREAMED
 
 
@@ -150,7 +146,7 @@ _STREAMED = frozenset({"text", "thinking", "tool_use", "redacted_thinking"})
 
 
 def wire_block(key: int, value: Json) -> WireBlock | None:
-    """The block of a JSON value; None if it is none."""
+    """The block of a JSON value; None if it is not a block."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(kind, str):
         return None
@@ -158,7 +154,7 @@ def wire_block(key: int, value: Json) -> WireBlock | None:
 
 
 def begin_block(assembler: Assembler, state: WireBlock) -> None:
-    """Open a block with what its beginning holds."""
+    """Open a block with the content of its start."""
     key, block = state.key, state.block
     match block:
         case {"type": "text"}:
@@ -172,13 +168,13 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
         case {"type": kind, "to": {"model": str(model)}} if kind == FALLBACK and model:
-            assembler.model = model  # what comes next is its own, and so are the reply and its usage
+            assembler.model = model  # later content is from this model, and so are the reply and its usage
         case _:
             pass
 
 
 def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> None:
-    """Sign a reasoning block; an empty signature is none."""
+    """Sign a reasoning block; an empty signature is ignored."""
     if not signature:
         return
     if assembler.is_closed(state.key):
@@ -190,7 +186,7 @@ def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> Non
 
 
 def end_block(assembler: Assembler, state: WireBlock) -> None:
-    """Close a block, with what only its end makes certain."""
+    """Close a block, with the data that only its end has."""
     key, block = state.key, state.block
     match state.kind:
         case "text":
@@ -211,19 +207,19 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
 
 
 def _take_input(assembler: Assembler, key: int, given: Json) -> None:
-    """Use the input that the block began with, unless its deltas brought one."""
+    """Use the input in the block's start, unless deltas brought one."""
     if not given or assembler.block_text(key).strip():
         return
     if isinstance(given, dict):
         assembler.tool_input(key, given)
-    else:  # text from servers that don't parse it; anything else is no input at all, and marked as such
+    else:  # text from servers that don't parse it; any other value is invalid and marked as such
         assembler.tool_arguments(key, as_text(given))
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it; leave the assembler incomplete if the body is none.
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is no reply.
 
-    Raises AdapterError for an error that came with HTTP 200, and msgspec's decoding errors.
+    Raises AdapterError for an error with HTTP 200, and msgspec's decoding errors.
     """
     reply = decode_reply(body)
     usage = read_usage(reply.usage)
@@ -245,7 +241,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 
 
 def begin_message(assembler: Assembler, reply: Reply) -> None:
-    """Take the reply's identity."""
+    """Set the reply's id and model."""
     if isinstance(reply.id, str):
         assembler.response_id = reply.id
     if isinstance(reply.model, str) and reply.model:
@@ -253,7 +249,7 @@ def begin_message(assembler: Assembler, reply: Reply) -> None:
 
 
 def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
-    """Note what is said beside the content."""
+    """Record the reply's other data."""
     said = {
         "stop_sequence": message.stop_sequence,
         "stop_details": message.stop_details,
@@ -265,12 +261,12 @@ def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | E
     for name, value in said.items():
         if value:
             assembler.details[name] = value
-        elif value is not None:  # an empty list goes before what the beginning said
+        elif value is not None:  # an empty list takes precedence over the start's value
             assembler.details.pop(name, None)
 
 
 def warn_of_changes(assembler: Assembler) -> None:
-    """Say that the provider left out or changed parts of what it was sent."""
+    """Warn about parts of the request that the provider dropped or changed."""
     edits = assembler.details.get("context_management")
     applied = edits.get("applied_edits") if isinstance(edits, dict) else None
     for name, changes in (("edits", applied), ("transformations", assembler.details.get("input_transformations"))):
@@ -281,13 +277,13 @@ def warn_of_changes(assembler: Assembler) -> None:
 
 
 def keep_container(assembler: Assembler, container: Json, stop_reason: object) -> None:
-    """Note where the tools of a reply that is to be continued run; otherwise nothing has to go on there."""
+    """Record the container of the tools of a reply that is to be continued."""
     if stop_reason in ("tool_use", "pause_turn") and isinstance(container, dict) and container.get("id"):
         assembler.whole(CONTAINER, CONTAINER, {**container, "type": CONTAINER})
 
 
 def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage: TokenUsage | None) -> None:
-    """End the reply. A stop reason that is missing or unknown is never taken for a regular end."""
+    """End the reply. A missing or unknown stop reason is not a regular end."""
     raw = stop_reason if isinstance(stop_reason, str) else None
     if raw is None:
         assembler.end_unsaid()
@@ -302,24 +298,25 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error of a body or event that came after HTTP 200, and so has no status of its own."""
+    """The error of a body or event after HTTP 200, which has no status of its own."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
-# -- usage
+# --- Usage ---
 
 
 def read_usage(raw: msgspec.Raw) -> JsonObject:
-    """A usage object's fields, those that are null left out; empty if there is none."""
+    """The fields of a usage object without nulls; empty if there is none."""
     value = decode_json(raw)
     return {name: count for name, count in value.items() if count is not None} if isinstance(value, dict) else {}
 
 
 def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
-    """The usage of a stream after its `message_delta`. A count there replaces the one of the start.
+    """The usage of a stream after its `message_delta`, where counts replace those of the start.
 
-    Zero replaces no count, because several servers fill fields that they do not count with zeros. An end that
-    counts the prompt again is the exception: zeros beside another count of its tokens are counts, too.
+    Zero replaces no count, because several servers fill uncounted fields with zeros. The exception is an end that
+    counts
+    the prompt again: zeros next to another count of its tokens are counts.
     """
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
@@ -336,13 +333,13 @@ _PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_inp
 
 
 def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: bool = True) -> TokenUsage | None:
-    """Counts from a usage object; None if it holds none.
+    """Counts from a usage object; None if it has none.
 
-    The provider's input count already excludes cache reads and writes, and its output count includes reasoning.
-    Caches that are not mentioned were not used; input or output that is not mentioned is unknown, and makes the
-    figures partial, as does not being `final`. The top level is what the response's own model used for the reply.
-    What it used for compactions is added. What other models used, an advisor or one that declined, stays in `raw`,
-    and makes the figures partial as well.
+    The provider's input count excludes cache reads and writes, and its output count includes reasoning. A missing
+    cache
+    count is zero. Missing input or output makes the figures partial, as does a usage that is not `final`. Usage of
+    compactions is added. Usage of other models (an advisor, one that declined) stays in `raw` and makes them
+    partial too.
     """
     kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
     iterations = _iterations(usage)
@@ -399,21 +396,21 @@ def _sum(counts: JsonObject, more: JsonObject, names: Sequence[str]) -> JsonObje
 
 
 def _has_others(iterations: Sequence[JsonObject]) -> bool:
-    """Whether other models worked on the reply: an advisor, or those that declined before the one that spoke."""
+    """Whether other models worked on the reply: an advisor, or models that declined first."""
     spoke = [entry.get("model") for entry in iterations if entry.get("type") == "fallback_message"]
     declined = [
         entry
         for entry in iterations
         if spoke and entry.get("model") not in (None, *spoke) and reported_count(entry.get("output_tokens"))
-    ]  # one that declined at once costs nothing
+    ]  # a model that declined immediately costs nothing
     return bool(declined) or any(entry.get("type") == "advisor_message" for entry in iterations)
 
 
 def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
-    """Tokens written to the cache, and the part of them for an hour. `split` is what `_split` gives.
+    """Tokens written to the cache, and the part of them for an hour. `split` is the result of `_split`.
 
-    A stream's final total comes without the split, which then is that of its beginning. What the total has grown
-    by is taken to be for an hour only if all that was split is.
+    A stream's final total has no split, so the start's is used. The growth counts as an hour's only if the whole
+    split is.
     """
     total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:
@@ -425,7 +422,7 @@ def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int
 
 
 def _split(usage: JsonObject) -> tuple[int, int] | None:
-    """Tokens written to the cache for 5 minutes and for an hour; None where they aren't told apart."""
+    """Tokens written to the cache for 5 minutes and for an hour; None if not split."""
     split = usage.get("cache_creation")
     if not isinstance(split, dict):
         return None

@@ -1,7 +1,7 @@
-"""The settings that tune a reply of the Messages API: sampling, effort and thinking. This module is pure.
+"""Sampling, effort, thinking and schemas of the Messages API. Pure.
 
-A setting that the model refuses, by the table in `data`, is left out with a warning. A model that is not in the
-table gets the settings word for word, but for temperature and top_p: no newer Claude takes them.
+A setting that the model refuses by the table in `data` is dropped with a warning. Unlisted models get all settings
+except temperature and top_p, which no newer Claude supports.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user
 
 
 class Tuning:
-    """Writes the tuning of one request into its body and notes what it had to leave out or change.
+    """Writes the tuning of one request into its body and notes what it dropped or changed.
 
     Args:
         request: The request.
         provider: The adapter's name.
         model: The model's row in the table; None if it has none.
-        extra: The host's own fields of the body, which go before ours.
+        extra: The host's own fields of the body, which override ours.
     """
 
     def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
@@ -41,7 +41,9 @@ class Tuning:
         self.warnings: list[CallWarning] = []
 
     def write(self, body: JsonObject) -> None:
-        """Raises CapabilityError for a schema, UnsupportedToolChoiceError for a demand, that the model refuses."""
+        """Write the tuning. Raises CapabilityError or UnsupportedToolChoiceError for a refused schema or tool
+        choice.
+        """
         self._stops(body)
         effort = self._effort()
         if effort is not None:
@@ -60,7 +62,7 @@ class Tuning:
         if stops:
             body["stop_sequences"] = list(stops)
 
-    # -- reasoning
+    # --- Reasoning ---
 
     def _effort(self) -> str | None:
         asked = self.request.reasoning_effort
@@ -88,7 +90,7 @@ class Tuning:
         return self.model is not None and ("disabled" in self.model.thinking or not self.model.thinking)
 
     def _thinking(self, body: JsonObject) -> JsonObject | None:
-        """What the effort asks for of thinking; None leaves it to the model, or to the host."""
+        """The thinking for an effort; None leaves it to the model or the host."""
         asked, model = self.request.reasoning_effort, self.model
         if model is None or asked is None or "thinking" in self.extra:
             return None
@@ -104,7 +106,7 @@ class Tuning:
         return self._budget(asked, body)
 
     def _budget(self, asked: str, body: JsonObject) -> JsonObject | None:
-        """Thinking with a budget, at most half of what the reply may have."""
+        """Thinking with a budget of at most half the reply's limit."""
         why = None
         limit = self.request.max_output_tokens
         choice = body.get("tool_choice")
@@ -119,7 +121,7 @@ class Tuning:
             return None
         return {"type": "enabled", "budget_tokens": max(LEAST_BUDGET, min(BUDGETS[asked], limit // 2))}
 
-    # -- sampling
+    # --- Sampling ---
 
     def _sampling(self, body: JsonObject) -> None:
         asked = self.request
@@ -155,7 +157,7 @@ class Tuning:
 
 
 def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
-    """Check that the model doesn't refuse the demand for a tool call."""
+    """Check that the model accepts the tool choice."""
     if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
         return
     if not model.forced_tools:
@@ -167,7 +169,7 @@ def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json)
 
 
 def output_limit(request: CanonicalRequest, model: Model | None, provider: str) -> tuple[int, list[CallWarning]]:
-    """The limit of output tokens as the model takes it, and the warning if it is another than was asked for."""
+    """The limit of output tokens for the model, and a warning if it was changed."""
     asked = request.max_output_tokens
     limit = None if model is None else model.max_output
     if limit is None or asked <= limit:
@@ -180,7 +182,7 @@ def _thinks(thinking: Json) -> bool:
 
 
 def _mid_loop_without_thinking(messages: Json) -> bool:
-    """Whether tool results are being answered to calls whose message doesn't begin with thinking."""
+    """Whether the request answers calls in a message that doesn't start with thinking."""
     assert isinstance(messages, list)
     if len(messages) < 2:
         return False
@@ -198,7 +200,7 @@ def _kind(message: JsonObject, position: int) -> Json:
     return block.get("type")
 
 
-# A JSON Schema as Anthropic's structured output and strict tools take it.
+# --- Schemas ---
 
 _KEPT = frozenset({"type", "title", "enum", "const", "required"})
 _WITHOUT_MEANING = frozenset({"$id", "deprecated", "readOnly", "writeOnly", "additionalProperties"})
@@ -208,7 +210,7 @@ _DEFINITION = "#/$defs/"
 
 @remembered
 def fit_schema(schema: JsonObject) -> JsonObject | str:
-    """The schema to send; or the text that says where and why there is none."""
+    """The schema to send, or the place and reason why there is none."""
     try:
         return _Fitter(normalise_schema(schema)).fit_root()
     except NotStrict as reason:
@@ -231,7 +233,6 @@ class _Fitter:
         return fitted
 
     def _fit(self, value: Json, path: str) -> JsonObject:
-        """One schema, without its definitions."""
         if not isinstance(value, dict) or not value:
             raise NotStrict(f"{path}: a schema without a type, which any value would fit")
         schema = merge_all_of(value) if "allOf" in value else value
@@ -252,7 +253,6 @@ class _Fitter:
         return describe(fitted, in_words(told))
 
     def _write_shape(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:
-        """The parts of objects and arrays."""
         kind = schema.get("type")
         kinds = kind if isinstance(kind, list) else [kind]
         if "object" in kinds or "properties" in schema:
@@ -276,7 +276,7 @@ class _Fitter:
         fitted["additionalProperties"] = False
 
     def _reference(self, schema: JsonObject, path: str) -> JsonObject:
-        """A reference, alone as it has to be. What is said beside it goes around it."""
+        """A reference, which must be alone. Its siblings go around it."""
         target = schema["$ref"]
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
             raise NotStrict(f"{path}: a reference to {target!r}, which is no definition of the schema")

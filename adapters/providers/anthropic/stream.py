@@ -1,14 +1,12 @@
-"""The Messages API's server-sent events, turned into canonical ones.
+"""Server-sent events of the Messages API, as canonical ones.
 
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
-with `ping` anywhere and `error` instead of the rest. Servers other than Anthropic's bend this: blocks start before
-their predecessor stopped, fields or whole events are missing. So nothing here depends on a "current" block: blocks
-are found by index, begin with what is known, and end at their stop, at the message's end, or where the assembler
-sees that a later one has begun. Only `message_stop` makes a reply complete.
-
-What is new to us is told as it came, a delta like an event, and as a warning, once for each type. It is never an
-error.
+with `ping` anywhere and `error` instead of the rest. Other servers deviate: blocks overlap, fields or whole events
+are
+missing. So blocks are found by index, start with the known data, and end at their stop, at the message's end, or
+when
+a later one starts. Only `message_stop` completes a reply. Unknown types are passed on with one warning each.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ _MISSING_START: dict[str | None, str] = {
     "thinking_delta": "thinking",
     "signature_delta": "thinking",
 }
-"""Which kind of block a delta belongs to, where the block's start was never sent."""
+"""The kind of block for a delta whose block start was not sent."""
 
 
 class MessagesNormaliser(SseNormaliser):
@@ -68,8 +66,8 @@ class MessagesNormaliser(SseNormaliser):
 
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler)
-        self._blocks: dict[int | float, WireBlock] = {}  # that have begun and not stopped, by wire index
-        self._index: int | float = 0  # of the block begun last, for events that name none
+        self._blocks: dict[int | float, WireBlock] = {}  # the open blocks by wire index
+        self._index: int | float = 0  # the last started block, for events without an index
         self._keys = 0
         self._usage: JsonObject = {}
         self._output_reported = False
@@ -124,21 +122,21 @@ class MessagesNormaliser(SseNormaliser):
         if kind:
             self.assembler.provider_event(kind, response.decode_json(data))
 
-    # -- the message
+    # --- Messages ---
 
     def _on_message_start(self, event: response.Event) -> None:
         message = response.decode_reply(event.message) if event.message != response.ABSENT else response.Reply()
         usage = read_usage(message.usage)
         if self._keys:
             self._warn_once(WarningCode.REPEATED_START, "message_start")
-            return  # its content has been delivered and can't be taken back
+            return  # its content has been delivered and can't be retracted
         begin_message(self.assembler, message)
         note_details(self.assembler, message, message)
         self._stop_reason, self._stop_details = message.stop_reason, message.stop_details
         self._container = message.container
         self._usage = usage
         self.assembler.usage = token_usage(usage)
-        for value in message.content or ():  # whole blocks, which get no events of their own
+        for value in message.content or ():  # whole blocks, without events of their own
             state = self._begin(value)
             if state is not None:
                 end_block(self.assembler, state)
@@ -167,7 +165,7 @@ class MessagesNormaliser(SseNormaliser):
         finish(self.assembler, self._stop_reason, self._stop_details, usage)
         self.finished = True
 
-    # -- its blocks
+    # --- Blocks ---
 
     def _begin(self, value: Json) -> WireBlock | None:
         state = wire_block(self._keys, value)
@@ -229,7 +227,7 @@ class MessagesNormaliser(SseNormaliser):
                 add_signature(assembler, state, delta.signature or "")
             case "citations_delta", "text":
                 _cite(state, delta.citation)
-            case "text_delta" | "thinking_delta", _:  # in a block of another kind: shown all the same
+            case "text_delta" | "thinking_delta", _:  # in a block of another kind: emitted anyway
                 self._warn_once(WarningCode.MISPLACED_DELTA, f"{delta.type} in {state.kind}")
                 if delta.text:
                     assembler.text(("stray text", state.key), delta.text, implicit_end=True)
@@ -239,7 +237,7 @@ class MessagesNormaliser(SseNormaliser):
                 self._on_unknown(str(delta.type), data, WarningCode.UNKNOWN_DELTA, f" in {state.kind}")
 
     def _complete(self, state: WireBlock, delta: response.Delta, data: bytes) -> None:
-        """Add a delta to a block that is kept word for word: strings and lists grow, the rest is replaced."""
+        """Add a delta to a block that is kept unchanged: strings and lists grow, the rest is replaced."""
         if delta.type == "input_json_delta":
             state.input_json.append(delta.partial_json or "")
             return
@@ -259,14 +257,14 @@ class MessagesNormaliser(SseNormaliser):
                     state.block[name] = value
 
     def _warn_once(self, code: WarningCode, what: str) -> None:
-        """Report something unexpected; each kind of it once, so that a long stream can't fill the warnings."""
+        """Warn once about each kind of unexpected data, so that a long stream can't fill the warnings."""
         if what not in self._warned and len(self._warned) < 20:
             self._warned.add(what)
             self.assembler.warn(code, f"the provider sent {what[:100]}, which was not understood")
 
 
 def _cite(state: WireBlock, citation: Json) -> None:
-    """Add a citation to those of a block."""
+    """Add a citation to a block."""
     if citation is None:
         return
     citations = state.block.get("citations")
@@ -277,7 +275,7 @@ def _cite(state: WireBlock, citation: Json) -> None:
 
 
 def _unknown_kind(data: bytes) -> str | None:
-    """What is new to us in an event that can't be read: its type, or that of its delta; None if neither is."""
+    """The unknown type in an event that can't be decoded, its own or its delta's; None if neither is unknown."""
     event = response.decode_event_type(data)
     if not isinstance(event.type, str) or event.type not in _KNOWN_EVENTS:
         return str(event.type)

@@ -1,4 +1,4 @@
-"""The Gemini API as a wire, and the adapter that speaks it."""
+"""The wires and the adapter of the Gemini API."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``gemini``."""
 
     api_version: str | None = None
-    """The version of the API in the address; None is ``v1beta``."""
+    """The API version in the address; defaults to ``v1beta``."""
     api: Literal["generate_content", "interactions"] = "generate_content"
-    """The API that conversations go over."""
+    """The API for conversations."""
 
 
 class GenerateContentWire(ChatWire):
-    """Gemini's generateContent and its stream, or its Interactions API, for conversations."""
+    """Gemini's generateContent and its stream, or its Interactions API."""
 
     default_name = "gemini"
     options_type = GeminiOptions
@@ -57,7 +57,7 @@ class GenerateContentWire(ChatWire):
         supports_thinking=True,
         supports_tools=True,
         supports_structured_output=True,
-        supports_streaming_tool_calls=False,  # they come whole
+        supports_streaming_tool_calls=False,  # they arrive whole
         supports_parallel_tool_calls=True,
         supports_prompt_caching=True,
         max_context_tokens=1_048_576,
@@ -71,7 +71,7 @@ class GenerateContentWire(ChatWire):
         super().__init__(endpoint)
         self._speaks_interactions = self.config.options.get("api") == "interactions"
         if self._speaks_interactions:
-            self.repair_rules = RepairRules()  # the rules name the fields of generateContent
+            self.repair_rules = RepairRules()  # the rules contain field names of generateContent
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
         row = find_model(model.removeprefix(f"{self.name}:"))
@@ -131,12 +131,11 @@ class GenerateContentWire(ChatWire):
 
 
 class GeminiAdapter(HttpAdapter):
-    """Google's Gemini API: generateContent or interactions, and their streams; batchEmbedContents;
-    predictLongRunning.
+    """Google's Gemini API: generateContent or interactions, batchEmbedContents, and predictLongRunning.
 
-    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
-    `config.options`: see `GeminiOptions`. A request's ``provider_options["gemini"]`` (or
-    under the adapter's own name) is merged into the body.
+    A model's name may have a folder (``tunedModels/mine``); the default is ``models``. `config.options`: see
+    `GeminiOptions`. A request's ``provider_options["gemini"]`` (or under the adapter's own name) is merged into
+    the body.
     """
 
     wire_type = GenerateContentWire

@@ -1,16 +1,12 @@
-"""Gemini's batches: ``batchGenerateContent``, with the requests in the request itself.
+"""Gemini's batches: ``batchGenerateContent``, with inline requests.
 
-What is known, and from where:
-
-* A job is an operation ``batches/…``. What `google.genai.batches` (3.4.0) reads of it is `name`, `metadata` with
-  `displayName`, `state`, `createTime` and `output`; it writes `batch.displayName` and
-  `batch.inputConfig.requests.requests`, each with `request` and `metadata`. The states are those of
-  `_transformers.t_job_state`: ``BATCH_STATE_PENDING`` and so on.
-* `batchStats` has its counts as text, as int64 always is; `output.inlinedResponses.inlinedResponses` are in the
-  order of the requests; ``:cancel``, and the list of ``batches``: ai.google.dev/api/batch-api.
-* Requests in the request itself may have 20 MB in all; 48 hours until a job expires:
-  ai.google.dev/gemini-api/docs/batch-api. A file of requests, which may be larger, is not written here: more is
-  split into several jobs. The results of a job that has a file are read.
+* A job is an operation ``batches/…``. Fields and states: `google.genai.batches` (3.4.0), `t_job_state`.
+* `batchStats` has counts as text; `inlinedResponses` are in the order of the requests; ``:cancel``, and the list
+of
+  ``batches``: ai.google.dev/api/batch-api.
+* Inline requests have 20 MB in all, and a job expires after 48 hours: ai.google.dev/gemini-api/docs/batch-api.
+More
+  requests are split into several jobs. The results of a job with a file can be read.
 """
 
 from __future__ import annotations
@@ -62,14 +58,15 @@ _HTTP_STATUS = {
     14: 503,
     16: 401,
 }
-"""google.rpc's codes as the statuses that the same errors have alone (github.com/googleapis/googleapis,
-google/rpc/code.proto)."""
+"""google.rpc's codes as the HTTP statuses of the same errors (github.com/googleapis/googleapis,
+google/rpc/code.proto).
+"""
 _PAGE = 100
 _KEY = "key"
 """The name of a request's id in its metadata."""
 
 _ROOM = 64 * 1024
-"""Bytes that are left for what is around the requests."""
+"""Bytes left for the data around the requests."""
 
 
 class _Stats(msgspec.Struct, gc=False):
@@ -130,12 +127,10 @@ _decode_line = msgspec.json.Decoder(_FileLine).decode
 
 
 class GeminiBatches(msgspec.Struct, frozen=True):
-    """Gemini's batches."""
-
     version: str
     """The API's version."""
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=20 * 1000 * 1000 - _ROOM)
-    """The provider's limit in bytes, and a number of requests that it never comes to."""
+    """The provider's limit in bytes, and a number of requests that is never reached."""
     marks: bool = True
     in_lines: bool = False
 

@@ -1,12 +1,10 @@
-"""A fitted history as the contents of a generateContent request. Pure.
-
-The history is fitted by `adapters.requests.history` first. What remain are this wire's own rules:
+"""A fitted history as contents of generateContent. Pure.
 
 * Contents are `user` or `model`; the last is the user's.
-* All results of a model's calls stand in one content, as many as there were calls, and nothing else stands in it.
-* A signature goes back in the part that it came in. A newer model wants one on the first call of each of its
-  turns; where that call was another's, or another model's, a fixed one says that there is none.
-* A result is an object, and media in it are for newer models only; for others they follow it.
+* All results of a model's calls are in one content, as many as calls, with nothing else in it.
+* A signature goes back in its own part. A newer model requires one on the first call of each turn. For another
+  model's call, a fixed value means that there is none.
+* A result is an object. Media in it are for newer models only; for others they follow it.
 * Visible thoughts are a summary for people. Only signed ones go back.
 """
 
@@ -46,11 +44,11 @@ from .data import Model
 
 FINISH_REASON = "CONTINUATION"
 KIND = "continuationToken"
-"""The token's name in a reply and in a request, and the kind of its block."""
+"""The token's name in a reply and a request, and the kind of its block."""
 
 
 def take_up(request: CanonicalRequest, provider: str) -> tuple[CanonicalRequest, str | None]:
-    """The request as it is to be written, and the token with which a reply goes on."""
+    """The request to write, and the token with which a reply continues."""
     messages, token = request.messages, None
     while messages and (found := _token(messages[-1], provider, request.wire_model)) is not None:
         messages, token = messages[:-1], token or found
@@ -66,32 +64,32 @@ def _token(message: Message, provider: str, model: str) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
-# The fields of a part, of a request or a reply
+# --- Fields of a part ---
 
 NOTHING: JsonObject = {}
-"""What is said of most parts. Nobody writes to it."""
+"""The data of most parts: empty and never modified."""
 
 OF_TEXT = ("partMetadata", "speechMetadata")
-"""What may be said of a text or a call of the model's."""
+"""Possible extra fields of a model's text or call."""
 
 OF_A_PART = (
     *OF_TEXT, "videoMetadata", "mediaResolution", "mediaProcessing", "audioMetadata", "documentMetadata",
     "spreadsheetMetadata",
 )  # fmt: skip
-"""What a host may say of a part, in the `provider_raw` of its block."""
+"""Possible extra fields from a host, in the `provider_raw` of a block."""
 
 SIBLINGS = frozenset(("text", "thought", "thoughtSignature", "functionCall", *OF_A_PART))
-"""A part's fields that don't say of what kind it is."""
+"""A part's fields that don't determine its kind."""
 
 REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult", KIND)
-"""Opaque blocks that are no parts: about the whole reply, and never sent back."""
+"""Opaque blocks about the whole reply. They are no parts and are never sent back."""
 
 SIGNATURE_KIND = "thoughtSignature"
-"""The kind of an opaque block whose part holds a signature alone."""
+"""The kind of an opaque block with a signature only."""
 
 
 def said_of(part: wire.Part) -> JsonObject:
-    """What is said of a text, a thought or a call beside it."""
+    """The extra fields of a text, a thought or a call."""
     said = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
     return {name: wire.decode_json(raw) for name, raw in said.items() if raw != wire.ABSENT}
 
@@ -115,7 +113,7 @@ def raw_parts(data: bytes) -> Sequence[Json]:
     return ()
 
 
-# Media as Gemini takes them over either of its protocols
+# --- Media ---
 
 Media: TypeAlias = ImageBlock | AudioBlock | DocumentBlock
 
@@ -144,25 +142,24 @@ _ALIASES = {
     "video/x-msvideo": "video/avi",
     "video/x-ms-wmv": "video/wmv",
 }
-"""Media types by the names that the wire has for them."""
+"""Media types by the wire's names."""
 
 NEITHER = "its url is neither http(s), gs nor a data url"
-"""Why a medium can't be sent."""
+"""The reason why a medium can't be sent."""
 
 
 class SentMedium(NamedTuple):
-    """A medium as it is sent. It has a url or data."""
+    """A medium to send, with a url or data."""
 
     media_type: str | None
     """The media type by the wire's name: empty for bytes of an unknown type, None for such an address."""
     url: str | None = None
     """The address that the provider fetches."""
     data: str = ""
-    """The bytes in base64."""
 
 
 def sent_medium(media: Media) -> SentMedium | None:
-    """How a medium is sent; None if neither its address nor its bytes can be."""
+    """A medium in the form to send; None if neither its address nor its bytes can be sent."""
     if media.url is not None and is_remote(media.url, SCHEMES):
         media_type = media.media_type or guess_type(urlsplit(media.url).path)[0]
         return SentMedium(media_type and _ALIASES.get(media_type, media_type), url=media.url)
@@ -174,19 +171,18 @@ def sent_medium(media: Media) -> SentMedium | None:
 
 
 NO_SIGNATURE = b64encode(b"skip_thought_signature_validator").decode()
-"""Stands for the signature of a call that Gemini did not make."""
+"""Replaces the signature of a call that Gemini did not make."""
 
 _IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
-"""What a result of a newer model may hold; other media follow it."""
+"""Media that a newer model accepts in a result; others follow it."""
 
 GO_ON = "Go on."
-"""What the user says where the last word was the model's; an empty part is refused by some models."""
+"""The user's text after a final message of the model. Some models refuse an empty part."""
 
 
 def write_contents(
     history: FittedHistory, model: str, row: Model
 ) -> tuple[list[JsonObject], list[Loss], list[CallWarning]]:
-    """The contents of a history."""
     writer = _Writer(history, model, row)
     return writer.write(), writer.losses, writer.warnings
 
@@ -203,7 +199,7 @@ class _Writer:
         self.contents: list[JsonObject] = [
             {"role": role, "parts": [{"text": text}]} for role, text in zip(speakers, history.plain, strict=False)
         ]
-        self._may_join = len(self.contents) % 2 == 1  # whether the last content takes more of the user's parts
+        self._may_join = len(self.contents) % 2 == 1  # whether the last content accepts more of the user's parts
 
     def write(self) -> list[JsonObject]:
         for message in self.history.messages[len(self.contents) :]:
@@ -241,7 +237,7 @@ class _Writer:
         self.contents.append({"role": role, "parts": parts})
         self._may_join = role == "user" and not alone
 
-    # -- the user
+    # --- The user ---
 
     def _said(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
@@ -255,7 +251,6 @@ class _Writer:
                 self._lose(block, "this protocol has no such part")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
-        """A part of bytes or of an address."""
         sent = sent_medium(media)
         if sent is None:
             self._lose(home, NEITHER)
@@ -268,11 +263,11 @@ class _Writer:
             yield {"inlineData": {**of_type, "data": sent.data}, **own}
 
     def _fields(self, raw: ProviderRaw | None, names: Iterable[str]) -> JsonObject:
-        """Of the fields that a block has for this provider, those that a request takes there."""
+        """A block's fields for this provider that a request may have."""
         own = self.history.own(raw)
         return {name: own[name] for name in names if own.get(name) is not None} if own else {}
 
-    # -- the model
+    # --- The model ---
 
     def _model_turn(self, content: tuple[ContentBlock, ...]) -> list[Json]:
         parts: list[Json] = []
@@ -308,7 +303,7 @@ class _Writer:
         return {"text": said, "thought": True, "thoughtSignature": block.signature, **own}
 
     def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
-        """What the target attached to a block. What another model signed is no more to it than what nobody did."""
+        """The data that the target attached to a block. Another model's signature counts as none."""
         raw = block.provider_raw
         return self.history.own(raw) if raw is not None and self._is_ours(raw) else {}
 
@@ -324,7 +319,7 @@ class _Writer:
         yield part
 
     def _own_image(self, block: ImageBlock) -> JsonObject:
-        """The part in which the model's own image came."""
+        """The part of the model's own image."""
         assert block.data is not None
         assert block.provider_raw is not None
         about = block.provider_raw.data.get("inlineData")
@@ -334,7 +329,7 @@ class _Writer:
         return {**part, "inlineData": data}
 
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
-        """The parts that a text came in, as far as their signatures tell them apart."""
+        """The parts of a text, as far as their signatures separate them."""
         at = 0
         own = self._fields(block.provider_raw, OF_TEXT)
         signed = self._own(block).get("signatures")
@@ -342,7 +337,7 @@ class _Writer:
             match piece:
                 case {"start": int(start), "end": int(end), "signature": str(signature)}:
                     if not at <= start <= end <= len(block.text):
-                        break  # the text is no longer what was signed
+                        break  # the text has changed since it was signed
                     if start > at:
                         yield {"text": block.text[at:start], **own}
                     yield {"text": block.text[start:end], "thoughtSignature": signature, **own}
@@ -356,7 +351,7 @@ class _Writer:
         own = self._fields(block.provider_raw, OF_TEXT)
         return {"functionCall": call, **({"thoughtSignature": signature} if signature else {}), **own}
 
-    # -- the tools
+    # --- Tools ---
 
     def _results(self, results: list[ToolResultBlock]) -> None:
         parts: list[Json] = []
@@ -401,7 +396,7 @@ TOOL_IDS = ToolIdRule(max_length=64)
 def target_of(
     provider: str, model: str, row: Model, *, keeps_own_blanks: bool = False, takes_system: bool = True
 ) -> Target:
-    """What a model takes."""
+    """The abilities of a model."""
     return Target(
         provider=provider,
         model=model,

@@ -1,4 +1,4 @@
-"""The parameters that Gemini's models accept, as data, because they change monthly and code must not.
+"""Gemini's models and error texts as data, because they change monthly.
 
 The models are in `models.json`; see `adapters.model_table`.
 """
@@ -24,24 +24,29 @@ from ...refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
-    """What a model takes, besides what is known of any. With neither `levels` nor `budget` it doesn't think."""
+    """The parameters of a model that differ from the common ones.
+
+    Without `levels` and `budget` it doesn't think.
+    """
 
     levels: tuple[str, ...] = ()
-    """The thinking levels, the weakest first."""
+    """The thinking levels in increasing order."""
     budget: tuple[int, int] | None = None
-    """The least and the most tokens that the model may think with."""
+    """The smallest and the largest number of thinking tokens."""
     stops_thinking: bool = False
-    """Whether a budget of 0 is taken."""
+    """Whether a budget of 0 is accepted."""
     sampling: bool = True
-    """Whether temperature and top_p are heeded."""
+    """Whether temperature and top_p have an effect."""
     modern: bool = False
-    """Whether the model is of Gemini 3 or later: calls must come back signed, results may hold images, and JSON
-    goes together with tools, as do tools of ours with the provider's.
+    """Whether the model is of Gemini 3 or later.
+
+    Calls must be sent back signed, results may have images, and JSON and the provider's tools can be combined with
+    tools.
     """
     system: bool = True
-    """Whether the model takes system text."""
+    """Whether the model accepts a system text."""
     media: bool = True
-    """Whether the model takes audio and documents."""
+    """Whether the model accepts audio and documents."""
 
     @property
     def reasons(self) -> bool:
@@ -53,21 +58,21 @@ TABLE = ModelTable(__name__, ModelFile[Model])
 UNLISTED = Model(
     id="", display_name="", context_window=None, max_output=None, levels=("low", "medium", "high"), modern=True
 )
-"""A model that is like none in the table is taken for a newer one."""
+"""An unlisted model counts as a newer one."""
 
 BUDGETS = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 32_768}
-"""Tokens to think with, for models that take no levels."""
+"""Thinking tokens for each effort, for models without levels."""
 
 
 @functools.lru_cache(maxsize=256)
 def find_model(name: str) -> Model | None:
-    """The row of a model, with or without the folder it stands in; None if it is like none of them."""
+    """The row of a model, with or without its folder; None if unknown."""
     return TABLE.resembling(name.rpartition("/")[2])
 
 
 _ENSURE = r"Please ensure that "
 REPAIRS = RepairRules(
-    # wire-facts 4.2, 4.4, and issues of 2024 to 2026 that quote the replies
+    # Sources: wire-facts 4.2, 4.4, and issues of 2024 to 2026 that quote the replies
     signatures=(
         r"(?:Corrupted|Invalid) thought signature\.?",
         r"(?:Unable to submit request because )?[Tt]hought signature is not valid\b.{0,300}",
@@ -115,11 +120,11 @@ REPAIRS = RepairRules(
         }
     ),
 )
-"""Calls without the signature that a newer model wants are told in words, too."""
+"""Includes writing calls in words if they lack the signature that a newer model requires."""
 
 
 CODES: Mapping[str, ErrorType] = {
-    # reasons in an ErrorInfo, which go before the status
+    # reasons in an ErrorInfo, which override the status
     "ACCESS_TOKEN_EXPIRED": AuthError,
     "ACCESS_TOKEN_TYPE_UNSUPPORTED": AuthError,
     "CREDENTIALS_MISSING": AuthError,
@@ -130,7 +135,7 @@ CODES: Mapping[str, ErrorType] = {
     # error.status
     "OUT_OF_RANGE": InvalidRequestError,
     "UNIMPLEMENTED": InvalidRequestError,
-    "CANCELLED": ServerError,  # by the provider: what we cancel gets no answer
+    "CANCELLED": ServerError,  # by the provider: a reply that we cancel has no such end
     "ABORTED": ServerError,
     "UNKNOWN": ServerError,
     "DATA_LOSS": ServerError,
@@ -138,5 +143,5 @@ CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """What an error means that came with status 200, as an event, a reply or a list of them."""
+    """The error in a reply of status 200: an event, a reply or a list of them."""
     return error_without_status(read_error_value(value), CODES, provider)

@@ -1,6 +1,6 @@
-"""Gemini's ``batchEmbedContents``: a list of requests, each with its own text.
+"""Gemini's ``batchEmbedContents``: a list of requests with one text each.
 
-A batch has at most 100, as the API itself says of a larger one (400, "at most 100 requests can be in one batch").
+A batch has at most 100 (the API answers 400, "at most 100 requests can be in one batch").
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PREFIXES: Mapping[str, str] = {
     "fact_verification": "task: fact checking | query: ",
     "code_query": "task: code retrieval | query: ",
 }
-"""How models since gemini-embedding-2 are told what a text is for: they know no task types."""
+"""Prefixes for the purpose of a text, for models since gemini-embedding-2, which have no task types."""
 
 _PREFIXED = re.compile(r"gemini-embedding-(?!001|exp)")
 _WITHOUT_TASKS = re.compile(r"(?:^|/)embedding-001$")
@@ -66,7 +66,7 @@ class _Usage(msgspec.Struct, gc=False):
 class _Reply(msgspec.Struct, gc=False):
     embeddings: list[_Values] | None = None
     embedding: _Values | None = None
-    """The vector of one text, as ``embedContent`` says it."""
+    """The vector of one text, as ``embedContent`` returns it."""
     usageMetadata: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -74,10 +74,8 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiEmbeddings(msgspec.Struct, frozen=True):
-    """Gemini's embeddings."""
-
     version: str = "v1beta"
-    """The API's version, as it stands in the path."""
+    """The API's version in the path."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         if _PREFIXED.search(model):

@@ -1,11 +1,10 @@
-"""Gemini's image models: generateContent with ``responseModalities: [IMAGE]``, the images among the reply's parts.
+"""Gemini's image models: generateContent with ``responseModalities: [IMAGE]``.
 
-A model draws one image a request, and edits by being shown images; a mask it doesn't know. Sizes are words
-(``1K``, ``2K``, ``4K``), beside an aspect ratio; the ratios are those of Google's own package and pages
-(google-genai 3.4.0 for the fields of `imageConfig`; ai.google.dev, image generation). Which of them a model has
-that isn't in the table is not known, so nothing is refused. Formats and qualities can't be chosen on this API.
-
-Usage counts thoughts and images apart, as a conversation's does.
+A model draws one image a request, and edits input images, without a mask. Sizes are words (``1K``, ``2K``, ``4K``)
+with
+an aspect ratio; formats and qualities can't be chosen. Source: google-genai 3.4.0 (`imageConfig`), ai.google.dev.
+An
+unlisted model may have any of them, so nothing is refused. Usage counts thoughts and images separately.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _Part(msgspec.Struct, gc=False):
     text: str | None = None
     inlineData: _Blob | None = None
     thought: bool | None = None
-    """Whether the part is a draft, drawn while thinking."""
+    """Whether the part is a draft from the thinking phase."""
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -90,10 +89,10 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiImages(msgspec.Struct, frozen=True):
-    """Gemini's images, which its conversations make."""
+    """Gemini's images, on the wire of its conversations."""
 
     version: str = "v1beta"
-    """The API's version, as it stands in the path."""
+    """The API's version in the path."""
 
     def capabilities(self, model: str) -> ImageCapabilities:
         name = model.rpartition("/")[2]
@@ -151,7 +150,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
 
 
 def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
-    """Why there is no image, if it is for what it would show."""
+    """The reason for a missing image, if it is the image's content."""
     if feedback is not None and feedback.blockReason:
         reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
     for reason, message in reasons:

@@ -1,8 +1,10 @@
-"""From a canonical request to the body of an interaction. This module is pure.
+"""The body of an interaction. Pure.
 
-Nothing is stored at the provider: the whole conversation goes along as steps. A setting that only tunes the reply
-is left out with a warning if the API doesn't take it. The fields of a request's ``provider_options["gemini"]`` are
-merged into the body, object by object, and go before our own values.
+Nothing is stored at the provider: each request has the whole conversation as steps. An unsupported tuning setting
+is
+dropped with a warning. The fields of ``provider_options["gemini"]`` are merged into the body, object by object,
+and
+override ours.
 """
 
 from __future__ import annotations
@@ -36,17 +38,16 @@ from .contents import NEITHER, Media, sent_medium, target_of
 from .data import UNLISTED, find_model
 from .request import OPTIONS, BuiltRequest, fit_schema, takes_nothing
 
-# A fitted history as the steps of an interaction's input.
+# --- History as steps ---
 
 CONTENT_TYPES = frozenset({"text", "image", "audio", "document", "video"})
-"""The types of what stands in a step's content. An opaque block of any other type is a step."""
+"""The content types of a step. An opaque block of any other type is a step."""
 
 _OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
-"""What a host may say of a medium, in the `provider_raw` of its block."""
+"""Possible extra fields of a medium from a host, in the `provider_raw` of its block."""
 
 
 def write_steps(history: FittedHistory, model: str) -> tuple[list[JsonObject], list[Loss]]:
-    """The steps of a history."""
     writer = _Writer(history, model)
     return writer.write(), writer.losses
 
@@ -73,7 +74,7 @@ class _Writer:
         return self.steps
 
     def _add(self, kind: str, content: Iterable[Json]) -> None:
-        """Content for a step of a kind: for the step before, if that is one."""
+        """Add content to the last step if it has the kind, or to a new one."""
         last = self.steps[-1] if self.steps else {}
         before = last.get("content") if last.get("type") == kind else None
         if isinstance(before, list):
@@ -81,7 +82,7 @@ class _Writer:
         else:
             self.steps.append({"type": kind, "content": [*content]})
 
-    # -- the user
+    # --- The user ---
 
     def _said(self, message: Message) -> None:
         for block in message.content:
@@ -102,7 +103,6 @@ class _Writer:
                 self._lose(block, "this protocol has no such content")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
-        """A medium by its bytes or its address."""
         sent = sent_medium(media)
         if sent is None:
             self._lose(home, NEITHER)
@@ -116,7 +116,7 @@ class _Writer:
         own = self.history.own(raw)
         return {name: own[name] for name in _OF_MEDIA if own.get(name) is not None} if own else {}
 
-    # -- the model
+    # --- The model ---
 
     def _model_turn(self, message: Message) -> None:
         for block in message.content:
@@ -170,7 +170,7 @@ class _Writer:
             step["summary"] = [{"type": "text", "text": block.text}]
         return step
 
-    # -- the tools
+    # --- Tools ---
 
     def _result(self, block: ToolResultBlock) -> JsonObject:
         result: list[Json] = []
@@ -208,16 +208,15 @@ def _kind(media: Media, media_type: str | None) -> str:
 
 
 SETTINGS = {"temperature": "temperature", "top_p": "top_p", "seed": "seed"}
-"""Where the portable settings stand in the generation_config."""
+"""The places of the portable settings in the generation_config."""
 
 LEVELS = ("minimal", "low", "medium", "high")
-"""The thinking levels of a model that has no list of them."""
+"""The thinking levels of a model without a list of them."""
 
 _MODES = {"auto": "auto", "none": "none", "required": "any"}
 
 
 def build_interaction(request: CanonicalRequest, *, provider: str, stream: bool) -> BuiltRequest:
-    """The request on the wire."""
     return _Builder(request, provider, stream).build()
 
 
@@ -256,7 +255,7 @@ class _Builder:
     def _left_out(self, parameter: str, why: str) -> None:
         self.warnings.append(dropped(parameter, self.provider, why))
 
-    # -- tools
+    # --- Tools of the request ---
 
     def _tools(self, body: JsonObject, config: JsonObject) -> None:
         request = self.request
@@ -274,7 +273,7 @@ class _Builder:
         elif choice is not None and choice.mode != "auto":
             config["tool_choice"] = _MODES[choice.mode]
         elif any(tool.strict for tool in request.tools):
-            config["tool_choice"] = "validated"  # as auto, with arguments that follow the schema
+            config["tool_choice"] = "validated"  # like auto, with arguments that follow the schema
         elif choice is not None:
             config["tool_choice"] = "auto"
 
@@ -287,7 +286,7 @@ class _Builder:
         merge_options(written, tool_options(tool, OPTIONS, self.provider))
         return written
 
-    # -- the reply's form
+    # --- The reply's form ---
 
     def _format(self, body: JsonObject) -> None:
         schema = self.request.output_schema
@@ -298,7 +297,7 @@ class _Builder:
             form["schema"] = fit_schema(schema)
         body["response_format"] = form
 
-    # -- tuning
+    # --- Tuning ---
 
     def _thinking(self, config: JsonObject) -> None:
         asked, can = self.request.reasoning_effort, self.request.capabilities

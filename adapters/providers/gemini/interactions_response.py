@@ -1,12 +1,10 @@
-"""From an interaction's steps to the assembler; for whole and streamed replies alike.
+"""Content from an interaction's steps, whole or streamed.
 
-    model_output    text (with its annotations in `provider_raw`), images; anything else of it is kept as it came
-    thought         reasoning, with its signature; a summary that isn't text alone is kept in `provider_raw`
-    function_call   a call of one of the request's tools
-    user_input      left out: a stored interaction repeats what was said to it
-    any other       kept word for word: the provider's own tools, with their results
-
-`Steps` reads steps that come whole, and those that are streamed begin and stop there as well.
+model_output    text (with its annotations in `provider_raw`), images; other content is kept unchanged
+thought         reasoning, with its signature; a summary with more than text is kept in `provider_raw`
+function_call   a call of one of the request's tools
+user_input      ignored: a stored interaction repeats its input
+any other       kept unchanged: the provider's own tools, with their results
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from ...replies.normaliser import image_at, image_of_base64
 from ...usage.counts import reported_count, source_of
 from .data import error_in_reply
 
-# The fields of the Interactions API that are read here
+# --- Fields of the API ---
 
 REVISION = "2026-05-20"
 ABSENT = msgspec.Raw(b"null")
-"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+"""The value of a raw field that was not sent, equal to null."""
 
 
 class Interaction(msgspec.Struct, gc=False):
-    """A reply, or as much of one as an event tells."""
+    """A reply, or the part of one in an event."""
 
     id: object = None
     model: object = None
@@ -49,7 +47,7 @@ class Interaction(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """More of a step. `content` is a piece of a thought's summary; `arguments` is a fragment of JSON text."""
+    """A delta of a step. `content` is a piece of a thought's summary; `arguments` is a fragment of JSON text."""
 
     type: object = None
     text: str | None = None
@@ -85,14 +83,14 @@ class ModalityTokens(msgspec.Struct, gc=False):
 
 
 class GroundingCount(msgspec.Struct, gc=False):
-    """How often a tool of the provider's was used that is billed by use."""
+    """The number of uses of a provider's tool that is billed by use."""
 
     type: object = None
     count: object = None
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Token counts. The input includes what was read from a cache; thoughts are counted beside the output."""
+    """Token counts. The input includes cache reads; thoughts are not part of the output."""
 
     total_input_tokens: object = None
     total_cached_tokens: object = None
@@ -112,10 +110,10 @@ decode_usage = msgspec.json.Decoder(Usage | None).decode
 decode_json = msgspec.json.Decoder(Json).decode
 
 
-# Token counts from the usage of an interaction.
+# --- Usage ---
 
 _FEES = {"google_search": "web_search", "google_maps": "map_search"}
-"""Tools that are billed by use, by our names of the rates."""
+"""Tools that are billed by use, by rate name."""
 
 
 def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | None:
@@ -183,8 +181,10 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "incomplete": StopReason.MAX_TOKENS,
     "requires_continuation": StopReason.PAUSE_TURN,
 }
-"""All others (in_progress, queued, budget_exceeded, what is to come) are provider_specific; ``failed`` and
-``cancelled`` are errors."""
+"""All others (in_progress, queued, budget_exceeded, unknown) are provider_specific.
+
+``failed`` and ``cancelled`` are errors.
+"""
 
 _STATUSES = {
     "400": "INVALID_ARGUMENT", "401": "UNAUTHENTICATED", "403": "PERMISSION_DENIED", "404": "NOT_FOUND",
@@ -192,7 +192,7 @@ _STATUSES = {
 }  # fmt: skip
 
 _DETAILS = ("continuation_token", "environment_id", "created", "updated")
-"""What is said beside the content, and kept in `CanonicalResponse.provider_details` under the same names."""
+"""The fields of other data, under the same names in `CanonicalResponse.provider_details`."""
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
@@ -215,14 +215,13 @@ class Steps:
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
         self.seen = False
-        """Whether a step has come."""
         self.status: str | None = None
         self._tier: object = None
         self._warned = False
         self._key = 0
 
     def note(self, interaction: Interaction) -> None:
-        """Take in what an interaction says of itself. Raises AdapterError if it has failed."""
+        """Read an interaction's own fields. Raises AdapterError if it has failed."""
         assembler = self.assembler
         if isinstance(interaction.id, str) and interaction.id:
             assembler.response_id = interaction.id
@@ -244,7 +243,7 @@ class Steps:
             self.assembler.usage = usage
 
     def note_status(self, status: object, errors: msgspec.Raw = ABSENT) -> None:
-        """Take in a status. Raises AdapterError if the interaction has failed."""
+        """Read a status. Raises AdapterError if the interaction has failed."""
         if not isinstance(status, str) or not status:
             return
         self.status = self.assembler.raw_stop_reason = status
@@ -257,7 +256,7 @@ class Steps:
         return failure_of(found[0] if isinstance(found, list) and found else unsaid, self.assembler.provider)
 
     def finish(self) -> None:
-        """The reply is whole. Raises AdapterError if the provider's word for the end says that there was none."""
+        """Finish the reply. Raises AdapterError if its status is a failure."""
         assembler = self.assembler
         reason = STOP_REASONS.get(self.status or "", StopReason.PROVIDER_SPECIFIC)
         if reason is StopReason.END_TURN and assembler.has_tool_use:
@@ -267,14 +266,13 @@ class Steps:
         assembler.finish(reason, self.status)
 
     def next_key(self) -> int:
-        """The key of a new block."""
         self._key += 1
         return self._key
 
-    # -- steps
+    # --- Steps ---
 
     def whole(self, step: Json) -> None:
-        """A step that came whole."""
+        """Read a whole step."""
         if not isinstance(step, dict):
             return
         self.seen = True
@@ -295,7 +293,7 @@ class Steps:
                 self._unknown("a step without a type")
 
     def item(self, item: Json) -> None:
-        """A piece of what the model says."""
+        """Read a piece of the model's output."""
         if not isinstance(item, dict):
             return
         key, assembler = self.next_key(), self.assembler
@@ -323,7 +321,7 @@ class Steps:
             self.assembler.warn(WarningCode.UNKNOWN_CONTENT, f"the provider sent {what}, which was not understood")
 
     def thought(self, step: JsonObject) -> None:
-        """A thought, whole."""
+        """Read a whole thought."""
         key, assembler = self.next_key(), self.assembler
         summary = step.get("summary")
         parts = summary if isinstance(summary, list) else []
@@ -337,13 +335,13 @@ class Steps:
         assembler.end(key)
 
     def call(self, step: JsonObject) -> None:
-        """A call, whole."""
+        """Read a whole call."""
         key = self.begin_call(step)
         self.assembler.tool_arguments(key, arguments_of(step.get("arguments")))
         self.assembler.end(key)
 
     def begin_call(self, step: JsonObject) -> int:
-        """A call begins. Returns the key of its block."""
+        """Start a call. Returns the key of its block."""
         key, name = self.next_key(), step.get("name")
         own = {field: value for field, value in step.items() if field not in ("type", "name", "arguments")}
         self.assembler.tool_start(key, name if isinstance(name, str) else "", raw=own)
@@ -351,7 +349,7 @@ class Steps:
 
 
 def failure_of(error: Json, provider: str) -> AdapterError:
-    """What an error means, whose code is a canonical status in any case, or an HTTP status as text."""
+    """The exception for an error with a canonical status in any case, or an HTTP status as text."""
     if not isinstance(error, dict):
         return error_in_reply({"error": error}, provider)
     code = error.get("code")
@@ -361,7 +359,7 @@ def failure_of(error: Json, provider: str) -> AdapterError:
 
 
 def has_more_than_text(parts: list[Json]) -> bool:
-    """Whether a summary isn't one plain text."""
+    """Whether a summary is more than one plain text."""
     return len(parts) > 1 or any(not isinstance(part, dict) or part.keys() - {"type", "text"} for part in parts)
 
 

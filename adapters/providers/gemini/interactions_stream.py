@@ -1,14 +1,12 @@
-"""A stream of the Interactions API: events in which the steps of one reply begin, grow and stop.
+"""A stream of the Interactions API: events of the steps of one reply.
 
     interaction.created          the reply's id and model
     interaction.status_update    its status so far
-    step.start                   a step begins, perhaps with some of its content
-    step.delta                   more of it
-    step.stop                    it is whole
+    step.start, step.delta, step.stop       one step, perhaps with content at its start
     interaction.completed        the last status, and the usage
     error                        it has failed
 
-A body without ``interaction.completed`` was cut off. A delta without a step that has begun begins one.
+A body without ``interaction.completed`` was cut off. A delta without an open step starts one.
 """
 
 from __future__ import annotations
@@ -36,25 +34,24 @@ _STEP_OF = {
     "thought_signature": "thought",
     "arguments_delta": "function_call",
 }
-"""The step that a delta belongs to; of any other delta it is the step of the same name."""
+"""The step of a delta; for any other delta the step of the same name."""
 
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step that has begun and not stopped."""
+    """A step in progress."""
 
     kind: str
-    """Its type."""
     step: JsonObject
-    """What came of it, if it is kept word for word."""
+    """The step so far, if it is kept unchanged."""
     key: int = 0
-    """The key of its block under way; 0 before there is one."""
+    """The key of its open block; 0 if there is none."""
     annotations: list[Json] = field(default_factory=list)
     """The annotations of that block's text."""
     summary: list[Json] = field(default_factory=list)
     """The pieces of a thought's summary."""
     fragments: bool = False
-    """Whether a call's arguments come in pieces."""
+    """Whether a call's arguments are fragments."""
 
 
 class InteractionNormaliser(SseNormaliser):
@@ -64,7 +61,7 @@ class InteractionNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._steps = Steps(assembler)
         self._open: dict[int | float, OpenStep] = {}
-        self._index: int | float = 0  # of the step begun last, for events that name none
+        self._index: int | float = 0  # the last started step, for events without an index
         self._warned = False
 
     def on_event(self, name: bytes, data: bytes) -> None:
@@ -116,7 +113,7 @@ class InteractionNormaliser(SseNormaliser):
         if kind:
             self.assembler.provider_event(kind, wire.decode_json(data))
 
-    # -- steps
+    # --- Steps ---
 
     def _on_start(self, event: wire.Event) -> None:
         step = wire.decode_json(event.step)
@@ -159,7 +156,7 @@ class InteractionNormaliser(SseNormaliser):
         if state.key:
             self.assembler.end(state.key)
 
-    # -- deltas
+    # --- Deltas ---
 
     def _on_delta(self, event: wire.Event, data: bytes) -> None:
         delta = event.delta
@@ -197,7 +194,7 @@ class InteractionNormaliser(SseNormaliser):
         return wire.decode_delta(data).delta or {}
 
     def _add_item(self, state: OpenStep, item: Json) -> None:
-        """A piece of what the model says, whole but for text that grows."""
+        """Add a piece of the model's output. Only text grows, the rest is whole."""
         if not isinstance(item, dict):
             return
         if item.get("type") == "text":
@@ -236,7 +233,7 @@ class InteractionNormaliser(SseNormaliser):
             self.assembler.signature(state.key, signature, raw=raw)
 
     def _complete(self, step: JsonObject, fields: JsonObject) -> None:
-        """Add a delta to a step that is kept word for word: lists grow, objects join, the rest is replaced."""
+        """Add a delta to a step that is kept unchanged: lists grow, objects are merged, the rest is replaced."""
         for name, value in fields.items():
             match step.get(name), value:
                 case _, None:
@@ -250,5 +247,5 @@ class InteractionNormaliser(SseNormaliser):
 
 
 def _interaction_of(event: wire.Event, data: bytes) -> wire.Interaction:
-    """What an event says of the interaction. LiteLLM's proxy says it in the event itself."""
+    """The interaction of an event. LiteLLM's proxy puts its fields into the event itself."""
     return wire.decode_interaction(data if event.interaction == wire.ABSENT else event.interaction)

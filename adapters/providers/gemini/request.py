@@ -1,9 +1,9 @@
-"""From a canonical request to the body of a generateContent call. This module is pure.
+"""The body of a generateContent call. Pure.
 
-It writes the parts around the contents: tools, the form of the reply, thinking, sampling. A setting that only
-tunes the reply is left out with a warning if the model doesn't take it. A request's ``provider_options["gemini"]``
-is merged into the body, object by object, and goes before our own values. It may hold safety settings, cached
-content, the provider's own tools, or any field that is new.
+It writes tools, the form of the reply, thinking and sampling. An unsupported tuning setting is dropped with a
+warning.
+A request's ``provider_options["gemini"]`` (safety settings, cached content, the provider's tools, new fields) is
+merged into the body, object by object, and overrides ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from . import contents as continuation
 from .contents import target_of, write_contents
 from .data import BUDGETS, UNLISTED, find_model
 
-# A JSON Schema as Gemini takes it.
+# --- Schemas ---
 
 _KEPT = frozenset(
     {"$id", "$anchor", "type", "format", "title", "enum", "required", "minItems", "maxItems", "minimum", "maximum"}
@@ -36,13 +36,13 @@ _KEPT = frozenset(
     | {"propertyOrdering"}
 )
 _WITHOUT_MEANING = frozenset({"deprecated", "readOnly", "writeOnly"})
-"""Keywords that constrain nothing, and tell a model nothing."""
+"""Keywords without an effect on the value or the model."""
 
 
 def fit_schema(schema: JsonObject) -> JsonObject:
-    """The schema to send. Pure; the same object if all of it is taken.
+    """The schema to send; the same object if all of it is supported. Pure.
 
-    Remembered, because five tools of three parameters take 80 µs.
+    Cached, because five tools of three parameters take 80 µs.
     """
     fitted = _fitted(schema)
     return schema if fitted is None else fitted
@@ -50,14 +50,14 @@ def fit_schema(schema: JsonObject) -> JsonObject:
 
 @remembered
 def _fitted(schema: JsonObject) -> JsonObject | None:
-    """None if all of it is taken."""
+    """None if all of it is supported."""
     written = normalise_schema(schema)
     fitted = _Fitter(written).fit(written, at_root=True)
     return None if fitted == schema else fitted
 
 
 def takes_nothing(schema: JsonObject) -> bool:
-    """True of an object without properties, which some models want left out altogether."""
+    """Whether an object has no properties. Some models require that it is omitted."""
     return not schema.get("properties") and schema.keys() <= {
         "type", "properties", "additionalProperties", "required", "title", "$schema", "description",
     } and schema.get("additionalProperties") in (None, False)  # fmt: skip
@@ -107,13 +107,13 @@ class _Fitter:
                 fitted["prefixItems"] = [self._fit(inner) for inner in value]
             case "const", str() | int() if not isinstance(value, bool):
                 fitted["enum"] = [value]
-            case "exclusiveMinimum" | "exclusiveMaximum", True:  # as it was before draft 6
+            case "exclusiveMinimum" | "exclusiveMaximum", True:  # the form before draft 6
                 words.append("without the bound itself")
             case _ if name not in _WITHOUT_MEANING:
                 words += in_words({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
-        """A reference, alone as it has to be: what stands beside it goes around it."""
+        """A reference, which must be alone. Its siblings go around it."""
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
         if not isinstance(target, str) or not self._knows(target):
@@ -129,7 +129,7 @@ class _Fitter:
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
-    """Of integers, bounds that are excluded are as good as the next number included."""
+    """Excluded bounds of integers as included ones."""
     if schema.get("type") != "integer":
         return schema
     bounded = dict(schema)
@@ -146,7 +146,7 @@ def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
 
 
 OPTIONS = "gemini"
-"""Under this name, or the adapter's own, a request carries what only this protocol knows."""
+"""The key of the protocol's options in a request, besides the adapter's own name."""
 
 MAX_STOP_SEQUENCES = 5
 
@@ -157,13 +157,13 @@ SETTINGS = {
     "presence_penalty": "presencePenalty",
     "seed": "seed",
 }
-"""Where the portable settings stand in the generationConfig."""
+"""The places of the portable settings in the generationConfig."""
 
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "named": "ANY"}
 
 
 class BuiltRequest(msgspec.Struct, frozen=True):
-    """The body to send, the history in it, and what the caller should know."""
+    """The body with the history, and the warnings."""
 
     body: JsonObject
     history: FittedHistory
@@ -171,7 +171,6 @@ class BuiltRequest(msgspec.Struct, frozen=True):
 
 
 def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
-    """The request on the wire."""
     return _Builder(request, provider).build()
 
 
@@ -217,14 +216,14 @@ class _Builder:
         self.warnings.append(dropped(parameter, self.provider, why))
 
     def _use_cached(self, body: JsonObject) -> None:
-        """Cached content has the system text and the tools in it, and takes no others."""
+        """Use cached content, which has the system text and the tools, and allows no others."""
         if not body.get("cachedContent"):
             return
         for name in ("systemInstruction", "tools", "toolConfig"):
             if body.pop(name, None) is not None:
                 self._left_out(name, "cachedContent has its own")
 
-    # -- tools
+    # --- Tools ---
 
     def _tools(self, body: JsonObject) -> None:
         request = self.request
@@ -249,7 +248,7 @@ class _Builder:
         if tool.description:
             fields["description"] = tool.description
         options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
-        if not takes_nothing(tool.input_schema) and "parameters" not in options:  # which is the other form of it
+        if not takes_nothing(tool.input_schema) and "parameters" not in options:  # the other form of it
             folded = fold_root(tool.input_schema)
             if folded.folded:
                 self.warnings += folded.warnings(f"tool {tool.name!r}")
@@ -265,17 +264,17 @@ class _Builder:
             return None  # without declarations, the mode is refused
         if choice is None or choice.mode == "auto":
             if self.row.modern and any(tool.strict for tool in tools):
-                return {"mode": "VALIDATED"}  # as AUTO, with arguments that follow the schema
+                return {"mode": "VALIDATED"}  # like AUTO, with arguments that follow the schema
             return None if choice is None else {"mode": "AUTO"}
         mode: JsonObject = {"mode": _MODES[choice.mode]}
         if choice.tool_name is not None:
             mode["allowedFunctionNames"] = [choice.tool_name]
         return mode
 
-    # -- the reply's form
+    # --- The reply's form ---
 
     def _format(self, config: JsonObject) -> str | None:
-        """Ask for JSON; returns an instruction where the model takes no schema beside tools."""
+        """Request JSON. Returns an instruction if the model can't combine a schema with tools."""
         schema = self.request.output_schema
         if schema is None:
             return None
@@ -289,7 +288,7 @@ class _Builder:
             config["responseJsonSchema"] = fit_schema(schema)
         return None
 
-    # -- tuning
+    # --- Tuning ---
 
     def _thinking(self, config: JsonObject) -> None:
         asked = self.request.reasoning_effort
@@ -330,7 +329,7 @@ class _Builder:
             self._left_out("part of stop_sequences", f"the model takes {MAX_STOP_SEQUENCES} at most")
 
 
-# -- pieces
+# --- Helpers ---
 
 
 def _has_built_in(tools: list[Json]) -> bool:
@@ -338,7 +337,7 @@ def _has_built_in(tools: list[Json]) -> bool:
 
 
 def _say_first(contents: list[JsonObject], text: str) -> None:
-    """Put the system text before what the user says first, for models that have no place for it."""
+    """Put the system text before the first user message, for models without a place for it."""
     parts = contents[0]["parts"]
     assert isinstance(parts, list)
     if isinstance(parts[0], dict) and "functionResponse" in parts[0]:
@@ -348,7 +347,7 @@ def _say_first(contents: list[JsonObject], text: str) -> None:
 
 
 def _give_way(config: JsonObject, options: JsonObject) -> None:
-    """Take our budget or level of thinking back where the host names one of them: both at once are refused."""
+    """Remove our budget or level of thinking if the host sets one. Both together are refused."""
     theirs = options.get("generationConfig")
     asked = theirs.get("thinkingConfig") if isinstance(theirs, dict) else None
     ours = config.get("thinkingConfig")
@@ -357,11 +356,11 @@ def _give_way(config: JsonObject, options: JsonObject) -> None:
 
 
 def model_name(model: str) -> str:
-    """The full name of a model: in ``models``, unless it names a folder of its own (``tunedModels/mine``)."""
+    """The full name of a model: in ``models``, unless it has a folder (``tunedModels/mine``)."""
     return model if "/" in model else f"models/{model}"
 
 
 def path_of(version: str, name: str, method: str = "") -> str:
-    """The path of a model or an operation, or of a method on it."""
+    """The path of a model or an operation, or of a method of it."""
     path = f"/{version}/{quote(name, safe='/-._~@')}"
     return f"{path}:{method}" if method else path

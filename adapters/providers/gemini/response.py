@@ -1,22 +1,13 @@
-"""From a reply's parts, finish reason and usage to the assembler; for whole and streamed replies alike.
+"""Content, finish reason and usage of a reply, whole or streamed.
 
-A whole reply is a stream of one chunk. A chunk's parts are increments: text follows text in one block, whatever
-the cuts. What makes that delicate are thought signatures, which are only good in the very part they came in:
-
-* Of a call, the signature stands in the block's `provider_raw`.
-* Of text, `provider_raw` says which piece of the block's text was signed, be it empty, so that the same parts can
-  be sent again.
-* A text or a thought of which something is said beside it (`partMetadata`) is a block of its own, with that in its
-  `provider_raw`.
-* Of reasoning, it is the block's signature, and ends the block; `provider_raw` says where the signed part starts.
-* A signature in a part with nothing else, and no text before it, is kept as that part.
-
-An image is an ImageBlock, whose `provider_raw` is the part without the bytes. Parts of other kinds (code that was
-run, sound, the provider's own tools) are kept word for word, and so is what
-comes with the reply as a whole (grounding, citations), as its last blocks. What is said of it besides (safety
-ratings, the prompt's feedback) is among its `provider_details`.
-
-Only the first candidate is read.
+A whole reply is a stream of one chunk. Text parts are increments of one block. Thought signatures are valid only
+in
+their own part. For a call, the signature is in `provider_raw`. For text, `provider_raw` records the signed piece.
+For
+reasoning, it is the block's signature and ends the block. A signature alone is kept as its part. A text or thought
+with `partMetadata` is a block of its own. Other kinds of parts are kept unchanged, and so are grounding and
+citations,
+as the last blocks. Safety ratings and the like are in `provider_details`. Only the first candidate is read.
 """
 
 from __future__ import annotations
@@ -40,11 +31,11 @@ from .data import CODES, error_in_reply
 from .wire import PartialArguments, UsageCounts
 
 _EACH_QUERY = re.compile(r"gemini-(?:[3-9]|\d\d)")
-"""Models since Gemini 3 pay for each search; those before for each request that was grounded in any."""
+"""Models since Gemini 3 are billed for each search, older ones for each grounded request."""
 
 
 def grounding_fees(metadata: Json, model: str) -> dict[str, int]:
-    """Counts by the names of their rates: searches of the web, and requests that used the map."""
+    """Counts by rate name: web searches, and requests that used the map."""
     if not isinstance(metadata, dict):
         return {}
     queries = sum(1 for query in _list(metadata.get("webSearchQueries")) if query)
@@ -63,7 +54,7 @@ def _list(value: Json) -> Iterable[Json]:
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "STOP": StopReason.END_TURN,
-    "FUNCTION_CALL": StopReason.END_TURN,  # of servers that imitate Gemini; with a call it is tool_use, as STOP is
+    "FUNCTION_CALL": StopReason.END_TURN,  # of servers that imitate Gemini; with a call it is tool_use, like STOP
     "MAX_TOKENS": StopReason.MAX_TOKENS,
     "SAFETY": StopReason.CONTENT_FILTER,
     "RECITATION": StopReason.CONTENT_FILTER,
@@ -76,22 +67,26 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "IMAGE_RECITATION": StopReason.CONTENT_FILTER,
     "IMAGE_OTHER": StopReason.CONTENT_FILTER,
 }
-"""All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, what is to come) are
-provider_specific: the reply did not end well, and not for a reason that other providers have, too. They are no
-errors, for the model spoke, was paid for it, and may speak the same again."""
+"""All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, unknown) are provider_specific.
+
+The reply did not end well, for a reason of this provider only. They are no errors, because the reply is billed and
+a
+retry may give the same.
+"""
 
 _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
 
 _OF_CANDIDATES = ("safetyRatings", "avgLogprobs", "continuationToken", "tokenCount")
 _OF_CHUNKS = ("promptFeedback", "modelStatus", "createTime")
-"""What is said beside the content, and kept in `CanonicalResponse.provider_details` under the same names."""
+"""The fields of other data, under the same names in `CanonicalResponse.provider_details`."""
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it; leave the assembler incomplete if the body is none.
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is no reply.
 
-    A list of chunks is what a stream without ``alt=sse`` is. Raises AdapterError for an error that came with HTTP
-    200, and msgspec's decoding errors.
+    A stream without ``alt=sse`` is a list of chunks. Raises AdapterError for an error with HTTP 200, and msgspec's
+    decoding
+    errors.
     """
     reader = ReplyReader(assembler)
     chunks = [bytes(chunk) for chunk in wire.decode_chunks(body)] if body.lstrip()[:1] == b"[" else [body]
@@ -111,27 +106,27 @@ class ReplyReader:
         self._finish_reason: str | None = None
         self._finish_message = ""
         self._block_reason: str | None = None
-        self._key = 0  # of the block that the next fragment of its kind joins
-        self._kind = ""  # of that block: text, thinking, or anything else for none
-        self._signed: list[Json] = []  # pieces of that block
-        self._about_block = NOTHING  # what is said of that block
-        self._partial: PartialArguments | None = None  # of a call whose arguments still come
+        self._key = 0  # the block that the next fragment of its kind joins
+        self._kind = ""  # the kind of that block: text, thinking, or anything else for none
+        self._signed: list[Json] = []  # signed pieces of that block
+        self._about_block = NOTHING  # extra fields of that block
+        self._partial: PartialArguments | None = None  # a call with more arguments to come
         self._about: dict[str, Json] = {}
         self._usage = UsageCounts()
         self._warned: set[str] = set()
 
     @property
     def ended(self) -> bool:
-        """Whether the provider said why the reply is over. More may follow: older models say it in every chunk."""
+        """Whether the reply has a finish reason. More may follow: older models send it in every chunk."""
         return self._finish_reason is not None or self._block_reason is not None
 
     @property
     def in_text(self) -> bool:
-        """Whether a block of text goes on, if the next chunk brings more."""
+        """Whether a text block is open that the next chunk can extend."""
         return self._kind == "text" and not self._about_block
 
     def add_text(self, chunk: wire.TextChunk) -> None:
-        """As `add`, for a chunk amid a block of text, which most are. Raises msgspec's decoding errors."""
+        """Like `add`, for a chunk inside a text block, as most are. Raises msgspec's decoding errors."""
         if chunk.usageMetadata is not wire.ABSENT:
             self._usage.add(chunk.usageMetadata)
         text = chunk.candidates[0].content.parts[0].text
@@ -139,7 +134,7 @@ class ReplyReader:
             self.assembler.text(self._key, text, implicit_end=True)
 
     def add(self, chunk: wire.Chunk, data: bytes) -> None:
-        """Take a chunk in."""
+        """Read a chunk."""
         if chunk.error != wire.ABSENT:
             raise error_in_reply(wire.decode_json(data), self.assembler.provider)
         candidate: wire.Candidate | None = None
@@ -176,7 +171,6 @@ class ReplyReader:
             self._note_details(chunk, _OF_CHUNKS)
 
     def finish(self) -> None:
-        """The reply is whole."""
         assembler = self.assembler
         self._end_partial()
         for kind, value in self._about.items():
@@ -199,7 +193,7 @@ class ReplyReader:
             assembler.warn(WarningCode.FINISH_MESSAGE, f"{raw}: {self._finish_message[:1000]}")
         assembler.finish(reason, raw, self._usage.total(final=True))
 
-    # -- the reply
+    # --- The reply ---
 
     def _first(self, candidates: Sequence[wire.Candidate]) -> wire.Candidate | None:
         self._warn_once(
@@ -235,7 +229,7 @@ class ReplyReader:
             self._note_details(candidate, _OF_CANDIDATES)
 
     def _note_details(self, about: wire.Candidate | wire.Chunk, names: Sequence[str]) -> None:
-        """Keep the latest of what is said beside the content."""
+        """Keep the latest value of each field of other data."""
         for name in names:
             said = getattr(about, name)
             if said is not wire.ABSENT and said != wire.ABSENT:
@@ -247,7 +241,7 @@ class ReplyReader:
             return
         before = self._about.get(kind)
         if kind == "logprobsResult" and isinstance(before, dict) and isinstance(value, dict):
-            value = _extended(before, value)  # of each chunk's own tokens; the others stand for all so far
+            value = _extended(before, value)  # of each chunk's own tokens; the others cover all so far
         self._about[kind] = value
         if kind == "groundingMetadata":
             self._usage.fees = grounding_fees(value, self.assembler.model)
@@ -260,7 +254,7 @@ class ReplyReader:
             if isinstance(feedback.blockReasonMessage, str):
                 self._finish_message = feedback.blockReasonMessage
 
-    # -- its parts
+    # --- Parts ---
 
     def _next(self, kind: str) -> int:
         self._key += 1
@@ -341,7 +335,7 @@ class ReplyReader:
                 return
         self.assembler.whole(self._next("whole"), kind, raw)
 
-    # -- calls
+    # --- Calls ---
 
     def _call(self, part: wire.Part, call: wire.FunctionCall) -> None:
         name = call.name if isinstance(call.name, str) else ""
@@ -377,7 +371,7 @@ class ReplyReader:
             self._end_partial()
 
     def _text_of(self, raw: msgspec.Raw) -> str:
-        """JSON as text; decoding the chunk has not looked at its bytes."""
+        """JSON as text; decoding the chunk has not validated its bytes."""
         try:
             return bytes(raw).decode()
         except UnicodeDecodeError:

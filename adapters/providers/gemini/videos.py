@@ -1,11 +1,10 @@
-"""Videos as Google's long-running operations: ``predictLongRunning``, ``operations``, and a file to download.
+"""Videos as Google's long-running operations: ``predictLongRunning``, ``operations``, and a file.
 
-The shape is that of the Gemini API's Veo models, as google-genai (3.4.0) reads its operations: a job's id is the
-operation's name, and a completed one has the address of a file, which wants the key as well. What Veo offers
-(4, 6 or 8 seconds, 5 to 8 before Veo 3; 16:9 and 9:16; sound always since Veo 3) is from public pages about
-it. According to Google's notice of deprecations the Gemini API's Veo models ended on 2026-10-22; gateways speak
-the protocol on. An operation tells neither its progress nor a video's length, which is known only from the
-request; whether one can be stopped is not known, so `delete` gives no way. For how long files are kept isn't told.
+A job's id is the operation's name. A completed one has the address of a file, which needs the key (google-genai
+3.4.0). Veo offers 4, 6 or 8 seconds (5 to 8 before Veo 3), 16:9 and 9:16, and sound since Veo 3 (public pages).
+The
+Gemini API's Veo models ended on 2026-10-22 (Google's deprecations); gateways continue the protocol. An operation
+reports neither progress nor length, and cannot be deleted.
 """
 
 from __future__ import annotations
@@ -81,10 +80,8 @@ _decode = msgspec.json.Decoder(_Operation).decode
 
 
 class GeminiVideos(msgspec.Struct, frozen=True):
-    """Gemini's videos."""
-
     version: str = "v1beta"
-    """The API's version, as it stands in the path."""
+    """The API's version in the path."""
 
     def capabilities(self, model: str) -> VideoCapabilities:
         name = model.rpartition("/")[2]
@@ -149,7 +146,7 @@ class GeminiVideos(msgspec.Struct, frozen=True):
 
 
 def _size(size: str) -> JsonObject:
-    """A size as this wire has it: a ratio, and the shorter side's name. Raises CapabilityError."""
+    """The wire's form of a size: a ratio, and the shorter side's name. Raises CapabilityError."""
     found = read_size(size)
     resolution = None if found is None else _RESOLUTIONS.get(min(found))
     if found is None or resolution is None:
@@ -158,10 +155,10 @@ def _size(size: str) -> JsonObject:
 
 
 def _outcome(operation: _Operation, provider: str) -> tuple[str | None, AdapterError | None]:
-    """Where the video is, or why there is none."""
+    """The address of the video, or the reason why there is none."""
     if operation.error:
         error = error_without_status(read_error_value({"error": operation.error}), CODES, provider)
-        error.retryable = False  # the job is over, and asking for it again makes nothing of it
+        error.retryable = False  # the job has ended, and another request does not change it
         return None, error
     response = operation.response or _Response()
     videos = response.generateVideoResponse or _Videos()

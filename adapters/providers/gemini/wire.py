@@ -1,9 +1,8 @@
-"""The fields of generateContent that are read here: as few as possible, and any of them may be missing or null.
+"""Fields of generateContent (v1beta), usage, and partial arguments. Any field may be missing or null.
 
 A reply is one Chunk, and so is each event of a stream. A Chunk is decoded once. Parts that are neither text nor
-calls of our tools may be of any kind, and are read again as plain JSON.
-
-This is version v1beta of the API. The names are those of the API.
+calls
+of our tools may be of any kind, and are decoded again as plain JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unus
 from ...usage.counts import reported_count, source_of
 
 ABSENT = msgspec.Raw(b"null")
-"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+"""The value of a raw field that was not sent, equal to null."""
 
 
 class PartialArg(msgspec.Struct, gc=False):
@@ -30,7 +29,6 @@ class PartialArg(msgspec.Struct, gc=False):
     numberValue: int | float | None = None
     boolValue: bool | None = None
     nullValue: object = msgspec.UNSET
-    """The value null; UNSET if it was not sent."""
 
 
 class FunctionCall(msgspec.Struct, gc=False):
@@ -44,9 +42,9 @@ class FunctionCall(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """A part. One that has neither text nor a functionCall is of some other kind.
+    """A part. Without text and functionCall it is of another kind.
 
-    Of what else may stand in a part, only the last two do so beside text or a call.
+    Of its other fields, only the last two occur next to text or a call.
     """
 
     text: str | None = None
@@ -59,7 +57,7 @@ class Part(msgspec.Struct, gc=False):
 
 
 class Content(msgspec.Struct, gc=False):
-    """What a candidate says."""
+    """The content of a candidate."""
 
     parts: list[Part] | None = None
 
@@ -71,7 +69,7 @@ class Candidate(msgspec.Struct, gc=False):
     finishReason: object = None
     finishMessage: object = None
     index: object = None
-    """The number among several replies. It may be absent for the first."""
+    """The index among several replies. It may be absent for the first."""
     citationMetadata: msgspec.Raw = ABSENT
     groundingMetadata: msgspec.Raw = ABSENT
     urlContextMetadata: msgspec.Raw = ABSENT
@@ -83,7 +81,7 @@ class Candidate(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Token counts, in a stream all those so far. Counts of zero are usually left out."""
+    """Token counts, in a stream all those so far. Zero counts are usually omitted."""
 
     promptTokenCount: object = None
     cachedContentTokenCount: object = None
@@ -97,14 +95,14 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class PromptFeedback(msgspec.Struct, gc=False):
-    """Why a prompt got no reply."""
+    """The reason for a prompt without a reply."""
 
     blockReason: object = None
     blockReasonMessage: object = None
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """A whole reply, or the next piece of a streamed one; or an error, which may come with status 200."""
+    """A whole reply, a piece of a streamed one, or an error, which may have status 200."""
 
     candidates: list[Candidate] | None = None
     usageMetadata: msgspec.Raw = ABSENT
@@ -117,7 +115,7 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 class TextPart(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A part that is text and nothing else."""
+    """A part with text only."""
 
     text: str
 
@@ -137,7 +135,7 @@ class TextCandidate(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A chunk amid a reply that brings a piece of text and counts, as most do. Any other is no TextChunk."""
+    """A chunk inside a reply with a piece of text and counts, as most are."""
 
     candidates: tuple[TextCandidate]
     usageMetadata: msgspec.Raw = ABSENT
@@ -154,27 +152,27 @@ decode_counts = msgspec.json.Decoder(Usage | None).decode
 decode_json = msgspec.json.Decoder(Json).decode
 
 
-# A reply's usage, from the counts that its chunks report.
+# --- Usage ---
 
 
 class UsageCounts:
-    """A reply's counts. Each chunk reports all so far, now and then without some: the last of each counts."""
+    """A reply's counts. Each chunk reports all so far, sometimes without some. The last value of each counts."""
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
-        """The counts of what is billed besides tokens, by the names of the rates. The reply tells them outside of
-        the usage."""
-        self._former: Usage | None = None  # what was said before a chunk that has other counts
+        """The billed counts other than tokens, by rate name. The reply has them outside of the usage."""
+        self._former: Usage | None = None  # the usage before a chunk with other counts
         self._latest = ABSENT
-        self._form: bytes | None = None  # of the latest: all but its digits; None before the first
+        self._form: bytes | None = None  # the latest without its digits; None before the first
         self._prompted = False  # whether it has the prompt's count
-        self._counted = ABSENT  # the last that had
+        self._counted = ABSENT  # the last one with it
 
     def add(self, raw: msgspec.Raw) -> None:
-        """Take in what a chunk reports.
+        """Read a chunk's usage.
 
-        A chunk that differs from the one before by digits alone takes its place, and is read when the total is
-        asked for: in a stream each chunk has counts.
+        A chunk that differs only in digits replaces the one before. It is decoded on demand, because each chunk of
+        a stream has
+        counts.
         """
         form = bytes(raw).translate(None, b"0123456789")
         if form != self._form:
@@ -187,7 +185,7 @@ class UsageCounts:
             self._counted = raw
 
     def _so_far(self) -> Usage:
-        """The last of each count."""
+        """The last value of each count."""
         usage, former = decode_counts(self._latest) or Usage(), self._former
         for name in usage.__struct_fields__ if former is not None else ():
             if getattr(usage, name) is None:
@@ -197,8 +195,9 @@ class UsageCounts:
     def total(self, *, final: bool = False) -> TokenUsage | None:
         """The counts in disjoint buckets; None if there are none.
 
-        The prompt includes what was read from a cache, and not what the provider's own tools put in; candidates
-        don't include thoughts. A count that was left out is 0; without the prompt's, the figures are partial.
+        The prompt's count includes cache reads and excludes input from the provider's own tools. The candidates'
+        count excludes
+        thoughts. A missing count is 0; without the prompt's count, the figures are partial.
         """
         last = self._so_far()
         prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
@@ -242,14 +241,14 @@ class UsageCounts:
 
 
 def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
-    """The usage as it came, with the counts that were found elsewhere beside it."""
+    """The usage with the counts from other places added."""
     if not any(fees.values()):
         return raw.copy()
     return msgspec.Raw(msgspec.json.encode({**decode_fields(raw), "grounding": fees}))
 
 
 def _sound_and_pictures(details: object) -> tuple[int, int]:
-    """The tokens of sound and of pictures in a list of the tokens of each modality."""
+    """The tokens of audio and images in a list of tokens by modality."""
     if not isinstance(details, list):
         return 0, 0
     counts = {"AUDIO": 0, "IMAGE": 0}
@@ -260,7 +259,7 @@ def _sound_and_pictures(details: object) -> tuple[int, int]:
     return counts["AUDIO"], counts["IMAGE"]
 
 
-# The arguments of a call, put together from values at JSONPaths.
+# --- Partial arguments ---
 
 _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\]""")
 
@@ -268,7 +267,7 @@ _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"
 class PartialArguments:
     """Arguments as they grow.
 
-    `broken` says whether a piece of them could not be placed. Then the call must not be executed.
+    `broken` is true if a piece could not be placed. Then the call must not be executed.
 
     Args:
         key: The key of the call's block.
@@ -278,13 +277,14 @@ class PartialArguments:
         self.key = key
         self.value: JsonObject = {}
         self.broken = False
-        self._in_pieces: set[str | None] = set()  # places whose strings are known to come in pieces
+        self._in_pieces: set[str | None] = set()  # places with strings that arrive in pieces
 
     def add(self, piece: PartialArg) -> None:
-        """Place a piece. A string at the place of a string continues it; a piece without a value says nothing.
+        """Place a piece. A string at the place of a string continues it; a piece without a value is ignored.
 
-        A string that begins with all that came for its place, and is longer, replaces it: some servers send the
-        text so far again. A place whose string was once continued otherwise is continued from then on.
+        A longer string that starts with all earlier ones replaces them, because some servers repeat the text so
+        far. After
+        another kind of continuation, a place is always continued.
         """
         if piece.stringValue is not None:
             self._place(piece.jsonPath, piece.stringValue)
@@ -308,7 +308,7 @@ class PartialArguments:
 
 
 def _at(root: JsonObject, steps: list[str | int]) -> Json:
-    """What is at a place already; None if nothing is."""
+    """The value at a place; None if there is none."""
     here: Json = root
     for step in steps:
         if isinstance(here, dict) and isinstance(step, str):
@@ -347,7 +347,7 @@ def _continued(before: Json, value: Json) -> Json:
 
 
 def _steps(path: str) -> list[str | int]:
-    """The names and indexes of a path; empty if it is none that we know."""
+    """The names and indexes of a path; empty for an unknown form."""
     if not path.startswith("$"):
         return []
     steps: list[str | int] = []

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, stateless, as a wire, and the adapter that speaks it."""
+"""The wire and the adapter of OpenAI's Responses API, without stored state."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from .request import build_request
 from .stream import ResponsesNormaliser
 
 RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
-"""Batches of servers that have OpenAI's Responses API. The endpoint is one of those that OpenAI's own package
-lists (3.54.0, `openai.types.batch_create_params`)."""
+"""Batches of servers with OpenAI's Responses API. OpenAI's package lists the endpoint
+(3.54.0, `openai.types.batch_create_params`).
+"""
 
 _PROBE_SECONDS = 5.0
 _NO_SUCH_PATH = (404, 405, 501)
@@ -50,10 +51,13 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
     project: str | None = None
     """The project, sent as a header."""
     quirks: str | None = None
-    """How the server differs, a name of `quirks.QUIRKS`; None lets the address decide."""
+    """The differences of the server, a name of `quirks.QUIRKS`; None uses the address."""
     find_protocol: bool = False
-    """Whether to ask the server for its protocol at the start. Without a Responses API, the adapter speaks Chat
-    Completions. Set where the address comes from OPENAI_BASE_URL."""
+    """Whether to check the server's protocol at the start. Without a Responses API, the adapter uses Chat
+    Completions.
+
+    Set if the address comes from OPENAI_BASE_URL.
+    """
 
 
 class ResponsesWire(ChatWire):
@@ -69,8 +73,8 @@ class ResponsesWire(ChatWire):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self.quirks = choose_quirks(self.config.options.get("quirks"), self.base_url)
-        self._unencrypted: set[str] = set()  # models that have refused to encrypt their reasoning
-        self._unsummarised: set[str] = set()  # and those that have refused to sum it up
+        self._unencrypted: set[str] = set()  # models that refused to encrypt their reasoning
+        self._unsummarised: set[str] = set()  # models that refused to summarise it
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
             supports_documents=self.quirks.documents,
@@ -90,7 +94,7 @@ class ResponsesWire(ChatWire):
 
     def other_wires(self) -> OtherWires:
         return OtherWires(
-            OpenAIEmbeddings(base64=self.quirks is OPENAI),  # few other servers know it
+            OpenAIEmbeddings(base64=self.quirks is OPENAI),  # few other servers support it
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,
@@ -121,7 +125,7 @@ class ResponsesWire(ChatWire):
     def repair(
         self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
-        """See `ChatWire.repair`. What models refuse to do with their reasoning is remembered."""
+        """See `ChatWire.repair`. The wire remembers refusals about reasoning by model."""
         found = super().repair(request, call, error, done)
         for edit in found.edits if found is not None else ():
             if edit.entry == ENCRYPTED_REASONING:
@@ -147,16 +151,18 @@ class ResponsesWire(ChatWire):
 
 
 def _image_wire(model: str) -> OpenAIImages | ResponsesImages:
-    """The images API for the models that are its own; for the others the tool of conversations."""
+    """The images API for its own models; for others the tool of conversations."""
     return OpenAIImages() if is_image_model(model) else ResponsesImages()
 
 
 class OpenAIAdapter(HttpAdapter):
-    """Speaks the Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
+    """The Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
 
-    `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or
-    under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
-    cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
+    `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or under the adapter's own
+    name) is
+    merged into the body; ``auto_cache: false`` there sends no key for the prompt cache, which is otherwise made
+    from the
+    session's id. Raises ConfigurationError for an unknown name.
     """
 
     wire_type = ResponsesWire
@@ -176,9 +182,9 @@ class OpenAIAdapter(HttpAdapter):
         await super().initialize()
 
     async def _has_responses(self) -> bool:
-        """Whether the server knows the path, as far as it answers.
+        """Whether the server has the path, as far as it answers.
 
-        An empty request costs nothing. A server that knows the path refuses it with another status.
+        An empty request costs nothing. A server that has the path refuses it with another status.
         """
         with anyio.move_on_after(_PROBE_SECONDS):
             try:

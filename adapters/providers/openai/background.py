@@ -1,8 +1,7 @@
-"""Responses in the background: ``background: true``, a stream with numbers, looks, and the end by a request.
+"""Background responses: ``background: true``, a numbered stream, polling, and cancellation.
 
-The paths, the parameters and the states are those of OpenAI's own package (3.54.0, `openai.types.responses`:
-`response_retrieve_params`, `response_status`), and of its guide of background mode, which Azure and other
-servers of this protocol follow.
+Source: `openai.types.responses` (3.54.0: `response_retrieve_params`, `response_status`) and OpenAI's guide of
+background mode, which Azure and other servers follow.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ _UNDER_WAY = frozenset({"queued", "in_progress"})
 
 
 class _Head(msgspec.Struct, gc=False):
-    """The number of an event."""
-
     sequence_number: int | None = None
 
 
@@ -44,7 +41,7 @@ class ResponsesInBackground:
 
     Args:
         provider: The adapter's name.
-        quirks: How the server differs.
+        quirks: The differences of the server.
     """
 
     def __init__(self, provider: str, quirks: Quirks) -> None:
@@ -52,7 +49,6 @@ class ResponsesInBackground:
         self._quirks = quirks
 
     def wanted(self, request: CanonicalRequest) -> bool:
-        """See `BackgroundWire.wanted`."""
         if request.response_id:
             return True
         if request.background:
@@ -65,25 +61,20 @@ class ResponsesInBackground:
             return False  # writing the request raises it again
 
     def attach(self, response_id: str, after: int | None) -> WireCall:
-        """See `BackgroundWire.attach`."""
         behind = "" if after is None else f"&starting_after={after}"
         return get(f"{_path(response_id)}?stream=true{behind}")
 
     def look(self, response_id: str) -> WireCall:
-        """See `BackgroundWire.look`."""
         return get(_path(response_id))
 
     def cancel(self, response_id: str) -> WireCall:
-        """See `BackgroundWire.cancel`."""
         return WireCall(f"{_path(response_id)}/cancel", b"")
 
     def status(self, body: bytes) -> BackgroundStatus:
-        """See `BackgroundWire.status`."""
         response = read(Response, body)
         return BackgroundStatus(response.id or "", response.status not in _UNDER_WAY)
 
     def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
-        """See `BackgroundWire.usage`."""
         response = read(Response, body)
         fees = Reply(assembler, self._quirks).fees
         for raw in elements(response.output):
@@ -93,7 +84,6 @@ class ResponsesInBackground:
         return read_usage(response.usage, response.service_tier, fees=counts, tool_usage=response.tool_usage)
 
     def normaliser(self, assembler: Assembler) -> NumberedResponses:
-        """See `BackgroundWire.normaliser`."""
         return NumberedResponses(assembler, self._quirks)
 
 
@@ -123,17 +113,15 @@ class NumberedResponses(ResponsesNormaliser):
             self.number = number
 
     def close(self) -> list[StreamEvent]:
-        if not self.finished and self.error is None:  # half an event is none
+        if not self.finished and self.error is None:  # a partial event is none
             self.error = StreamError("the stream ended before the response was complete")
         return self.assembler.take()
 
     def reopen(self) -> None:
-        """See `NumberedNormaliser.reopen`."""
         self._read_with(SseDecoder())
         self.error = None
 
     def take_whole(self, body: bytes) -> list[StreamEvent]:
-        """See `NumberedNormaliser.take_whole`."""
         response = read(Response, body)
         if self.assembler.raw is not None:
             self.assembler.raw.body(body)

@@ -1,8 +1,8 @@
-"""The parameters that OpenAI's models accept, as data, because they change monthly and code must not.
+"""OpenAI's models and error texts as data, because they change monthly.
 
-The efforts of a model decide the rest. A model that can't reason takes no reasoning options and no reasoning
-items. A model that is reasoning refuses sampling parameters. A model that is like no row gets all parameters that
-were asked for. The models are in `models.json`; see `adapters.model_table`.
+The efforts of a model decide the rest. A model that can't reason supports no reasoning options and items. A
+reasoning model refuses sampling parameters. An unknown model gets all requested parameters. The models are in
+`models.json`; see `adapters.model_table`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ...requests.fitted import ToolIdRule
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
-    """What a model takes, besides what is known of any."""
+    """The parameters of a model that differ from the common ones."""
 
     efforts: tuple[str, ...] = ()
-    """The efforts, the weakest first; none if the model can't reason."""
+    """The efforts in increasing order; none if the model can't reason."""
     default_effort: str | None = None
-    """The effort where none is asked for; None if it isn't known."""
+    """The default effort; None if unknown."""
     verbosity: bool = True
-    """Whether the model takes `text.verbosity`."""
+    """Whether the model supports `text.verbosity`."""
 
     @property
     def reasons(self) -> bool:
@@ -71,24 +71,24 @@ DOCUMENT_TYPES = (
     f"{_OFFICE}spreadsheetml.sheet",
     f"{_OFFICE}presentationml.presentation",
 )
-"""Files that are read; pictures in them only where they are PDF."""
+"""Files that models read. Images in them are read in PDFs only."""
 
 
 @functools.lru_cache(maxsize=256)
 def find_model(name: str) -> Model | None:
-    """The row of a model, with or without a vendor's prefix; None if it is like none of them.
+    """The row of a model, with or without a vendor's prefix; None if unknown.
 
-    A fine-tuned one (``ft:gpt-4o-mini:acme::7p4l``) takes what its base takes.
+    A fine-tuned model (``ft:gpt-4o-mini:acme::7p4l``) has the row of its base.
     """
     own = name.rpartition("/")[2].removeprefix("openai.")
     return TABLE.resembling(own.split(":")[1] if own.startswith("ft:") else own)
 
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-"""What is to be included in a reply so that its reasoning can go back."""
+"""The `include` value that makes a reply's reasoning usable in requests."""
 
 REPAIRS = RepairRules(
-    # wire-facts 2.5, 2.6, 3.6, and issues of 2025 and 2026 that quote the replies
+    # Sources: wire-facts 2.5, 2.6, 3.6, and issues of 2025 and 2026 that quote the replies
     signature_codes=frozenset({"invalid_encrypted_content"}),
     signatures=(
         r"The encrypted content .{1,200} could not be (?:verified|decrypted)\b.{0,300}",
@@ -168,5 +168,5 @@ CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """What an error means that came with status 200: nested or flat, an event or a failed response's field."""
+    """The error in a reply of status 200: nested or flat, an event or a failed response's field."""
     return error_without_status(read_error_value(value), CODES, provider)

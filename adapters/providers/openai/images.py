@@ -1,13 +1,11 @@
-"""The ``image_generation`` tool of OpenAI's Responses API: a conversation's model that has an image drawn.
+"""Images by the ``image_generation`` tool of OpenAI's Responses API.
 
-The tool is forced, so that an image comes, and the model writes the tool's prompt from the request's. What the
-tool draws with is a model of its own: ``provider_options["openai"]`` may name it under ``image_tool``, whose
-fields are merged into the tool. The tool's limits are those of the images API, but for one image a request.
-
-**Usage.** Tokens are the conversation model's. What the tool used is another model's and has other prices, so it
-is counted apart, as pieces: ``image_tool_input``, ``image_tool_image_input``, ``image_tool_cached`` and
-``image_tool_output`` tokens, or ``image_tool`` images where the reply tells no tokens. A price row of the
-conversation's model that names no rate for them makes the call unpriced rather than wrongly priced.
+The tool is forced, and the conversation's model writes its prompt. The tool has a model of its own:
+``provider_options["openai"]["image_tool"]`` may name it and is merged into the tool. One image a request. The
+tool's
+usage has other prices and is counted as pieces: ``image_tool_input``, ``image_tool_image_input``,
+``image_tool_cached`` and ``image_tool_output`` tokens, or ``image_tool`` images. Without rates, the call is
+unpriced.
 """
 
 from __future__ import annotations

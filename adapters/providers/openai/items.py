@@ -1,11 +1,10 @@
-"""A fitted history as the input items of a Responses call. Pure.
+"""A fitted history as input items of the Responses API. Pure.
 
-The call is stateless (`store` is false), so the history goes along each time. What OpenAI checks most strictly is
-that a reasoning item is followed by the very item that it preceded when it was made: so a reasoning item goes back
-whole, and the items after it with their own ids; where it can't go back, the ids of the items after it stay behind
-too. Ids are never sent alone, for nothing is stored under them; a message that has none of its own gets one made
-up, because several servers refuse a message without id and status. What goes back of items that only OpenAI can
-read: `sent_back`.
+The call is stateless (`store` is false), so each one has the whole history. OpenAI requires that a reasoning item
+is
+followed by the item that it originally preceded. So a reasoning item goes back whole, and the items after it with
+their own ids. Without it, they go back without ids. A message without an id gets a generated one, because several
+servers require id and status.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ...requests.settings import INPUT, free_text
 from ...requests.text import mend_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
-# What goes back of items that only OpenAI can read, and in which form.
+# --- Opaque items in requests ---
 
 COMPACTION = "compaction"
 PROGRAM, PROGRAM_OUTPUT = "program", "program_output"
@@ -57,7 +56,7 @@ _SELF_CONTAINED = frozenset(
         COMPACTION,
     }
 )
-"""Items that say all there is to say, and may go back without anything being stored."""
+"""Items that are complete in themselves, and may go back with nothing stored."""
 
 _PAIRS = {
     "computer_call": "computer_call_output",
@@ -68,7 +67,7 @@ _PAIRS = {
     "mcp_approval_request": "mcp_approval_response",
 }
 _OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
-"""Items that come in pairs, a call and its output; one may go back only with the other."""
+"""Items in pairs, a call and its output. One may go back only with the other."""
 
 _IDS = {
     "local_shell_call": ("call_id", "id"),
@@ -76,23 +75,23 @@ _IDS = {
     "mcp_approval_request": ("id",),
     "mcp_approval_response": ("approval_request_id",),
 }
-"""The fields by which the halves of a pair know each other, where it isn't `call_id`."""
+"""The fields that link the halves of a pair, if not `call_id`."""
 
 NEVER_NULL = {
     IMAGE_CALL: ("error", "svg_usage"),
     "computer_call": ("action", "actions"),
     "mcp_call": ("status",),
 }
-"""Fields that replies may say to be null, and requests only leave out."""
+"""Fields that may be null in replies, but only absent in requests."""
 
 HALF = "a call can't go back without its output, nor an output without its call"
 
 
 class OwnItems:
-    """Which of a history's items may go back to a model.
+    """The items of a history that may go back to a model.
 
     Args:
-        blocks: All blocks of the history that only their provider can read.
+        blocks: All opaque blocks of the history.
         model: The model, as the wire names it.
     """
 
@@ -103,7 +102,7 @@ class OwnItems:
         self._programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
 
     def why_not(self, block: OpaqueBlock) -> str | None:
-        """Why an item can't go back; None if it can."""
+        """The reason why an item can't go back; None if it can."""
         if not self._is_ours(block):
             return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
         if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self._programs:
@@ -125,7 +124,7 @@ class OwnItems:
         return {"caller": caller} if sent else {}
 
     def lacks_half(self, block: OpaqueBlock) -> bool:
-        """Whether a block is a call whose output isn't there, or an output without its call."""
+        """Whether a block is a call without its output, or an output without its call."""
         other = _OTHER_HALF.get(block.kind)
         return other is not None and not any((other, call_id) in self._pairs for _, call_id in _pair_keys(block))
 
@@ -135,7 +134,7 @@ class OwnItems:
 
 
 def reasoning_item(data: JsonObject) -> JsonObject | None:
-    """A reasoning item as it may go back; None if it has neither encrypted nor plain content."""
+    """A reasoning item in the form of a request; None without encrypted and plain content."""
     if data.get("type") != "reasoning" or not (data.get("encrypted_content") or data.get("content")):
         return None
     item: JsonObject = {name: value for name, value in data.items() if value is not None}
@@ -144,7 +143,7 @@ def reasoning_item(data: JsonObject) -> JsonObject | None:
 
 
 def as_input(block: OpaqueBlock) -> JsonObject:
-    """An item of a reply as a request takes it: some of its fields may be absent there, but not null."""
+    """An item of a reply in the form of a request: some fields may be absent there, but not null."""
     absent = NEVER_NULL.get(block.kind, ())
     item = {
         name: value
@@ -158,7 +157,7 @@ def as_input(block: OpaqueBlock) -> JsonObject:
 
 
 def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
-    """What the other half of a call and its output may know this half by. A search of the server's has no id."""
+    """The possible links between the halves of a call and its output. A search of the server has no id."""
     data = block.provider_raw.data
     told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
     return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
@@ -167,7 +166,6 @@ def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
 def write_items(
     history: FittedHistory, model: str, free_form: Collection[str] = ()
 ) -> tuple[list[Json], list[Loss]]:
-    """The items of a history."""
     return _Writer(history, model, free_form).write()
 
 
@@ -182,9 +180,9 @@ class _Writer:
             else {"role": "user", "content": text}
             for place, text in enumerate(history.plain)
         ]
-        self.reasoning: list[Json] = []  # ids of the items that were written
+        self.reasoning: list[Json] = []  # ids of the written items
         self.free_form = free_form
-        self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
+        self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call was sent as a free-form one
         self.rest = history.messages[len(history.plain) :]
         blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
         self.own_items = OwnItems([block for block in blocks if isinstance(block, OpaqueBlock)], model)
@@ -235,7 +233,7 @@ class _Writer:
             former = block
 
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
-        """What can go back. Read from the end, for a reasoning item needs the item that follows it."""
+        """The blocks that can go back. Read from the end, because a reasoning item needs the item after it."""
         blocks = list(content)
         kept: list[ContentBlock] = []
         follower: ContentBlock | None = None
@@ -243,7 +241,7 @@ class _Writer:
             reason = None
             match block:
                 case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
-                    continue  # it goes back with its item, which stands with a later block
+                    continue  # it goes back with its item, which is in a later block
                 case ThinkingBlock():
                     reason = self._unled(block, follower)
                 case OpaqueBlock():
@@ -265,7 +263,7 @@ class _Writer:
         return kept[::-1]
 
     def _own_image(self, block: ImageBlock) -> JsonObject:
-        """The item in which the model's own image came."""
+        """The item of the model's own image."""
         assert block.data is not None
         absent = NEVER_NULL[IMAGE_CALL]
         own = self.history.own(block.provider_raw).items()
@@ -274,7 +272,7 @@ class _Writer:
         }
 
     def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
-        """Why a reasoning item can't go back before that block; None if it can."""
+        """The reason why a reasoning item can't go back before a block; None if it can."""
         item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:
             return "it has no encrypted content to be known by"
@@ -284,7 +282,7 @@ class _Writer:
         return None if led_to else "the item that it led to is not sent"
 
     def _item_id(self, own: JsonObject) -> Json:
-        """An item's own id, if the reasoning that led to it is sent as well."""
+        """An item's own id, if the reasoning that led to it is sent too."""
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
@@ -351,7 +349,7 @@ class _Writer:
         return add_host_fields(item | self.own_items.caller(own), self.history.own(block.provider_raw))
 
     def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
-        """What a user says, with items of the provider's own kinds in it: messages and items, in their order."""
+        """A user message with the provider's own items in it: messages and items, in order."""
         said: list[ContentBlock] = []
         for block in (*blocks, None):
             if block is not None and not _is_item(block):
@@ -387,7 +385,7 @@ class _Writer:
         return [add_host_fields(part, self._fields(block))]
 
     def _fields(self, block: TextBlock | ImageBlock | DocumentBlock) -> JsonObject:
-        """What the host says of a part by this provider's own names."""
+        """The host's fields of a part for this provider."""
         return self.history.own(block.provider_raw)
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
@@ -395,7 +393,7 @@ class _Writer:
 
 
 def _made_up_id(prefix: str, place: int) -> str:
-    """An id for an item, the same from send to send. Nobody looks it up, but servers insist on one."""
+    """A generated id for an item, the same in each send, because servers require one."""
     return f"{prefix}_{place:024x}"
 
 
@@ -411,7 +409,7 @@ def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
 
 
 def _is_item(block: ContentBlock) -> bool:
-    """Whether a block is an item of its own, and no part of a message."""
+    """Whether a block is an item of its own, not part of a message."""
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
 
 
@@ -422,7 +420,7 @@ def _image_part(block: ImageBlock) -> JsonObject:
 
 
 def _file_part(block: DocumentBlock) -> JsonObject:
-    """A file by address, which brings its name along, or as data, which needs one to be known by."""
+    """A file by address, which includes its name, or as data with a name."""
     if block.url is not None and not block.url.lower().startswith("data:"):
         return {"type": "input_file", "file_url": block.url}
     found = media_bytes(block)

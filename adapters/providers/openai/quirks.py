@@ -1,4 +1,4 @@
-"""The differences between servers of the Responses protocol and OpenAI's own, as data."""
+"""Differences between servers of the Responses protocol and OpenAI's own, as data."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from callboard.bus.values.base import Json
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences of a server that speaks this protocol."""
+    """The differences of one server."""
 
     strict_tools: bool = False
-    """Whether a tool's schema is enforced where its definition leaves it open."""
+    """Whether a tool's schema is enforced by default."""
     stateless: bool = True
     """Whether `store` and `include` are sent."""
     reasoning: bool = True
-    """Whether the server takes reasoning options, and its own reasoning items back."""
+    """Whether the server accepts reasoning options and its own reasoning items."""
     keeps_developer: bool = True
-    """Whether the server knows the developer role."""
+    """Whether the server supports the developer role."""
     images: bool = True
-    """Whether the server takes images."""
+    """Whether the server accepts images."""
     documents: bool = False
-    """Whether the server takes documents."""
+    """Whether the server accepts documents."""
     tools: bool = True
-    """Whether the server takes tools."""
+    """Whether the server supports tools."""
     structured_output: bool = True
     """Whether the server obeys `text.format`."""
     completed_at_limit: bool = False
-    """Whether the server says ``completed`` if the reply was cut off at the token limit."""
+    """Whether the server reports ``completed`` for a reply that was cut off at the token limit."""
     late_ends: bool = False
     """Whether the server sends the ends of all items last, and never interleaves items."""
     min_output_tokens: int = 16
     """The smallest limit of output tokens that the server accepts."""
     user: str = "user"
-    """The server's name of the field for the id of an end user."""
+    """The server's field for the id of an end user."""
     summaries: bool = False
-    """Whether the server's known models give a summary of their reasoning, if they are asked for one."""
+    """Whether the server's known models can summarise their reasoning."""
     background: bool = False
-    """Whether the server goes on with a reply whose connection is lost, if it is asked to."""
+    """Whether the server can continue a reply after its connection is lost."""
     cache_key: bool = False
-    """Whether the server takes a cache key, which leads the calls of a session to the place of their cached
-    prompt."""
+    """Whether the server accepts a cache key, which routes a session's calls to their cached prompt."""
 
 
 OPENAI = Quirks(
@@ -71,7 +70,7 @@ _OWN_HOSTS = ("api.openai.com", ".api.openai.com", ".openai.azure.com")
 
 
 def choose_quirks(name: Json, base_url: str) -> Quirks:
-    """The quirks of a name, or, without a name, of an address."""
+    """The quirks by name, or else by address."""
     if name is None:
         host = base_url.partition("://")[2].partition("/")[0].partition(":")[0]
         return OPENAI if host.endswith(_OWN_HOSTS) else COMPATIBLE

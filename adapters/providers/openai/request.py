@@ -1,8 +1,7 @@
-"""From a canonical request to the body of a Responses call. This module is pure.
+"""The body of a Responses call. Pure.
 
 It writes the parameters of the call; `items` writes the history. The call is stateless: nothing is stored, and
-reasoning comes back encrypted. A setting that only tunes the reply is left out with a warning if the model doesn't
-take it.
+reasoning is encrypted. A tuning setting that the model lacks is dropped with a warning.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ AUTO_CACHE = "auto_cache"
 
 
 class BuiltRequest(msgspec.Struct, frozen=True):
-    """The body to send, the history in it, and what the caller should know."""
+    """The body with the history, and the warnings."""
 
     body: JsonObject
     history: FittedHistory
@@ -61,7 +60,6 @@ def build_request(
     encrypts: bool = True,
     summarises: bool = True,
 ) -> BuiltRequest:
-    """The request on the wire."""
     return _Builder(request, provider, quirks, encrypts, summarises).build(stream=stream)
 
 
@@ -114,7 +112,7 @@ class _Builder:
             body["prompt_cache_key"] = digest(self.request.session_id)
         merge_options(body, options)
         if body.get("background") is True and "store" not in options:
-            body["store"] = True  # until it is read, a reply without a connection must be somewhere
+            body["store"] = True  # until it is read, a reply without a connection must be stored
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _warn(self, code: WarningCode, message: str) -> None:
@@ -149,7 +147,7 @@ class _Builder:
     def _options(self) -> JsonObject:
         return joined_options(self.request, OPTIONS, self.provider)
 
-    # -- tools
+    # --- Tools ---
 
     def _tools(self, body: JsonObject, tools: list[Json]) -> None:
         if tools:
@@ -164,7 +162,7 @@ class _Builder:
 
     def _check_choice(self, choice: ToolChoice) -> None:
         if choice.mode == "required" and "tools" in self._options():
-            return  # they are the caller's own, and there may be any
+            return  # they are the caller's own, and may be of any kind
         check_tool_choice(choice, [tool.name for tool in self.request.tools])
 
     def _tool_choice(self, choice: ToolChoice) -> Json:
@@ -201,7 +199,7 @@ class _Builder:
             written["parameters"] = folded.schema
         written["strict"] = isinstance(strict, StrictSchema)
 
-    # -- the reply's form
+    # --- The reply's form ---
 
     def _format(self, body: JsonObject) -> None:
         schema = self.request.output_schema
@@ -221,7 +219,7 @@ class _Builder:
             written["description"] = described
         body["text"] = {"format": written}
 
-    # -- tuning
+    # --- Tuning ---
 
     def _reasoning(self, body: JsonObject) -> None:
         asked = self.request.reasoning_effort
@@ -276,7 +274,7 @@ def _schema_name(schema: JsonObject) -> str:
 
 
 def _mention_json(body: JsonObject) -> None:
-    """JSON mode wants the word among the input items, and instructions don't count."""
+    """Mention JSON in an input item. JSON mode requires it, and instructions don't count."""
     items = body["input"]
     assert isinstance(items, list)
     if b"json" not in msgspec.json.encode(items).lower():

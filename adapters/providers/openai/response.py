@@ -1,17 +1,11 @@
-"""From output items to content: one way, for items that arrive whole and for items that arrive in pieces.
+"""Content from output items, whole or streamed.
 
-An `OutputItem` is fed with deltas, if there are any, and then with the whole item, which is authoritative: what
-the deltas left out is emitted from it, and all that is opaque (ids, encrypted reasoning, phases) is taken from it
-alone. A whole reply is the case without deltas.
-
-A message becomes one text block for each of its parts, a refusal included, with its annotations and the
-probabilities of its tokens. A reasoning item becomes one block of
-thinking for each part of its summary, or of its raw reasoning where it has no summary; the last one bears the item
-itself, the others are marked as its parts. A function call becomes a tool use; so does a custom tool's call, whose
-free text becomes the one argument `input`, so that other providers and our own tools know what to do with it. Any
-other item is kept as it is.
-
-What follows reasoning remembers which (`after`), for either may go back only with the other.
+An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative: text missing in the deltas is
+emitted from it, and opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one text
+block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
+reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use. Other
+items
+are kept unchanged. An item after reasoning records it (`after`), because either may go back only with the other.
 """
 
 from __future__ import annotations
@@ -56,7 +50,7 @@ HOST_CALLS = frozenset(
         "mcp_approval_request",
     }
 )
-"""Items, kept as opaque blocks, that ask the host to do something; unless the reply answers them itself."""
+"""Items, kept as opaque blocks, with work for the host, unless the reply answers them itself."""
 
 CUSTOM = "custom_tool_call"
 TOOL_CALLS = ("function_call", CUSTOM)
@@ -64,11 +58,11 @@ TOOL_CALLS = ("function_call", CUSTOM)
 IMAGE_CALL = "image_generation_call"
 
 REASONING_PART = "reasoning_part"
-"""The type in the provider_raw of a thinking block whose item stands with a later block."""
+"""The type in the provider_raw of a thinking block if a later block has its item."""
 
 
 class Reply:
-    """One reply: its items in output order, and what is known only when all are there."""
+    """One reply: its items in order, and the data that needs all of them."""
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
         self.assembler = assembler
@@ -84,19 +78,19 @@ class Reply:
         return item
 
     def reasoning_before(self, number: int) -> str | None:
-        """The id of the reasoning item that came last before an item."""
+        """The id of the last reasoning item before an item."""
         before = (item.item_id for item in reversed(self.items[:number]) if item.kind == "reasoning")
         return next(before, None)
 
     def begin(self, response: Response) -> None:
-        """Which model serves the reply under which id, as far as it is said."""
+        """Set the reply's model and id, if given."""
         if response.id:
             self.assembler.response_id = response.id
         if response.model:
             self.assembler.model = response.model
 
     def finish(self, response: Response) -> None:
-        """The reply is whole. Raises the error that it holds, if it holds one instead."""
+        """Finish the reply. Raises the error of a failed one."""
         usage = read_usage(
             response.usage,
             response.service_tier,
@@ -158,31 +152,31 @@ class Reply:
 
 
 class OutputItem:
-    """One item of the output; see the module's text."""
+    """One item of the output."""
 
     def __init__(self, reply: Reply, number: int, kind: str) -> None:
         self.kind = kind
         self.number = number
         self.placed = False
-        """Whether the item has begun to be content, or is over."""
+        """Whether the item has started to be content, or has ended."""
         self.is_done = False
         self.item_id: str | None = None
         self.wire_id: str | None = None
-        """The id by which the item was announced, or that it has at its end."""
+        """The id of the item, from its start or its end."""
         self.call_id: str | None = None
         self.index: int | None = None
-        """The index that the server gave it, which may be that of another item, too."""
-        self._reply: Reply = proxy(reply)  # which holds its items
+        """The server's index of the item, which another item may share."""
+        self._reply: Reply = proxy(reply)  # the reply owns its items
         self._assembler = reply.assembler
         self._implicit_end = reply.quirks.late_ends
         self._part: int | None = None
         self._key: tuple[int, int] = (number, 0)
         self._keys: list[tuple[int, int]] = []
         self._source = ""
-        self._arguments: list[str] = []  # that came before the call's name
+        self._arguments: list[str] = []  # arguments before the call's name
 
     def text(self, part: int, fragment: str) -> None:
-        """More text of that part of a message."""
+        """Add text to a part of a message."""
         if fragment:
             if part != self._part:
                 self._enter(part)
@@ -198,13 +192,13 @@ class OutputItem:
             self._keys.append(self._key)
 
     def refusal(self, part: int, fragment: str) -> None:
-        """More of the refusal that is that part of a message."""
+        """Add text to a refusal in a part of a message."""
         if fragment:
             self._reply.refused = True
             self.text(part, fragment)
 
     def thinking(self, source: str, part: int, fragment: str) -> None:
-        """More reasoning: of a summary or of the raw content, whichever came first."""
+        """Add reasoning: of a summary or of the raw content, whichever was first."""
         if fragment and self._source in ("", source):
             self._source = source
             if part != self._part:
@@ -215,7 +209,7 @@ class OutputItem:
             self.placed = True
 
     def begin_call(self, item: Item) -> None:
-        """A tool's call has its name."""
+        """Start a tool call with its name."""
         if item.name and not self.placed:
             self._assembler.tool_start(
                 self._key, item.name, raw=self._call_raw(item), implicit_end=self._implicit_end
@@ -225,7 +219,7 @@ class OutputItem:
                 self._assembler.tool_arguments(self._key, fragment)
 
     def arguments(self, fragment: str) -> None:
-        """More arguments of a call."""
+        """Add arguments to a call."""
         if not fragment:
             return
         if self.placed:
@@ -234,13 +228,16 @@ class OutputItem:
             self._arguments.append(fragment)
 
     def custom_input(self, fragment: str) -> None:
-        """More of a custom tool's text, which is the only argument of its call."""
+        """Add text to a custom tool's call, as its only argument."""
         if fragment:
             begun = self._assembler.block_text(self._key) if self.placed else self._arguments
             self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if begun else 0 : -len(_CUSTOM_TAIL)])
 
     def all_arguments(self, text: str) -> None:
-        """The arguments as a whole: what the deltas left out of them is emitted. Others replace the deltas'."""
+        """Set the whole arguments.
+
+        The part missing in the deltas is emitted; other arguments replace the deltas'.
+        """
         so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
         if text.startswith(so_far):
             self.arguments(text[len(so_far) :])
@@ -250,11 +247,11 @@ class OutputItem:
             self._arguments = [text]
 
     def part_done(self, position: int, part: Part) -> None:
-        """A message's part is whole; its end is left to its item, for some servers say this more than once."""
+        """Complete a message's part. The item ends it, because some servers repeat this event."""
         self._whole_part(position, part, {})
 
     def done(self, item: Item, raw: msgspec.Raw) -> None:
-        """The item is whole. Idempotent."""
+        """Complete the item. Idempotent."""
         if self.is_done:
             return
         self.item_id = item.id
@@ -320,7 +317,7 @@ class OutputItem:
         texts = {"summary": _texts(item.summary), "content": _texts(item.content)}
         source = self._source or ("summary" if any(texts["summary"]) else "content")
         if self._implicit_end and self.placed:
-            return  # the block is closed, and this server takes no reasoning back
+            return  # the block is closed, and this server accepts no reasoning back
         for part, text in enumerate(texts[source]):
             self.thinking(source, part, _remainder(text, self._assembler.block_text((self.number, part))))
         self._assembler.thinking(self._key, "", raw=as_object(raw), implicit_end=self._implicit_end)
@@ -356,14 +353,14 @@ class OutputItem:
             self._reply.host_calls.discard(item.call_id)
 
     def close(self) -> None:
-        """The reply is over, and this item was never said to be."""
+        """End an item without an end of its own, because the reply has ended."""
         if self.kind in TOOL_CALLS and not self.placed:
             self.begin_call(Item(name="unknown"))
             self._assembler.end(self._key, incomplete=True)
 
 
 def _remainder(whole: str, so_far: str) -> str:
-    """What is missing of `whole`; nothing if what has been emitted is no beginning of it."""
+    """The missing rest of `whole`; empty if the emitted text is not its start."""
     return whole[len(so_far) :] if whole.startswith(so_far) else ""
 
 
@@ -380,12 +377,12 @@ def custom_arguments(text: str) -> str:
 
 
 def output_limit(request: CanonicalRequest, quirks: Quirks) -> int:
-    """The limit that is sent, in tokens."""
+    """The limit to send, in tokens."""
     return max(request.max_output_tokens, quirks.min_output_tokens)
 
 
 def error_of(response: Response, provider: str) -> AdapterError | None:
-    """The error of a failed response; None of any other."""
+    """The error of a failed response; None for any other."""
     if is_present(response.error):
         return error_in_reply({"error": msgspec.json.decode(response.error)}, provider)
     if response.status == "failed":

@@ -1,13 +1,10 @@
-"""From the Responses API's events to an assembler's.
+"""Events of the Responses API for an assembler.
 
-Which item an event is about is said by its kind and its `output_index`. If a server leaves the index out, or gives
-it to several items, `item_id` decides. It comes second, because some servers change it from event to event. The
-`call_id` of a call decides at its end. If nothing helps, it is the last item of the kind that is still open.
-
-Blocks keep the order of the items, not that of their first deltas. An item that was announced but has shown
-nothing takes no place in the assembler yet, because a place would be an event, and an attempt that fails before
-its first content can be repeated. So events of later items wait until every earlier item has shown something or is
-over: `_head` is the first item that has done neither. At the end of the reply nothing waits any more.
+An event's kind and `output_index` identify its item. If the index is missing or shared, `item_id` decides, because
+some servers change ids from event to event. `call_id` decides at a call's end. The last resort is the last open
+item
+of the kind. Blocks keep the order of the items. An announced item without content takes no place yet, so that an
+attempt without content can be retried. Events of later items wait for `_head`, the first such item.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ class ResponsesNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._quirks = quirks
         self._reply = Reply(assembler, quirks)
-        self._found: dict[tuple[str, int | None, str | None], OutputItem] = {}  # until items come or end
+        self._found: dict[tuple[str, int | None, str | None], OutputItem] = {}  # until items arrive or end
         self._head = 0
         self._waiting: dict[int, list[tuple[Step, Event]]] = {}
 
@@ -88,15 +85,15 @@ class ResponsesNormaliser(SseNormaliser):
             case _ if event.type is None and is_present(event.error):
                 raise error_in_reply(msgspec.json.decode(data), self.assembler.provider)
             case _ if event.type is not None and kind not in _SAID_AGAIN:
-                # progress of items that arrive whole, and what is not invented yet
+                # progress of items that arrive whole, and unknown events
                 self.assembler.provider_event(kind, msgspec.json.decode(data))
             case _:
                 pass
 
-    # -- which item
+    # --- Finding an item ---
 
     def _find(self, event: Event, kind: str) -> OutputItem:
-        """The item that a delta is about."""
+        """The item of a delta."""
         index, item_id = event.output_index, event.item_id
         item = self._found.get((kind, index, item_id))
         if item is not None:
@@ -110,11 +107,11 @@ class ResponsesNormaliser(SseNormaliser):
         return item
 
     def item_of(self, wire: Item, index: int | None) -> OutputItem:
-        """The item that a whole item of the reply is the end of, or a new one."""
+        """The item that a whole item completes, or a new one."""
         return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
 
     def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
-        """The item that an event with a whole item is about, if it began already."""
+        """The started item of an event with a whole item."""
         kind = wire.type or "unknown"
         item = self._at(kind, index, wire.id) if index is not None else None
         if item is None or (item.call_id and wire.call_id and item.call_id != wire.call_id):
@@ -130,7 +127,7 @@ class ResponsesNormaliser(SseNormaliser):
         return item
 
     def _at(self, kind: str, index: int, item_id: str | None) -> OutputItem | None:
-        """The item of that kind at an index. If several share it, the id decides, or the last that is open."""
+        """The item of a kind at an index. If several share it, the id decides, or the last open one is taken."""
         items = [item for item in self._of_kind(kind) if item.index == index]
         if len(items) < 2:
             return items[0] if items else None
@@ -155,7 +152,7 @@ class ResponsesNormaliser(SseNormaliser):
         item.index, item.wire_id, item.call_id = index, item_id, call_id
         return item
 
-    # -- items
+    # --- Items ---
 
     def _on_added(self, event: Event) -> None:
         wire = read_or_default(Item, event.item)
@@ -191,7 +188,7 @@ class ResponsesNormaliser(SseNormaliser):
             self._advance()
 
     def _advance(self) -> None:
-        """Move on from items that have shown something, and let those that come next do what they waited with."""
+        """Move past items that have content, and emit the held content of later ones."""
         items = self._reply.items
         while self._head < len(items) and items[self._head].placed:
             self._head += 1
@@ -201,7 +198,7 @@ class ResponsesNormaliser(SseNormaliser):
         for step, event in self._waiting.pop(number, ()):
             step(self._reply.items[number], event)
 
-    # -- the end
+    # --- The end ---
 
     def _on_terminal(self, status: str, event: Event) -> None:
         response = read_or_default(Response, event.response)
@@ -220,9 +217,9 @@ class ResponsesNormaliser(SseNormaliser):
         self.finished = True
 
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
-        """End an item whose own end never came, with the response's copy of it.
+        """End an item that had no end of its own, with the response's copy of it.
 
-        The copy is the one with its ids, or else the one in its place.
+        The copy has its ids, or else its place.
         """
         raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
         named = [each for each in output if self._is_named(item, read_or_default(Item, each))]
@@ -245,7 +242,7 @@ class ResponsesNormaliser(SseNormaliser):
 
 
 def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
-    """Whether a whole item can be the end of an open one. Neither index nor id has named that."""
+    """Whether a whole item can complete an open one, if neither index nor id decides."""
     if event.output_index is None and not wire.id:
         return True
     other_call = item.call_id and wire.call_id and item.call_id != wire.call_id
@@ -294,7 +291,7 @@ def _part_done(item: OutputItem, event: Event) -> None:
 def _begin_call(item: OutputItem, event: Event) -> None:
     wire = read_or_default(Item, event.item)
     item.begin_call(wire)
-    if item.kind != CUSTOM:  # which is announced with empty text, and that would already be an argument
+    if item.kind != CUSTOM:  # it is announced with empty text, which would already be an argument
         item.all_arguments(as_arguments(wire.arguments))
 
 
@@ -314,7 +311,7 @@ _SAID_AGAIN = frozenset(
         "response.reasoning_summary_text.done",
     }
 )
-"""Events that say what deltas and whole items say as well."""
+"""Events that repeat deltas and whole items."""
 
 _DELTAS: Mapping[str, tuple[str, Step]] = {
     "response.output_text.delta": ("message", _text_delta),

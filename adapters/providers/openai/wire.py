@@ -1,9 +1,7 @@
-"""The fields of the Responses API that are read here, and a lenient way to read them.
+"""Fields of the Responses API, a lenient decoder, and usage.
 
-Every field is optional, because servers of this protocol leave out any of them. A field of the wrong type counts
-as absent, so that it doesn't fail the reply. For this `read` first decodes a struct in one go. Only if that fails,
-`read` decodes the fields one by one. Nested values stay raw until they are asked for, so one odd part spoils no
-other.
+Every field is optional, because servers omit any of them. A field of the wrong type counts as absent. `read` first
+decodes a struct in one go, and field by field only if that fails. Nested values stay raw until needed.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ EMPTY = msgspec.Raw()
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event of a stream, of any type: a delta needs the first six fields only."""
+    """One event of a stream, of any type. A delta needs the first six fields only."""
 
     type: str | None = None
     delta: str | None = None
@@ -81,7 +79,7 @@ class Part(msgspec.Struct, gc=False):
 
 
 class Response(msgspec.Struct, gc=False):
-    """The response object: a whole reply, or what a stream says at its beginning and end."""
+    """The response object: a whole reply, or part of a stream's first and last event."""
 
     id: str | None = None
     object: str | None = None
@@ -101,7 +99,7 @@ class Response(msgspec.Struct, gc=False):
 
     @property
     def has_no_details(self) -> bool:
-        """Whether none of DETAILS was sent, as in nearly all replies."""
+        """Whether DETAILS are all absent, as in nearly all replies."""
         return (
             self.access_programs is self.conversation is self.input_transformations is EMPTY
             and self.moderation is self.prompt_cache_diagnostics is EMPTY
@@ -115,7 +113,7 @@ DETAILS = (
     "moderation",
     "prompt_cache_diagnostics",
 )
-"""The fields of a response that say something beside its content, and not what the request said."""
+"""The response's fields of other data, without those of the request."""
 
 
 class IncompleteDetails(msgspec.Struct, gc=False):
@@ -139,7 +137,7 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class UsageDetails(msgspec.Struct, gc=False):
-    """The parts of either count."""
+    """The parts of the input or output count."""
 
     reasoning_tokens: int | float | None = None
 
@@ -163,7 +161,10 @@ decode_event = msgspec.json.Decoder(Event).decode
 
 
 def read(kind: type[T], data: bytes | msgspec.Raw) -> T:
-    """A struct of that kind. Raises msgspec's DecodeError for what is no JSON, ValidationError for no object."""
+    """Decode a struct.
+
+    Raises msgspec's DecodeError for invalid JSON, ValidationError for anything but an object.
+    """
     try:
         return cast("T", _DECODE[kind](data))
     except msgspec.ValidationError:
@@ -184,7 +185,7 @@ def _read_fields(kind: type[T], data: bytes | msgspec.Raw) -> T:
 
 
 def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
-    """As `read`, but an empty struct where there is no object."""
+    """Like `read`, but an empty struct if there is no object."""
     try:
         return read(kind, data) if is_present(data) else kind()
     except msgspec.ValidationError:
@@ -192,12 +193,12 @@ def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
 
 
 def is_present(data: msgspec.Raw) -> bool:
-    """True unless the field was absent or null."""
+    """Whether the field is neither absent nor null."""
     return data is not EMPTY and bytes(data) not in (b"", b"null")
 
 
 def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
-    """The elements of a list; none of anything else."""
+    """The elements of a list; none for anything else."""
     try:
         return _RAW_LIST.decode(data) if is_present(data) else []
     except msgspec.ValidationError:
@@ -205,17 +206,17 @@ def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def as_object(data: msgspec.Raw) -> JsonObject:
-    """A JSON object as it came. Raises msgspec's DecodeError if it is none."""
+    """A JSON object, undecoded inside. Raises msgspec's DecodeError for anything else."""
     return _OBJECT.decode(data)
 
 
 def read_value(data: msgspec.Raw) -> Json:
-    """Any JSON value; None if the field was absent."""
+    """Any JSON value; None if the field is absent."""
     return msgspec.json.decode(data, type=Json) if is_present(data) else None
 
 
 def as_arguments(data: msgspec.Raw) -> str:
-    """A call's arguments as text: servers send them as a string, some as an object, some as null."""
+    """A call's arguments as text: servers send a string, an object, or null."""
     if not is_present(data):
         return ""
     try:
@@ -224,11 +225,11 @@ def as_arguments(data: msgspec.Raw) -> str:
         return bytes(data).decode()
 
 
-# The uses of the Responses API's own tools.
+# --- Usage ---
 
 
 class ToolFees:
-    """Counts the items of one reply that are billed."""
+    """Counts the billed items of one reply."""
 
     def __init__(self) -> None:
         self._searches = 0
@@ -237,7 +238,7 @@ class ToolFees:
         self._containers: set[str | None] = set()
 
     def note(self, kind: str, item: Item) -> None:
-        """An item is whole. Opening a page, or looking for something in it, is no search."""
+        """Count a complete item. Opening a page, or searching in it, is no search."""
         match kind:
             case "web_search_call":
                 action = read_value(item.action)
@@ -253,7 +254,7 @@ class ToolFees:
                 pass
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
-        """The counts by the names of the rates."""
+        """The counts by rate name."""
         searches, drawn = 0, None
         if is_present(tool_usage):
             told = _object(read_value(tool_usage))
@@ -273,7 +274,7 @@ _FREE = frozenset({"mcp_calls"})
 
 
 def _named(usage: msgspec.Raw) -> dict[str, int]:
-    """What xAI counts of its own tools."""
+    """xAI's counts of its own tools."""
     if _NAMED not in bytes(usage):
         return {}
     own = _object(_object(read_value(usage)).get(_NAMED.decode()))
@@ -284,7 +285,7 @@ def _named(usage: msgspec.Raw) -> dict[str, int]:
 
 
 def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
-    """The tokens of the model that drew images, as pieces; None where the reply tells none."""
+    """The tokens of the image tool's model, as pieces; None if not reported."""
     if not is_present(tool_usage):
         return None
     drawn = read_image_usage(msgspec.json.encode(_object(read_value(tool_usage)).get("image_gen")))
@@ -300,7 +301,7 @@ def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
 
 
 def with_tool_usage(usage: msgspec.Raw, tool_usage: msgspec.Raw) -> msgspec.Raw:
-    """The usage as it came, with the tools' beside it if they used anything."""
+    """The usage with the tools' usage added, if any."""
     if not is_present(tool_usage) or not _used(read_value(tool_usage)):
         return msgspec.Raw(bytes(usage))
     fields = msgspec.json.decode(usage, type=dict[str, msgspec.Raw])
@@ -322,7 +323,7 @@ def read_usage(
     fees: Mapping[str, int] | None = None,
     tool_usage: msgspec.Raw = EMPTY,
 ) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if nothing was reported."""
+    """Usage in disjoint buckets; None if not reported."""
     usage = read_or_default(Usage, data)
     if usage.input_tokens is None and usage.output_tokens is None:
         return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None

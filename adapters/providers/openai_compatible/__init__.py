@@ -1,4 +1,4 @@
-"""Chat Completions: OpenAI's older protocol, which nearly every other server speaks. The differences are data."""
+"""Chat Completions: OpenAI's older protocol, which most other servers use. Their differences are data."""
 
 from callboard.adapters.provider import Provider, Vendor
 

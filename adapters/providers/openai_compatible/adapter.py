@@ -1,4 +1,4 @@
-"""Chat Completions as a wire, and the adapter that speaks it."""
+"""The wire and the adapter of Chat Completions."""
 
 from __future__ import annotations
 
@@ -35,18 +35,17 @@ class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``openai_compatible``."""
 
     quirks: str | dict[str, Json] | None = None
-    """How the server differs: a name of `quirks.QUIRKS`, or an object of single fields; None lets the address
-    decide."""
+    """The differences of the server: a name of `quirks.QUIRKS`, or an object of fields; None uses the address."""
     tools: str | None = None
     """``emulate`` for models that can't call tools."""
     path: str | None = None
-    """The endpoint's path, where it is unusual."""
+    """The endpoint's path, if it is unusual."""
     api_version: str | None = None
     """The version of the API in Azure's older addresses."""
 
 
 class ChatCompletionsWire(ChatWire):
-    """OpenAI's Chat Completions, as each compatible server speaks them."""
+    """OpenAI's Chat Completions, with each server's differences."""
 
     default_name = "openai_compatible"
     media_fields = frozenset({"image.detail", "document.name"})
@@ -83,7 +82,7 @@ class ChatCompletionsWire(ChatWire):
             return self.capabilities
         return msgspec.structs.replace(self.capabilities, supports_audio=True)
 
-    # -- what goes over the wire
+    # --- Requests and replies ---
 
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         return {"api-key": key} if key and self.quirks.auth == "api-key" else bearer(key)
@@ -112,14 +111,14 @@ class ChatCompletionsWire(ChatWire):
             assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
 
     def takes_beginning(self, request: CanonicalRequest) -> bool:
-        """See `ChatWire.takes_beginning`. Models that reason would think about it anew."""
+        """See `ChatWire.takes_beginning`. Reasoning models would reason about it again."""
         quirks = self.quirks
         if quirks.beginning == "none" or not self.base_url.endswith(quirks.beginning_at):
             return False
         return request.reasoning_effort in (None, "none") and not self.emulates_tools
 
     def health_request(self) -> WireCall:
-        """The models are listed beside the endpoint, wherever that is."""
+        """The list of models, next to the endpoint."""
         return get(self._beside("/models"))
 
     def other_wires(self) -> OtherWires:
@@ -169,10 +168,11 @@ class ChatCompletionsWire(ChatWire):
 
 
 class OpenAICompatibleAdapter(HttpAdapter):
-    """OpenAI's Chat Completions, embeddings, images and videos, and every server compatible with them.
+    """OpenAI's Chat Completions, embeddings, images and videos, and every compatible server.
 
-    `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for options that it doesn't
-    understand, and for a key without a `base_url`, unless the key's variable is OpenAI's own.
+    `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for invalid options, and for a key
+    without
+    a `base_url`, unless the key's variable is OpenAI's own.
     """
 
     wire_type = ChatCompletionsWire

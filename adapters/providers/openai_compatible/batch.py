@@ -1,15 +1,11 @@
-"""Batches of Chat Completions: which servers take them, and Mistral's own way.
+"""Batches of Chat Completions: which servers support them, and Mistral's own jobs.
 
-OpenAI, Groq and many servers share `adapters.protocols.openai_batches`. Mistral has jobs of its own shape.
+OpenAI, Groq and many servers share `adapters.protocols.openai_batches`. Sources for Mistral's ``/v1/batch/jobs``:
 
-What is known of Mistral's, and from where:
-
-* ``/v1/batch/jobs`` with `input_files`, `model`, `endpoint`, `metadata` and `timeout_hours`; a job has one model,
-  and lines have a body without it; statuses; `output_file` and `error_file`: docs.mistral.ai/capabilities/batch,
-  and Mistral's published OpenAPI description (`BatchJobIn`, `BatchJobOut`).
-* The list can be filtered by `created_after` and has pages from 0: the same description.
-* A million requests a file: docs.mistral.ai/capabilities/batch. 512 MB for an uploaded file: the description of
-  ``/v1/files``.
+* One model a job, lines without it, statuses, files of output and errors: docs.mistral.ai/capabilities/batch and
+the
+  OpenAPI description (`BatchJobIn`, `BatchJobOut`). The list has `created_after` and pages from 0.
+* A million requests a file: docs.mistral.ai/capabilities/batch. 512 MB a file: the description of ``/v1/files``.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from ...requests.text import encode_json
 from .data import ERROR_CODES
 
 ENDPOINT = "/v1/chat/completions"
-"""The endpoint of the lines, wherever the server has it."""
+"""The endpoint in the lines, wherever the server has it."""
 
 _STATUSES: dict[str, BatchStatus] = {
     "QUEUED": "queued",
@@ -68,8 +64,6 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 class MistralBatches(FileBatches, frozen=True, kw_only=True):
-    """Mistral's batch jobs."""
-
     JOBS: ClassVar[str] = "batch/jobs"
 
     limits: BatchLimits = BatchLimits(max_requests=1_000_000, max_bytes=512 * 1000 * 1000)
@@ -98,7 +92,7 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
         return get(f"{self._jobs}?{query}")
 
     def read_latest(self, body: bytes, provider: str) -> ListPage:
-        # The filter leaves what was created within moments of our own: one page of a hundred is enough.
+        # The filter leaves only jobs created close to our own, so one page of a hundred is enough.
         return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
 
     def _job(self, job: _Job, provider: str) -> BatchJob:
@@ -120,7 +114,6 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
 
 
 def batches_of(kind: str, path: str) -> BatchWire | None:
-    """The wire of a server's batches."""
     match kind:
         case "openai":
             return OpenAIBatches(endpoint=ENDPOINT, path=path, codes=ERROR_CODES)

@@ -1,4 +1,4 @@
-"""The words in which servers of Chat Completions refuse requests that can be mended, as data."""
+"""Error texts and codes of Chat Completions servers, as data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ...refusals.classify import ErrorType, error_without_status, read_error, re
 from ...refusals.repair import Refusal, RepairRules
 
 REPAIRS = RepairRules(
-    # wire-facts 3.1, 3.2, 3.6, 3.7, and issues of 2024 to 2026 that quote the replies
+    # Sources: wire-facts 3.1, 3.2, 3.6, 3.7, and issues of 2024 to 2026 that quote the replies
     signatures=(
         r"(?:messages\.\d+(?:\.content\.\d+)?: )?Invalid `?signature`? in `?thinking`? block\b.*",
         r"(?:messages\.\d+(?:\.content\.\d+)?: )?`thinking` or `redacted_thinking` blocks in the latest assistant "
         r"message cannot be modified\..*",
-        # Gemini, behind its own endpoint or a gateway
+        # Gemini, at its own endpoint or behind a gateway
         r"(?:Corrupted|Invalid) thought signature\.?",
         r"(?:Unable to submit request because )?[Tt]hought signature is not valid\b.{0,300}",
         # OpenAI, behind a gateway
@@ -36,7 +36,7 @@ REPAIRS = RepairRules(
     ),
     parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
     parameters=(
-        # OpenAI, and who quotes it. Models that reason unless told not to take tools elsewhere only.
+        # OpenAI, and servers that quote it. Models that reason by default support tools elsewhere only.
         Refusal(
             r"Function tools with reasoning_effort are not supported for \S{1,100} in \S{1,50}\. .{0,200}",
             "reasoning_effort",
@@ -101,7 +101,7 @@ REPAIRS = RepairRules(
 )
 
 
-# The codes and types of errors in this protocol, and errors inside a reply.
+# --- Error codes ---
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     # OpenAI and Azure
@@ -113,7 +113,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "tool_use_failed": InvalidRequestError,
     "json_validate_failed": InvalidRequestError,
     "model_decommissioned": NotFoundError,
-    # vLLM, TGI (vLLM's BadRequestError is no better than a status: an overflow comes under that name, too)
+    # vLLM, TGI. vLLM's BadRequestError adds nothing to the status: overflows have that name too.
     "NotFoundError": NotFoundError,
     "generation": ServerError,
     "overloaded": OverloadedError,
@@ -149,21 +149,21 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "queue_exceeded": OverloadedError,
     "too_many_requests_error": RateLimitError,
 }
-"""Beside `adapters.refusals.classify.COMMON_CODES`, and before them."""
+"""They take precedence over `adapters.refusals.classify.COMMON_CODES`."""
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error that a reply of status 200 carries."""
+    """The error in a reply of status 200."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
 def error_in_body(body: bytes, provider: str) -> AdapterError:
-    """As `error_in_reply`, for a body or an event that is nothing but the error, in any shape."""
+    """Like `error_in_reply`, for a body or an event that is only the error, in any shape."""
     return error_without_status(read_error(body), ERROR_CODES, provider)
 
 
 def overflow_of(error: AdapterError) -> ContextOverflowError:
-    """The same error, understood as a prompt that is too long."""
+    """The same error as a prompt that is too long."""
     return ContextOverflowError(
         str(error),
         provider=error.provider,

@@ -1,7 +1,7 @@
-"""The tool call that a fragment belongs to. The protocol leaves this open, and servers disagree.
+"""Fragments of a streamed reply: tool calls, reasoning in tags, and searches.
 
-A call begins with a new index, or with a new id together with a name. A later id without a name is ignored. Names
-are never joined. A fragment without an index belongs to the call of its id, or else to the last call.
+A call starts with a new index, or with a new id and a name. A later id without a name is ignored. Names are never
+joined. A fragment without an index belongs to the call of its id, or else to the last call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .wire import WireFunction, WireMessage, WireToolCall
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call as its fragments make it known. It begins for the assembler when it has a name."""
+    """A tool call in progress. It starts in the assembler when it has a name."""
 
     key: int
     index: int | None
@@ -31,13 +31,13 @@ class _Call:
     name: str = ""
     extra: Json = None
     size: int = 0  # characters of arguments so far
-    waiting: list[str] = field(default_factory=list)  # arguments that came before the name
-    batch: int = -1  # the delta in which it began
+    waiting: list[str] = field(default_factory=list)  # arguments before the name
+    batch: int = -1  # the delta in which it started
     free_form: bool = False
 
 
 class ToolCalls:
-    """Tells the assembler the calls of one reply: `read()` for each piece of it, `complete()` at the end."""
+    """Reads the calls of one reply into the assembler: `read()` for each piece, `complete()` at the end."""
 
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
@@ -46,7 +46,7 @@ class ToolCalls:
         self._batch = 0
 
     def read(self, message: WireMessage) -> None:
-        """The calls, or fragments of them, in a message or a delta."""
+        """Read the calls, or fragments of them, in a message or a delta."""
         self._batch += 1
         calls = message.tool_calls or []
         if isinstance(calls, WireToolCall):
@@ -59,7 +59,6 @@ class ToolCalls:
             self._fragment(WireToolCall(index=-1, function=legacy), None)
 
     def complete(self) -> None:
-        """The reply is whole."""
         for call in self._calls:
             if call.free_form:
                 self._arguments(call, _TAIL if call.size else _HEAD + _TAIL)
@@ -72,7 +71,7 @@ class ToolCalls:
     def _fragment(self, fragment: WireToolCall, position: int | None) -> None:
         function, custom = fragment.function, fragment.custom
         if custom is not None and function is not None and not (custom.name or custom.input):
-            custom = None  # a server that writes all fields of all kinds, the others' empty (Snowflake)
+            custom = None  # a server that sends the fields of all kinds, the others empty (Snowflake)
         if custom is not None:
             function = WireFunction(custom.name)
         name = function.name if function is not None and isinstance(function.name, str) else ""
@@ -100,13 +99,13 @@ class ToolCalls:
             self._arguments(call, arguments)
 
     def _free_form(self, call: _Call, text: str) -> str:
-        """A piece of the text that is the one argument of a free-form tool's call."""
+        """Read a piece of the text that is the only argument of a free-form call."""
         if not text:
             return ""
         return (_HEAD if not call.size else "") + msgspec.json.encode(text).decode()[1:-1]
 
     def _find(self, index: int | None, wire_id: str, name: str, position: int | None) -> _Call | None:
-        """The call that a fragment continues, or None if it begins one."""
+        """The call that a fragment continues; None if it starts one."""
         known = self._by_id(wire_id, index, name)
         if known is not None:
             return known
@@ -133,11 +132,13 @@ class ToolCalls:
         return None
 
     def _may_be(self, call: _Call, name: str) -> bool:
-        """Whether a fragment of that name can belong to a call: not if the name differs or one delta has both."""
+        """Whether a fragment with a name can belong to a call: the name is the same, and the delta is
+        another one.
+        """
         return not name or not call.name or (name == call.name and call.batch != self._batch)
 
     def _is_another(self, current: _Call, name: str) -> bool:
-        """A name without an id: a new call, or the name of the current one said again?"""
+        """Whether a name without an id starts a new call, or repeats the current one."""
         if not self._may_be(current, name):
             return True
         if self.assembler.resends_arguments(current.key):
@@ -191,17 +192,17 @@ def _index(value: Json) -> int | None:
     )
 
 
-# Reasoning that stands between tags in the text itself.
+# --- Reasoning in tags ---
 
 
 class ThinkTags:
     """Finds ``<think>…</think>`` at the start of a text that comes in pieces.
 
-    `feed()` and `flush()` give pairs (is it reasoning, text). Whatever may be the beginning of a tag is held back
-    until it is decided. Tags later in the text are text.
+    `feed()` and `flush()` return pairs (is it reasoning, text). A possible start of a tag is held until it is
+    decided. Tags later in the text are text.
 
     Args:
-        opened: Whether the reply begins inside the tags.
+        opened: Whether the reply starts inside the tags.
     """
 
     _OPEN = "<think>"
@@ -218,7 +219,7 @@ class ThinkTags:
         return list(self._read(self._held + text))
 
     def flush(self) -> list[tuple[bool, str]]:
-        """What was held back, at the end of the reply."""
+        """The held text, at the end of the reply."""
         held, self._held = self._held, ""
         thinking = self._state == "thinking" or (self._state == "start" and self._opened)
         return [(thinking, held)] if held and self._state != "gap" else []
@@ -245,33 +246,33 @@ class ThinkTags:
                 return
             self._state, text = "gap", rest
         if self._state == "gap":
-            text = text.lstrip()  # the blank lines between reasoning and answer belong to neither
+            text = text.lstrip()  # drop the blank lines between reasoning and answer
             self._state = "text" if text else "gap"
         if text:
             yield False, text
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of a text may be the beginning of a tag."""
+    """The number of characters at the end of a text that may start a tag."""
     return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-size:])), 0)
 
 
 class Searches:
-    """Counts those of one reply. A streamed one shows the same tool more than once, under its index."""
+    """Counts the searches of one reply. A streamed one repeats a tool under its index."""
 
     def __init__(self) -> None:
         self._cites = False
         self._ran: set[str] = set()
 
     def note(self, message: WireMessage) -> None:
-        """Look at a message, or at a piece of one."""
+        """Count the searches in a message or a delta."""
         self._cites = self._cites or any(_kind(one) == "url_citation" for one in _list(message.annotations))
         for place, tool in enumerate(_list(message.executed_tools)):
             if isinstance(tool, dict) and _kind(tool) == "search":
                 self._ran.add(str(tool.get("index", place)))
 
     def added_to(self, usage: TokenUsage | None) -> TokenUsage | None:
-        """The usage with the searches among its details, unless it or the server's own bill has them."""
+        """The usage with the searches in its details, unless it or the server's own bill has them."""
         searches = len(self._ran) or int(self._cites)
         if usage is None or not searches or usage.reported_cost_nano_usd is not None:
             return usage

@@ -1,8 +1,7 @@
-"""A fitted history as messages of Chat Completions. This module is pure.
+"""A fitted history as messages of Chat Completions. Pure.
 
-Content that the protocol or the server doesn't take is left out and named among the losses. A tool's result has
-only text in this protocol, so its images follow in a message of the user. Messages of one role are joined where
-chat templates want the roles to alternate.
+Unsupported content is dropped and reported as a loss. A tool's result is text only, so its images follow in a user
+message. Messages of one role are joined for chat templates that require alternating roles.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ...requests.settings import CUSTOM, INPUT, free_text
 from ...requests.text import encode_json, join_text
 from .quirks import Quirks
 
-# Images, audio and documents as parts of a user's message.
+# --- Media of user messages ---
 
 MediaBlock: TypeAlias = ImageBlock | AudioBlock | DocumentBlock
 
@@ -53,17 +52,17 @@ PDF = "application/pdf"
 
 
 def hears(quirks: Quirks, model: str) -> bool:
-    """Whether a model takes audio."""
+    """Whether a model accepts audio."""
     return bool(quirks.audio_models and re.search(quirks.audio_models, model))
 
 
 def document_types(quirks: Quirks) -> tuple[str, ...]:
-    """The media types of documents that the server takes."""
+    """The media types of documents that the server accepts."""
     return TEXT_TYPES if quirks.documents == "text" else (PDF, *TEXT_TYPES)
 
 
 def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
-    """Why the server doesn't take a block in the form that it has; None if it does."""
+    """The reason why the server refuses a block in this form; None if it accepts it."""
     found = media_bytes(block)
     if found is None:
         return _address_refusal(block, quirks)
@@ -125,18 +124,18 @@ def _document(block: DocumentBlock, quirks: Quirks) -> JsonObject:
 
 
 _TEXT = {"type", "text"}
-"""The fields of a part that is text and nothing else."""
+"""The fields of a text part."""
 
 REASONING_FIELD = "reasoning_field"
-"""The key in the data of a thinking block with the field that it came in, if that is not `reasoning_content`."""
+"""The field of the reasoning in a thinking block's data, if it is not `reasoning_content`."""
 
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 _MISTRAL = re.compile(r"(?i)(?:mi|dev|mini|magi)stral")
-"""Models that refuse a user's message right after tool results on any server (NousResearch/hermes-agent#20154)."""
+"""Models that refuse a user message right after tool results on any server (NousResearch/hermes-agent#20154)."""
 
 _RESULTS_READ = "I have the results."
-"""The assistant's message between tool results and a user's message, where the server wants one."""
+"""The assistant message between tool results and a user message, if the server needs one."""
 
 
 def write_messages(
@@ -148,7 +147,7 @@ def write_messages(
     *,
     free_form: Collection[str] = (),
 ) -> tuple[list[JsonObject], list[Loss]]:
-    """The messages, without the system text, and what had to be left out of them."""
+    """The messages without the system text, and the losses."""
     return _Writer(request, history, quirks, capabilities, provider, free_form).write()
 
 
@@ -197,7 +196,7 @@ class _Writer:
                 case Role.ASSISTANT:
                     wire = self._assistant(message, in_tool_turn=position in tool_turns)
                     if wire["content"] or len(wire) > len(("role", "content")):
-                        self.messages.append(wire)  # else all that it held is among the losses
+                        self.messages.append(wire)  # otherwise all its content is among the losses
                 case Role.TOOL:
                     self._results(message)
                 case _:
@@ -208,7 +207,7 @@ class _Writer:
         return self.messages, self.losses
 
     def _answer_results(self) -> None:
-        """Put an assistant's message between tool results and a user's message."""
+        """Put an assistant message between tool results and a user message."""
         separated: list[JsonObject] = []
         for wire in self.messages:
             if wire["role"] == "user" and separated and separated[-1]["role"] == "tool":
@@ -217,7 +216,7 @@ class _Writer:
         self.messages = separated
 
     def _only_text(self, message: Message) -> bool:
-        """Whether a user's message is text alone, with no user's message before it that it would join."""
+        """Whether a user message is text alone, with no user message before it to join."""
         if self.messages and self.messages[-1]["role"] == "user":
             return False
         return message.plain_text is not None or all(
@@ -225,7 +224,10 @@ class _Writer:
         )
 
     def _say(self, parts: list[JsonObject]) -> None:
-        """A user's words. They join a user message before them: chat templates want roles to alternate."""
+        """Add a user message.
+
+        It joins a user message before it, because chat templates require alternating roles.
+        """
         if not parts:
             return
         before = self.messages[-1] if self.messages and self.messages[-1]["role"] == "user" else None
@@ -270,7 +272,7 @@ class _Writer:
         return wire
 
     def _marked(self, content: Iterable[ContentBlock]) -> list[Json] | None:
-        """Texts as parts, if the host gave one of them fields of its own."""
+        """Texts as parts, if the host gave one of them fields."""
         texts = [block for block in content if isinstance(block, TextBlock)]
         if all(block.provider_raw is None for block in texts):
             return None
@@ -294,7 +296,7 @@ class _Writer:
         return wire
 
     def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool, in_tool_turn: bool) -> None:
-        """The reasoning that the server wants back; the rest is lost, and said to be."""
+        """Send back the reasoning that the server needs. The rest is reported as lost."""
         details: list[Json] = []
         for block in message.content:
             if isinstance(block, TextBlock | ToolUseBlock):
@@ -306,7 +308,7 @@ class _Writer:
                 case "reasoning_details" | "as_sent" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
                 case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
-                    # DeepSeek's models behind OpenRouter send no details, and want their words back
+                    # DeepSeek's models behind OpenRouter send no details and need their text back
                     wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
                 case "as_sent" if isinstance(block, ThinkingBlock) and with_calls:
                     field = str(data.get(REASONING_FIELD, "reasoning_content"))
@@ -326,7 +328,7 @@ class _Writer:
             wire[field] = self.quirks.reasoning_stand_in
 
     def _results(self, message: Message) -> None:
-        """One message for each result; their images follow in a user message, for results carry only text here."""
+        """One message for each result. Images follow in a user message, because results are text only."""
         images: list[JsonObject] = []
         for block in message.content:
             if not isinstance(block, ToolResultBlock):
@@ -357,7 +359,7 @@ class _Writer:
 
 
 def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
-    """The positions of all messages of user turns in which the model called a tool."""
+    """The indexes of all messages of user turns in which the model called a tool."""
     positions: set[int] = set()
     start, called = 0, False
     for position, message in enumerate(history):
@@ -371,7 +373,7 @@ def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
 
 
 def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
-    """Texts as parts, each with the fields that the host gave it."""
+    """Texts as parts, each with the host's fields."""
     return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
 
 
@@ -391,7 +393,7 @@ def _as_list(value: Json) -> list[Json]:
     return value if isinstance(value, list) else []
 
 
-# Marks of the prompt cache in a body of Chat Completions.
+# --- Marks of the prompt cache ---
 
 MOST = 4
 """The largest number of marks in a request."""

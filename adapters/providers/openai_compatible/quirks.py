@@ -1,4 +1,4 @@
-"""The possible differences between servers of Chat Completions, one field for each."""
+"""Servers of Chat Completions and their differences, as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...requests.settings import EFFORTS
 
 
 def settings(*names: str, **renamed: str) -> dict[str, str]:
-    """Settings that go by their own names, and others with the wire's name for each."""
+    """Settings with their own names, and others with the wire's names."""
     return {**{name: name for name in names}, **renamed}
 
 
@@ -31,94 +31,99 @@ EffortStyle: TypeAlias = Literal["field", "openrouter", "thinking", "none"]
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server's differences. The defaults are for a server that nothing is known about."""
+    """One server's differences. The defaults are for an unknown server."""
 
     path: str = "/v1/chat/completions"
-    """The path of the endpoint, from the host on. The part that the base URL already has is not repeated."""
+    """The path of the endpoint after the host. A part that the base URL has is not repeated."""
 
     auth: Literal["bearer", "api-key"] = "bearer"
-    """The header that carries the key."""
+    """The header of the key."""
 
     system_role: Literal["system", "developer", "user"] = "system"
-    """The role of the first message, which holds all system text."""
+    """The role of the first message, with all system text."""
 
     developer_role: bool = False
-    """Whether DEVELOPER messages stay where they are. Otherwise they are merged into the system text."""
+    """Whether DEVELOPER messages are kept. Otherwise they are merged into the system text."""
 
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The name of the limit of output tokens. Many servers ignore the newer name."""
 
     needs_max_tokens: bool = False
-    """Without a limit of output tokens the server would give a very short reply."""
+    """Without a limit of output tokens the server gives a very short reply."""
 
     max_stop: int = 4
-    """The number of stop sequences that are accepted. Further ones are left out with a warning."""
+    """The largest number of stop sequences. Further ones are dropped with a warning."""
 
     tool_id_length: int = 40
-    """The longest tool-call id that is accepted."""
+    """The largest length of a tool call id."""
 
     tool_id_alphanumeric: bool = False
-    """Tool-call ids have letters and digits only, and exactly `tool_id_length` of them."""
+    """Tool call ids have letters and digits only, and exactly `tool_id_length` of them."""
 
     tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
-    """The modes of tool choice that the server honours. Without ``none``, the tools are left out instead."""
+    """The supported modes of tool choice. Without ``none``, the tools are omitted instead."""
 
     required_word: str = "required"
     """The wire's word for "some tool must be called"."""
 
     parallel_tool_calls: bool = True
-    """The parameter of that name is known."""
+    """The parameter of that name is supported."""
 
     strict: bool = False
-    """Whether `strict` is known. It is then always sent, and true if a schema already fulfils its rules."""
+    """Whether `strict` is supported. It is then always sent, and true if a schema already fulfils its rules."""
 
     top_p_of_one: bool = True
-    """Whether a top_p of 1 is taken. Otherwise it is left out, for it changes nothing."""
+    """Whether a top_p of 1 is accepted. Otherwise it is omitted, because it changes nothing."""
 
     root_unions: bool = False
-    """Whether a schema may have a union at its root. Otherwise the union is folded into one object."""
+    """Whether a schema may have a union at its root. Otherwise the union is merged into one object."""
 
     schemas: Literal["any", "moonshot"] = "any"
-    """The form of JSON Schema that the server takes. ``moonshot``: each property and alternative has a type."""
+    """The accepted form of JSON Schema. ``moonshot``: each property and alternative has a type."""
 
     tool_result_name: bool = False
-    """A tool's result carries the tool's name as well."""
+    """Whether a tool's result has the tool's name."""
 
     blank_results: bool = True
-    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+    """Whether a tool's result may have no visible text. Otherwise a short text replaces it."""
 
     null_content: bool = True
-    """Whether the content of an assistant message that only calls tools is null. Otherwise it is an empty
-    string."""
+    """Whether the content of an assistant message with tool calls only is null.
+
+    Otherwise it is an empty string.
+    """
 
     image_urls: bool = True
     """Whether images may be given by http address. Otherwise they are sent as data only."""
 
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
-    """The part of an output schema that the server enforces. With ``json_object`` the schema is in the system
-    text. With ``json_value`` it is the format's `value`."""
+    """The enforced part of an output schema. With ``json_object`` the schema is in the system text.
+
+    With ``json_value`` it is the format's `value`.
+    """
 
     json_objects: bool = True
-    """The format ``json_object`` is known. Otherwise any object is asked for by a schema."""
+    """The format ``json_object`` is supported. Otherwise a schema requests any object."""
 
     finish_reasons: bool = True
-    """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
-    limit of output tokens was reached."""
+    """The server reports finish reasons. Otherwise a whole body and `[DONE]` are regular ends, except at the token
+    limit.
+    """
 
     stream_usage: bool = True
-    """Whether `stream_options.include_usage` is known. Other servers report usage unasked, or never."""
+    """Whether `stream_options.include_usage` is supported. Other servers report usage by default, or never."""
 
     streams: Literal["always", "without tools", "never"] = "always"
-    """When the server can stream. A reply that it can't stream is asked for whole, and comes in whole pieces."""
+    """When the server can stream. Other replies are requested whole."""
 
     effort: EffortStyle = "field"
-    """How effort is asked for: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
+    """The form of effort: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
 
     efforts: tuple[str, ...] = EFFORTS
-    """The efforts that are known. Another effort becomes the nearest, with a warning."""
+    """The supported efforts. Another effort becomes the nearest, with a warning."""
 
     replays: Literal["nothing", "as_sent", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
-    """Which reasoning goes back.
+    """The reasoning to send back.
 
     ``as_sent``: with messages that call tools, in the field in which the server sent it. ``tool_loop``: the
     `reasoning_content` of every turn that called tools. The others: the opaque fields of that name.
@@ -127,78 +132,81 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     reasoning_stand_in: str = ""
-    """The reasoning of calls that have none, because another model made them, where the server wants some.
+    """The reasoning for another model's calls without it, if the server requires some.
 
-    Moonshot counts an empty text as missing and takes a space (earendil-works/pi#4178).
+    Moonshot counts an empty text as missing and accepts a space (earendil-works/pi#4178).
     """
 
     reasoning_models: str = ""
-    """A regular expression: models behind this gateway that want reasoning with every call."""
+    """A regular expression: models behind this gateway that require reasoning with every call."""
 
     user_after_tool: bool = True
-    """Whether a user's message may follow tool results. Otherwise an assistant's message goes between them."""
+    """Whether a user message may follow tool results. Otherwise an assistant message is put between them."""
 
     tool_arguments: Meaning = "either"
-    """What the fragments of a call's arguments are: ``pieces``, or all of them ``so_far`` in each chunk. With
-    ``either`` a fragment that begins with all that came before replaces it, unless that was complete JSON."""
+    """The form of argument fragments: ``pieces``, or all arguments ``so_far`` in each chunk.
+
+    With ``either`` a fragment that starts with all earlier ones replaces them, unless they were complete JSON.
+    """
 
     think_tags: Literal["off", "paired", "open"] = "off"
-    """Reasoning stands in the text, between <think> tags. ``open``: the first tag may be missing, so the reply
-    begins as reasoning."""
+    """Reasoning is in the text, between <think> tags. ``open``: the first tag may be missing."""
 
     settings: Mapping[str, str] = msgspec.field(default_factory=lambda: COMMON_SETTINGS)
-    """The portable settings that the server knows, and the wire's names for them."""
+    """The supported portable settings, and the wire's names for them."""
 
     fixed_sampling: str = ""
     """A regular expression: models that refuse `fixed_settings` while they reason."""
 
     fixed_without_thinking: bool = False
-    """Whether those models refuse `fixed_settings` while they do not reason as well."""
+    """Whether those models refuse `fixed_settings` without reasoning as well."""
 
     fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
-    """What such models refuse: portable settings, and ``stop``."""
+    """The refused settings: portable settings, and ``stop``."""
 
     forced_while_thinking: bool = True
-    """A model may be made to call a tool while it reasons."""
+    """A tool call can be required while the model reasons."""
 
     audio_models: str = ""
-    """A regular expression: models that hear. Empty for none."""
+    """A regular expression: models that accept audio. Empty for none."""
 
     documents: Literal["text", "file", "document_url"] = "text"
-    """The part that carries a PDF, as data. With ``text``, only documents of plain text are taken. Those go as
-    text everywhere."""
+    """The part for a PDF as data. With ``text``, only plain text documents are accepted, which are sent as text
+    everywhere.
+    """
 
     document_urls: bool = False
-    """PDFs may be given by http address as well."""
+    """PDFs may be given by http address."""
 
     empty_error_is_overflow: bool = False
     """A 400 or 413 without a body means that the prompt is too long."""
 
     base64_vectors: bool = False
-    """Embeddings can be had as base64."""
+    """Embeddings are available as base64."""
 
     dimensions_field: str = "dimensions"
-    """What the dimensions of an embedding are called."""
+    """The field for the dimensions of an embedding."""
 
     batches: Literal["none", "openai", "mistral"] = "none"
-    """The way in which the server takes batches: OpenAI's files and batches, or Mistral's jobs."""
+    """The form of batches: OpenAI's files and batches, or Mistral's jobs."""
 
     beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
-    """The way in which a model is told to go on with the last message, which is its own: no word, or that field of
-    the message, or vLLM's fields of the body. ``none``: it would begin anew."""
+    """How a model continues its own last message: by default, by that field of the message, or by vLLM's fields.
+
+    ``none``: it would start again.
+    """
 
     beginning_at: str = ""
-    """What the base URL must end with for that."""
+    """The end of the base URL that this requires."""
 
     echoes_beginning: bool = False
-    """Whether a reply that goes on with a beginning repeats it."""
+    """Whether a continued reply repeats its start."""
 
     tools: Literal["native", "emulate"] = "native"
-    """The way in which tools are called. ``emulate`` is for models that can't, see
-    `adapters.requests.emulation`."""
+    """How tools are called. ``emulate`` is for models without tools, see `adapters.requests.emulation`."""
 
 
-# The known servers of Chat Completions, each with its differences, as data.
+# --- Known servers ---
 
 _OPENAI_REASONING = r"o\d|gpt-5(?!.*chat)"
 
@@ -214,7 +222,7 @@ _OPENAI = Quirks(
 )
 
 _WANT_REASONING = r"(?i)deepseek|kimi"
-"""Models whose vendors refuse calls without reasoning, also through a gateway (danny-avila/LibreChat#13366)."""
+"""Models that need reasoning with calls, also through a gateway (danny-avila/LibreChat#13366)."""
 
 QUIRKS: Mapping[str, Quirks] = {
     "default": Quirks(replays="as_sent", reasoning_stand_in=" ", reasoning_models=_WANT_REASONING),
@@ -251,7 +259,7 @@ QUIRKS: Mapping[str, Quirks] = {
         user_after_tool=False,  # user and assistant alternate, and a tool's results count as the user's
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
     ),
-    "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
+    "tgi": Quirks(  # one call a reply; some builds refuse temperature 0, so omit it there
         needs_max_tokens=True,
         parallel_tool_calls=False,
         structured="json_value",
@@ -366,7 +374,7 @@ QUIRKS: Mapping[str, Quirks] = {
         audio_models=r"gemini",
     ),
 }
-"""Quirks by name. A configuration chooses with ``options: {quirks: NAME}``; otherwise the address does."""
+"""Quirks by name. ``options: {quirks: NAME}`` in a configuration overrides the address."""
 
 HOSTS: Mapping[str, str] = {
     "api.openai.com": "openai",
@@ -395,20 +403,21 @@ HOSTS: Mapping[str, str] = {
     "localhost:1234": "lmstudio",
     "127.0.0.1:1234": "lmstudio",
 }
-"""Which server an address belongs to: a host, any host below it, or a host with its port."""
+"""Servers by address: a host, any host below it, or a host with its port."""
 
 _LOCAL_SERVERS = frozenset({"lmstudio"})
-"""Servers on the user's own machine, whose models cost nothing."""
+"""Servers on the user's own machine, with free models."""
 
 _VERSION = re.compile(r"/v\d\w*$|/openai$")
-"""Where a base URL ends if only the endpoint's own name is to follow it."""
+"""The end of a base URL that needs only the endpoint's own name after it."""
 
 
 def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     """The quirks of a configuration.
 
-    ``options["quirks"]`` is a name, or an object of single fields that differ from its ``base`` (or else from the
-    quirks of the address). ``options["tools"]`` goes before the field of that name.
+    ``options["quirks"]`` is a name, or an object of fields that differ from its ``base`` (or else from the quirks
+    of the
+    address). ``options["tools"]`` overrides the field of that name.
     """
     chosen = options.get("quirks")
     changes: dict[str, Json] = {}
@@ -436,9 +445,9 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     return quirks
 
 
-@lru_cache(maxsize=128)  # asked for with every call, of the few addresses that are configured
+@lru_cache(maxsize=128)  # used by every call, for the few configured addresses
 def quirks_name(base_url: str) -> str:
-    """The name of the quirks for an address; ``default`` if it is not known."""
+    """The name of the quirks for an address; ``default`` if unknown."""
     try:
         url = urlsplit(base_url)
         host, port = url.hostname or "", url.port
@@ -453,7 +462,7 @@ def quirks_name(base_url: str) -> str:
 
 
 def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
-    """Whose models a server has, by the name in price tables; None if that is not known."""
+    """The vendor of a server's models in price tables; None if unknown."""
     chosen = options.get("quirks")
     name = chosen.get("base") if isinstance(chosen, dict) else chosen
     if not isinstance(name, str) or name not in QUIRKS:
@@ -464,7 +473,7 @@ def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
 
 
 def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
-    """The path behind the base URL. ``options["path"]`` decides, if it is there."""
+    """The path after the base URL. ``options["path"]`` overrides it."""
     given = options.get("path")
     if isinstance(given, str):
         return given

@@ -1,9 +1,10 @@
-"""A canonical request as the body of Chat Completions. This module is pure.
+"""The body of Chat Completions. Pure.
 
-It writes the parameters of the call and the system text; `messages` writes the history. A parameter that the
-server doesn't take is left out with a warning if it only tunes the reply (sampling, effort, stop). If the reply
-would be another one without it (tool choice, schema, images of the current turn), a CapabilityError is raised
-before anything is sent.
+It writes the parameters and the system text; `messages` writes the history. An unsupported parameter that only
+tunes
+the reply (sampling, effort, stop) is dropped with a warning. If it changes the reply's content (tool choice,
+schema,
+images of the current turn), a CapabilityError is raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from .messages import keep_latest, refusal, text_parts, write_messages
 from .quirks import Quirks
 
 COMMON_OPTIONS = "openai_compatible"
-"""Provider options under this name are for every server of this protocol."""
+"""The key of provider options for every server of this protocol."""
 
 
 class ChatBody(msgspec.Struct, frozen=True):
-    """A request's body, what it had to leave out, and the losses of its history (to be logged)."""
+    """A request's body, its warnings, and the losses of its history."""
 
     body: JsonObject
     warnings: tuple[CallWarning, ...]
@@ -56,12 +57,12 @@ class ChatBody(msgspec.Struct, frozen=True):
 def build_body(
     request: CanonicalRequest, quirks: Quirks, capabilities: AdapterCapabilities, provider: str, *, stream: bool
 ) -> ChatBody:
-    """The body of a request. Raises CapabilityError or InvalidRequestError for what can't be said."""
+    """The body of a request. Raises CapabilityError or InvalidRequestError if it can't be expressed."""
     return _Builder(request, quirks, capabilities, provider).build(stream)
 
 
 def target(quirks: Quirks, capabilities: AdapterCapabilities, provider: str) -> Target:
-    """What histories are fitted to."""
+    """The target for fitting histories."""
     return Target(
         provider=provider,
         tool_ids=_id_rule(quirks.tool_id_length, quirks.tool_id_alphanumeric),
@@ -123,7 +124,7 @@ class _Builder:
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
     def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
-        """Tell the model to go on with its own last message."""
+        """Let the model continue its own last message."""
         match self.quirks.beginning:
             case "prefix" | "partial" as field:
                 beginning[field] = True
@@ -133,7 +134,7 @@ class _Builder:
                 pass
 
     def _check(self) -> None:
-        """What the current turn itself asks for must be there, in a form that the server takes."""
+        """Check that the server supports the content of the current turn."""
         check_demands(self.request, self.capabilities, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:
@@ -145,7 +146,7 @@ class _Builder:
     def _left_out(self, parameter: str, why: str) -> None:
         self.warnings.append(dropped(parameter, self.provider, why))
 
-    # -- the system text
+    # --- System text ---
 
     def _add_system(
         self, messages: list[JsonObject], history: FittedHistory, instruction: str, response_format: Json
@@ -161,7 +162,7 @@ class _Builder:
         if content:
             messages.insert(0, {"role": self.quirks.system_role, "content": content})
 
-    # -- tools
+    # --- Tools ---
 
     def _tools(self) -> JsonObject:
         tools, choice = self.request.tools, self.request.tool_choice
@@ -201,7 +202,6 @@ class _Builder:
         return self.quirks.required_word if mode == "required" else mode
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
-        """A tool with the host's fields."""
         options = tool_options(tool, COMMON_OPTIONS, self.provider)
         if is_free_form(tool, options):
             self.free_form.add(tool.name)
@@ -233,10 +233,10 @@ class _Builder:
             function["strict"] = strict
         return {"type": "function", "function": function}
 
-    # -- the shape of the reply
+    # --- The reply's form ---
 
     def _response_format(self) -> tuple[JsonObject | None, str]:
-        """The format, and what has to be said in the system text besides."""
+        """The format, and an addition to the system text."""
         schema = self.request.output_schema
         if schema is None:
             return None, ""
@@ -249,7 +249,7 @@ class _Builder:
         if self.quirks.structured == "json_object":
             text = encode_json(schema).decode()
             return {"type": "json_object"}, f"Reply with a JSON object that follows this JSON Schema:\n{text}"
-        if self.quirks.strict:  # other servers hold replies to a grammar, in which a union is worth keeping
+        if self.quirks.strict:  # other servers enforce a grammar, in which a union is useful
             folded = fold_root(schema)
             self.warnings += folded.warnings("the reply")
             schema = folded.schema
@@ -260,7 +260,7 @@ class _Builder:
             wire |= strict_reply(schema)
         return {"type": "json_schema", "json_schema": wire}, ""
 
-    # -- tuning
+    # --- Tuning ---
 
     def _sampling(self) -> JsonObject:
         request, quirks, wire = self.request, self.quirks, JsonObject()
@@ -304,8 +304,7 @@ class _Builder:
 
 
 def _free_form(tool: ToolDefinition, options: JsonObject) -> JsonObject:
-    """A free-form tool. Its fields may stand as the Responses API has them, beside its type, or as this protocol
-    has them, below it."""
+    """A free-form tool. Its fields may be next to its type, as in the Responses API, or below it, as here."""
     fields: JsonObject = {"name": tool.name}
     if tool.description:
         fields["description"] = tool.description
@@ -321,7 +320,7 @@ def _free_form(tool: ToolDefinition, options: JsonObject) -> JsonObject:
 
 
 def schema_name(schema: JsonObject) -> str:
-    """The schema's title as the wire allows it, or ``response``."""
+    """The schema's title in the wire's alphabet, or ``response``."""
     title = schema.get("title")
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", title).strip("_")[:64] if isinstance(title, str) else ""
     return name or "response"

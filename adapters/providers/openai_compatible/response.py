@@ -1,13 +1,10 @@
-"""From messages and deltas to content. One reader serves whole replies and streams.
+"""Content from messages and deltas. One reader serves whole replies and streams.
 
-A whole reply is a stream of one delta. `ReplyReader` takes all the forms in which servers send a reply, and tells
-the Assembler. `tool_calls`, `think_tags` and `usage` each read their part. The protocol leaves these rules unsaid:
+A whole reply is a stream of one delta. `ReplyReader` accepts all forms of a reply and feeds the Assembler. Rules:
 
-* If two fields have the reasoning at once, one of them is read.
-* The last usage counts, wherever it stood.
-* A reply with tool calls that ends regularly has the stop reason of tool calls, whatever the server's word is.
-
-This protocol has no end marks for blocks. So text, reasoning and calls may close each other (`implicit_end`).
+* If two fields have the reasoning, one of them is read. The last usage counts, wherever it is.
+* A reply with tool calls that ends regularly has the stop reason of tool calls, whatever the server reports.
+* The protocol has no end marks for blocks, so text, reasoning and calls may close each other (`implicit_end`).
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "complete": StopReason.END_TURN,
     "completed": StopReason.END_TURN,
     "finished": StopReason.END_TURN,
-    "tool_calls": StopReason.END_TURN,  # without any call; with calls the calls decide
+    "tool_calls": StopReason.END_TURN,  # without any call; otherwise the calls decide
     "function_call": StopReason.END_TURN,
     "tool_call": StopReason.END_TURN,  # mlx_lm.server
     "tool_use": StopReason.END_TURN,  # gateways in front of Claude
@@ -72,8 +69,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "sensitive": StopReason.CONTENT_FILTER,
     "refusal": StopReason.REFUSAL,
 }
-"""Finish reasons by their lower-case name; any other is ``provider_specific``, but for those that are failures:
-`adapters.refusals.failed_stop_reasons`."""
+"""Finish reasons in lower case. Others are ``provider_specific``, except the failures in `FAILED_ENDS`."""
 
 _TEXT = "text"
 _THINKING = "thinking"
@@ -90,7 +86,7 @@ class ReplyReader:
         self._model_known = False
         self._refused = False
         self._choice_index: Json = None
-        self._data = b""  # the chunk that is read
+        self._data = b""  # the current chunk
         self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
         self._calls = ToolCalls(assembler)
         self._thinking = 0  # number of the current block of opaque reasoning
@@ -99,14 +95,14 @@ class ReplyReader:
         self._plain_begun = False
         self._tier: str | None = None
         self._searches = Searches()
-        self._beside: WireMessage | None = None  # a whole message that came beside a delta which says nothing
-        self._of_text: JsonObject = {}  # what the server says about the text, growing
+        self._beside: WireMessage | None = None  # a whole message next to an empty delta
+        self._of_text: JsonObject = {}  # the server's data about the text, growing
 
     def chunk(self, reply: WireReply, data: bytes) -> None:
-        """A whole reply, or a chunk of one.
+        """Read a whole reply or a chunk of one.
 
-        What it says beside its content is read of the chunk with the finish reason and of those without a choice,
-        which are first or last.
+        Other data are read in the chunk with the finish reason and in chunks without a choice, which are first or
+        last.
         """
         assembler = self.assembler
         self._data = data
@@ -132,11 +128,11 @@ class ReplyReader:
 
     @property
     def amid_text(self) -> bool:
-        """Whether a block of text is under way in which a chunk of text changes nothing else."""
+        """Whether a text block is open in which a text chunk changes nothing else."""
         return self._plain_begun and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:
-        """As `chunk`, where `amid_text` is so."""
+        """Like `chunk`, while `amid_text` is true."""
         if chunk.id:
             self.assembler.response_id = chunk.id
         if chunk.service_tier is not None:
@@ -146,7 +142,7 @@ class ReplyReader:
             self.assembler.text(_TEXT, text, implicit_end=True)
 
     def complete(self) -> None:
-        """The reply is whole: finish the assembler."""
+        """Finish the assembler."""
         assembler = self.assembler
         if self._tags is not None:
             self._tagged(self._tags.flush())
@@ -171,7 +167,7 @@ class ReplyReader:
         message = choice.delta if choice.delta is not None else choice.message
         self.saw_choice = True
         if choice.delta is not None and choice.message is not None:
-            self._beside = choice.message  # Perplexity's, which has the text so far beside each delta
+            self._beside = choice.message  # Perplexity sends the text so far next to each delta
         if message is not None:
             self._message(message)
         if choice.logprobs:
@@ -187,7 +183,7 @@ class ReplyReader:
             raise self._error(choice.error)
 
     def _error(self, value: Json) -> AdapterError:
-        """The error that a reply carries. Some say the same of a long prompt and of a long reply (MiniMax)."""
+        """The error in a reply. Some servers use one for a long prompt and a long reply (MiniMax)."""
         error = error_in_reply({"error": value}, self.assembler.provider)
         if not self.assembler.started and "token limit reached" in error.provider_message.lower():
             return overflow_of(error)
@@ -204,7 +200,7 @@ class ReplyReader:
         return StopReason.STOP_SEQUENCE if self._met_a_stop() else reason
 
     def _met_a_stop(self) -> bool:
-        """Whether the server says that one of the request's stop sequences ended the reply."""
+        """Whether the server reports that a requested stop sequence ended the reply."""
         request, said = self.assembler.request, self.assembler.details
         if request is None or not request.stop_sequences:
             return False
@@ -222,7 +218,7 @@ class ReplyReader:
         request, usage = self.assembler.request, self.assembler.usage
         return request is not None and usage is not None and usage.output_tokens >= request.max_output_tokens
 
-    # -- a message or a delta, in the order in which a model speaks
+    # --- Messages and deltas ---
 
     def _message(self, message: WireMessage) -> None:
         if message.reasoning_content or message.reasoning or message.reasoning_details:
@@ -258,7 +254,7 @@ class ReplyReader:
                 self._note("logprobs", found)
 
     def _note(self, name: str, entries: list[Json]) -> None:
-        """Keep more of what the server says about the text, with the text's block."""
+        """Add the server's data about the text to the text's block."""
         kept = self._of_text.setdefault(name, [])
         assert isinstance(kept, list)
         kept += entries
@@ -316,7 +312,7 @@ class ReplyReader:
             self.assembler.image(key, kind, raw, image, {**raw, "image_url": about})
 
     def _media(self, message: WireMessage) -> None:
-        """What models paint is an image; what they say aloud is kept as it came."""
+        """Add images as blocks, and audio unchanged."""
         for image in message.images if isinstance(message.images, list) else ():
             if isinstance(image, dict):
                 self._whole("image_url", image)
@@ -324,7 +320,7 @@ class ReplyReader:
         if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
             self._whole("audio", audio)
 
-    # -- reasoning
+    # --- Reasoning ---
 
     def _reasoning(self, message: WireMessage) -> None:
         text = flatten(message.reasoning_content) or flatten(message.reasoning)
@@ -340,7 +336,7 @@ class ReplyReader:
         self._opaque(text or "".join(_detail_text(detail) for detail in details), details)
 
     def _opaque(self, text: str, details: list[Json]) -> None:
-        """Reasoning with opaque parts, which go back as they came but for being one piece again."""
+        """Add reasoning with opaque parts, which go back unchanged but joined."""
         if self._details is None:
             self._thinking += 1
             self._details = []
@@ -354,7 +350,7 @@ class ReplyReader:
                     self.assembler.signature(key, signature)
 
     def _extra(self, extra: Json) -> None:
-        """Gemini's signature of a whole message."""
+        """Add Gemini's signature of a whole message."""
         raw: JsonObject = {"extra_content": extra}
         match extra:
             case {"google": {"thought_signature": str(signature)}} if signature:
@@ -403,7 +399,7 @@ def _detail_text(detail: Json) -> str:
 
 
 def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
-    """Join a fragment to the last detail if it continues it: the same type and index, and text to add."""
+    """Join a fragment to the last detail if it continues it: same type and index, and more text."""
     last = details[-1] if details else None
     same = isinstance(last, dict) and all(last.get(name) == fragment.get(name) for name in ("type", "index"))
     if not same or not isinstance(last, dict) or "data" in fragment:
@@ -417,14 +413,13 @@ def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
             last[name] = value
 
 
-# The normaliser of a streamed reply
+# --- The normaliser ---
 
 
 class ChatNormaliser(SseNormaliser):
     """Reads on after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
 
-    The end of the body is as good as `[DONE]`. Neither is as good as a finish reason, without which the reply
-    broke off; but for `[DONE]` of servers that never give a reason.
+    Without a finish reason the reply broke off, except for servers that never send one and end in `[DONE]`.
     """
 
     error_codes = ERROR_CODES

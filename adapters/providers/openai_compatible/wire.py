@@ -1,8 +1,8 @@
-"""The fields of Chat Completions that are read here. Any field may be missing or null.
+"""Fields of Chat Completions, and usage. Any field may be missing or null.
 
-Servers disagree about types as well as about fields. A field that comes in several types is declared as plain
-JSON, and is examined where it is used. Other fields are not declared, so a surprise there costs nothing. A
-streamed delta and a whole message have the same fields, so one struct serves both.
+A field with several types is declared as plain JSON, and checked where it is used. Other fields are not declared,
+so
+a surprise there has no effect. One struct serves streamed deltas and whole messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NULL: Final = msgspec.Raw(b"null")
 
 
 class WireFunction(msgspec.Struct, gc=False):
-    """The function of a call. `arguments` is a fragment of JSON text. Some servers send an object, or null."""
+    """The function of a call. `arguments` is a fragment of JSON text; some servers send an object or null."""
 
     name: Json = None
     arguments: Json = None
@@ -56,14 +56,14 @@ class WireToolCall(msgspec.Struct, gc=False):
 
 
 class WireMessage(msgspec.Struct, gc=False):
-    """A whole message or a delta. `content` is text, or a list of parts (Mistral)."""
+    """A whole message or a delta. `content` is text or a list of parts (Mistral)."""
 
     content: str | list[Json] | None = None
     refusal: Json = None
     reasoning_content: Json = None
     reasoning: Json = None
     reasoning_details: Json = None
-    tool_calls: list[WireToolCall | None] | WireToolCall | None = None  # one by itself: TGI
+    tool_calls: list[WireToolCall | None] | WireToolCall | None = None  # TGI sends a single one
     function_call: WireFunction | None = None
     extra_content: Json = None
     images: Json = None
@@ -73,8 +73,10 @@ class WireMessage(msgspec.Struct, gc=False):
 
 
 class WireChoice(msgspec.Struct, gc=False):
-    """A choice, with `delta` in streams and `message` in whole replies. Some servers mix them up. `error` is
-    OpenRouter's."""
+    """A choice, with `delta` in streams and `message` in whole replies. Some servers mix them up.
+
+    `error` is OpenRouter's.
+    """
 
     index: Json = None
     delta: WireMessage | None = None
@@ -86,8 +88,7 @@ class WireChoice(msgspec.Struct, gc=False):
 
 
 class WireReply(msgspec.Struct, gc=False):
-    """A whole reply or one chunk. `choices` is None if there is no such key. `object` is ``error`` from old
-    servers."""
+    """A whole reply or one chunk. `choices` is None if missing. `object` is ``error`` from old servers."""
 
     id: Json = None
     model: Json = None
@@ -100,7 +101,7 @@ class WireReply(msgspec.Struct, gc=False):
 
 
 class TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A delta that is text and nothing else."""
+    """A delta with text only."""
 
     content: str
     role: Json = None
@@ -125,8 +126,7 @@ class TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A chunk amid a reply that brings a piece of text, as most do. What else may be in it isn't read of such
-    chunks. Any other is no TextChunk."""
+    """A chunk inside a reply with a piece of text, as most are. Its other data are not read."""
 
     choices: tuple[TextChoice]
     id: str = ""
@@ -141,25 +141,25 @@ class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class WireChoiceDetails(msgspec.Struct, gc=False):
-    """What a choice says beside its message."""
+    """A choice's data other than its message."""
 
     index: Json = None
-    stop_reason: Json = None  # vLLM's: the stop sequence that was met
+    stop_reason: Json = None  # vLLM: the matched stop sequence
     matched_stop: Json = None  # SGLang's
-    native_finish_reason: Json = None  # OpenRouter's: the word of the provider behind it
+    native_finish_reason: Json = None  # OpenRouter: the word of the provider behind it
     content_filter_results: Json = None  # Azure's
     content_filter_result: Json = None
 
 
 class WireDetails(msgspec.Struct, gc=False):
-    """What a reply says beside its content and its usage. It is read of few chunks, see `ReplyReader.chunk`."""
+    """A reply's data other than content and usage. Read in few chunks, see `ReplyReader.chunk`."""
 
     choices: list[WireChoiceDetails | None] | None = None
     system_fingerprint: Json = None
     moderation: Json = None
-    provider: Json = None  # OpenRouter's: who made the reply
+    provider: Json = None  # OpenRouter: the provider that made the reply
     prompt_filter_results: Json = None  # Azure's
-    citations: Json = None  # Perplexity's and xAI's: the addresses behind the numbers in the text
+    citations: Json = None  # Perplexity and xAI: the addresses of the numbered citations in the text
     search_results: Json = None
     related_questions: Json = None
     videos: Json = None
@@ -173,9 +173,9 @@ class WireDetails(msgspec.Struct, gc=False):
 
 
 class WireUsage(msgspec.Struct, gc=False):
-    """Token counts, wherever servers put them. Integers may come as floats; nothing is certain to be there.
+    """Token counts, wherever servers put them. Integers may be floats, and any may be missing.
 
-    Mistral's `num_cached_tokens` is left out: it counts what its server found in memory, which is billed as ever.
+    Mistral's `num_cached_tokens` is ignored: it counts the server's own memory, which is billed as usual.
     """
 
     prompt_tokens: Json = None
@@ -190,7 +190,7 @@ class WireUsage(msgspec.Struct, gc=False):
     cache_read_input_tokens: Json = None  # gateways in front of Claude, as are the next two: LiteLLM, Databricks
     cache_creation_input_tokens: Json = None
     cache_creation: Json = None
-    prompt_audio_seconds: Json = None  # Mistral
+    prompt_audio_seconds: Json = None  # Mistral's
     cost: Json = None  # OpenRouter's, in US dollars
     cost_details: Json = None
     is_byok: Json = None
@@ -203,7 +203,7 @@ class WireUsage(msgspec.Struct, gc=False):
 
 
 class WireGroq(msgspec.Struct, gc=False):
-    """Groq's own corner of a chunk."""
+    """Groq's own object in a chunk."""
 
     usage: msgspec.Raw = NO_RAW
 
@@ -223,7 +223,7 @@ def decode_reply(data: bytes) -> WireReply:
 
 
 def read_details(data: bytes, choice: Json) -> JsonObject:
-    """What a reply or a chunk says beside its content, by its own names. What it leaves empty is no detail."""
+    """A reply's or chunk's other data, by its own names, without empty ones."""
     try:
         found = _DETAILS.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -242,7 +242,7 @@ def _said(part: msgspec.Struct, names: Iterable[str]) -> JsonObject:
 
 
 def decode_usage(raw: msgspec.Raw) -> WireUsage | None:
-    """The counts of a usage object; None if it is missing, null or nothing of the kind."""
+    """The counts of a usage object; None if missing, null or invalid."""
     if not raw or raw == NULL:
         return None
     try:
@@ -252,7 +252,7 @@ def decode_usage(raw: msgspec.Raw) -> WireUsage | None:
 
 
 def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
-    """The usage in Groq's corner, if it has one."""
+    """The usage in Groq's object, if any."""
     if not raw or raw == NULL:
         return NO_RAW
     try:
@@ -261,19 +261,19 @@ def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
         return NO_RAW
 
 
-# Token counts from the usage of a reply.
+# --- Usage ---
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
     """Token counts in disjoint buckets.
 
-    The prompt's count includes cache reads and writes. What the total has beyond prompt and completion is
-    reasoning that some servers count nowhere else; where nobody names it, the figures are partial, for it was
-    worked out. Perplexity counts its reasoning beside all of them.
-
-    Three servers count otherwise. Gateways in front of Claude say cache reads and writes beside the prompt's
-    details, by Anthropic's names. Mistral counts audio that was heard beside the prompt. Grok on Azure counts
-    cached tokens beside the prompt, whose parts then add up to the prompt without them.
+    The prompt's count includes cache reads and writes. Tokens in the total beyond prompt and completion are
+    reasoning. If
+    no field names it, the figures are partial. Perplexity counts reasoning outside of all others. Gateways for
+    Claude
+    report cache reads and writes outside of the prompt's details, under Anthropic's names. Mistral counts audio
+    input
+    outside of the prompt, and Grok on Azure cached tokens.
     """
     wire = decode_usage(raw)
     if wire is None:
@@ -334,12 +334,12 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
             **_fees(wire),
         ),
         service_tier=service_tier,
-        raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive
+        raw=msgspec.Raw(bytes(raw)),  # a copy, because the raw value would keep the whole chunk alive
     )
 
 
 def _fees(wire: WireUsage) -> dict[str, int | None]:
-    """What is billed besides tokens of the model: searches, and what was cited or read for the reply."""
+    """Billed counts other than the model's tokens: searches, citations, pages read."""
     searches = wire.server_tool_use or wire.server_tool_use_details or wire.num_search_queries
     if not (searches or wire.citation_tokens or wire.num_sources_used):
         return {}
@@ -355,7 +355,7 @@ def _fees(wire: WireUsage) -> dict[str, int | None]:
 
 
 def _parts_of_prompt(details: Json) -> int | None:
-    """What the kinds of input in the prompt's details add up to; None if text is not among them."""
+    """The sum of the kinds of input in the prompt's details; None if text is not among them."""
     text = _detail(details, "text_tokens")
     if text is None:
         return None
