@@ -1,6 +1,6 @@
-"""Provider facts: the adapter contract, one folder for each provider, and what they share.
+"""Provider facts: the adapter contract, one folder for each provider, and their shared code.
 
-An adapter works alone: construct it, call it, close it; no actor, bus or engine is needed. It translates between
+An adapter works alone: construct it, call it, close it. It needs no actor, bus or engine. It translates between
 canonical values and its provider's wire, classifies errors and retries. It computes no money and stores nothing.
 """
 

@@ -1,8 +1,9 @@
-"""An adapter as a supervised actor, which owns the adapter's life and runs each call in a task of its own.
+"""An adapter as a supervised actor, which owns the adapter and runs each call in a task of its own.
 
-The actor publishes nothing about calls. It reports to the starter of each call. Starting a call is no message. It
-is synchronous, so a thousand calls that start in one tick are a thousand tasks and no full mailbox. A crash inside
-a call fails that call. A crash of the actor fails its calls, and the next call finds a fresh adapter.
+It publishes no events; it reports to the starter of each call. Starting a call is synchronous and no message, so a
+thousand calls in one tick are a thousand tasks and no full mailbox. A crash inside a call fails that call. A crash
+of
+the actor fails its calls, and the next call uses a fresh adapter.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ class AdapterActor(Actor):
 
     @property
     def adapter(self) -> ProviderAdapter:
-        """The running adapter. It exists only between `started` and `stopping`."""
+        """The running adapter, which exists between `started` and `stopping`."""
         assert self._made is not None
         return self._made
 
     @property
     def made(self) -> ProviderAdapter | None:
-        """The adapter; None while there is none."""
         return self._made
 
     async def started(self, context: ActorContext) -> None:
@@ -62,7 +62,7 @@ class AdapterActor(Actor):
 
 
 class CallHandle(Generic[T]):
-    """A call under way in an adapter's actor.
+    """A call in progress in an adapter's actor.
 
     Args:
         ref: The actor.
@@ -95,20 +95,20 @@ class CallHandle(Generic[T]):
             raise self._broken(f"the adapter crashed: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:
-        """Ask the adapter to end the call. Then `wait()` ends as the contract says. Idempotent."""
+        """Request the end of the call. Then `wait()` ends as the contract describes. Idempotent."""
         actor = self._ref.actor
         if self._task.done or not isinstance(actor, AdapterActor):
             return
-        with contextlib.suppress(ActorStopped):  # then the call is over, too
+        with contextlib.suppress(ActorStopped):  # then the call has ended too
             self._ref.spawn(actor.adapter.cancel, self._request_id, name=f"cancel {self._request_id}")
 
     @property
     def done(self) -> bool:
-        """True when `wait` returns or raises at once."""
+        """True when `wait` returns or raises without waiting."""
         return self._task.done
 
     def abandon(self) -> None:
-        """Let `wait` raise CancelledError immediately. A call in a task of its own goes on until `kill`."""
+        """Let `wait` raise CancelledError immediately. A call in a task of its own runs until `kill`."""
         if self._in_place:
             self._task.cancel()
         else:
@@ -116,7 +116,7 @@ class CallHandle(Generic[T]):
             self._task.abandon()
 
     def kill(self) -> None:
-        """Cancel the call's task itself, for when the adapter doesn't obey. Nothing if it is over."""
+        """Cancel the call's task itself, for an adapter that ignores `cancel`. Does nothing after its end."""
         if self._abandoned or not self._task.done:
             self._task.cancel()
 
@@ -133,8 +133,9 @@ def start_call(
 ) -> CallHandle[CanonicalResponse]:
     """Start a call in an adapter's actor, now.
 
-    A call of an adapter that ends when it is cancelled runs in the task that waits for it. All others get a task
-    of their own, which can be left behind if the adapter ignores its cancelling.
+    A call that ends when cancelled runs in the waiting task. All others get a task of their own, which can be
+    abandoned if
+    the adapter ignores its cancellation.
     """
 
     adapter = _adapter_of(ref, request.request_id)
@@ -161,10 +162,7 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in an adapter's actor, now, in a task of its own.
-
-    Raises what `start_call` raises.
-    """
+    """Start a call of any kind in a task of its own, now. Raises the errors of `start_call`."""
     adapter = _adapter_of(ref, request_id)
     return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
 

@@ -1,22 +1,18 @@
-"""Recording and replaying what goes over HTTP to a provider: a Transport around a real one, or instead of one.
+"""Cassettes: recorded HTTP exchanges with a provider, for replay in place of a network.
 
-A cassette is one JSON file for a scenario, meant to be read in a review:
+A cassette is one JSON file for a scenario, meant for review:
 
-    {"format": 1, "scenario": "what it shows", "exchanges": [
+    {"format": 1, "scenario": "the subject", "exchanges": [
       {"request": {"method": "POST", "path": "/v1/messages", "headers": {...}, "body": {...}},
        "reply": {"status": 200, "headers": {...}, "chunks": ["data: ...", ...], "end": "whole"}}]}
 
-* body is the request's JSON. Our own random ids (``tu_<ulid>`` and the like) stand in it numbered by appearance.
-* chunks are the reply's body, one string for each piece that the network gave, so that it replays exactly; a
-  piece that is no UTF-8 by itself (a character cut in two) is ``{"base64": "..."}``. Bodies are decompressed.
-* end is ``whole``; ``left`` if the reader went away first; else the text of the error that broke it.
-* Headers are kept by allow-list. What keys are known (from the headers that carry them, and from `secrets`) is
-  masked wherever it appears.
+* body is the request's JSON. Our own random ids (``tu_<ulid>`` and the like) are numbered by appearance.
+* chunks are the pieces from the network, decompressed; a piece that is not UTF-8 is ``{"base64": "..."}``.
+* end is ``whole``; ``left`` if the reader left first; otherwise the text of the error.
+* Headers are kept by allow-list. Known keys (from headers and `secrets`) are masked everywhere.
 
-A request is answered by the first recording, not yet played, whose method, path and body are the same; the top
-level fields in VOLATILE_FIELDS don't count. Equal requests so get their replies in the order of recording, while
-calls side by side may come in any order. A request that was not recorded raises CassetteMiss, which names the
-nearest recording and the differences.
+The first unplayed recording with the same method, path and body answers a request; top level fields in
+VOLATILE_FIELDS are ignored. A request without a recording raises CassetteMiss with the nearest one.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from callboard.bus.values.base import Json, JsonObject
 
 from .transport.transport import HttpReply, HttpRequest, Transport
 
-# In what two JSON values differ, in words for somebody who looks for the reason, and by how much.
+# --- Differences of JSON values ---
 
 
 class Difference(msgspec.Struct):
@@ -46,11 +42,11 @@ class Difference(msgspec.Struct):
     text: str
     """The difference in words."""
     size: int
-    """The number of characters that differ, roughly. So a message too many weighs more than a changed word."""
+    """The approximate number of differing characters. An added message weighs more than a changed word."""
 
 
 def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Difference]:
-    """What was changed, added and left out."""
+    """The changes, additions and omissions."""
     if isinstance(recorded, dict) and isinstance(sent, dict):
         for name in sorted({*recorded, *sent}):
             place = f"{where}.{name}" if where else name
@@ -78,7 +74,7 @@ def _length(value: Json) -> int:
 
 
 def _unlike(recorded: Json, sent: Json) -> int:
-    """How long the two are without what they begin and end with alike."""
+    """The length of both texts without their common start and end."""
     one, other = msgspec.json.encode(recorded), msgspec.json.encode(sent)
     ahead = _alike(one, other)
     one, other = one[ahead:][::-1], other[ahead:][::-1]
@@ -86,7 +82,7 @@ def _unlike(recorded: Json, sent: Json) -> int:
 
 
 def _alike(one: bytes, other: bytes) -> int:
-    """How long the beginning is that both share."""
+    """The length of the common start."""
     unlike = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(unlike, min(len(one), len(other)))
 
@@ -99,7 +95,7 @@ def _short(value: Json) -> str:
 FORMAT = 1
 
 VOLATILE_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
-"""Fields of a request's body that name the caller and change no reply. The comparison leaves them out."""
+"""Fields of a request's body that identify the caller and don't affect the reply. Comparisons ignore them."""
 
 _REQUEST_HEADERS = frozenset({"content-type", "accept", "anthropic-version", "anthropic-beta", "openai-beta"})
 _REPLY_HEADERS = frozenset(
@@ -115,13 +111,14 @@ _SHORTEST_SECRET = 4
 class CassetteMiss(AdapterError):
     """No recording answers this request.
 
-    It is an AdapterError, because a transport raises nothing else and an adapter passes it on unchanged. Its class
-    is ``other``, and it is never retried, because the test alone is at fault.
+    It is an AdapterError, because a transport raises nothing else. Its class is ``other``, and it is never
+    retried,
+    because the test is at fault.
     """
 
 
 class Base64Chunk(msgspec.Struct, frozen=True):
-    """A piece of a body that is no UTF-8 by itself."""
+    """A piece of a body that is not UTF-8."""
 
     base64: str
     """The bytes of the piece, as base64."""
@@ -148,9 +145,9 @@ class RecordedReply(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     """The headers that are kept."""
     chunks: tuple[str | Base64Chunk, ...]
-    """The pieces of the body, see the module's text."""
+    """The pieces of the body."""
     end: str = "whole"
-    """The end of the body, see the module's text."""
+    """The end of the body: ``whole``, ``left`` or the text of an error."""
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -174,7 +171,7 @@ class Cassette(msgspec.Struct, frozen=True):
 
 
 def load_cassette(path: str | Path) -> Cassette:
-    """Read a cassette. Raises ConfigurationError if the file is none, OSError if it can't be read."""
+    """Read a cassette. Raises ConfigurationError for an invalid file, OSError if it can't be read."""
     try:
         cassette = msgspec.json.decode(Path(path).read_bytes(), type=Cassette)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -185,7 +182,7 @@ def load_cassette(path: str | Path) -> Cassette:
 
 
 def save_cassette(path: str | Path, cassette: Cassette) -> None:
-    """Write a cassette, whole or not at all, in place of any that was there. Its owner alone can read it.
+    """Write a cassette, whole or not at all, replacing any file there. Only its owner can read it.
 
     Raises OSError.
     """
@@ -195,14 +192,14 @@ def save_cassette(path: str | Path, cassette: Cassette) -> None:
 
 
 class RecordingTransport:
-    """A transport that passes everything to another one and records it. `aclose` writes the file.
+    """A transport that records all requests to another one. `aclose` writes the file.
 
     A request without any reply is not recorded.
 
     Args:
-        inner: The real transport, which `aclose` closes as well.
+        inner: The real transport. `aclose` closes it.
         scenario: The subject of the recording, for people.
-        secrets: Texts to mask, of at least four characters, besides those that it finds in the headers.
+        secrets: Texts to mask, of at least four characters, besides the keys in headers.
     """
 
     def __init__(
@@ -221,7 +218,7 @@ class RecordingTransport:
         return reply
 
     def save(self) -> None:
-        """Write what has been recorded so far. Raises OSError."""
+        """Write the recordings so far. Raises OSError."""
         exchanges = tuple(self._exchange(request, reply) for request, reply in self._replies)
         save_cassette(self._path, Cassette(FORMAT, self._scenario, exchanges))
 
@@ -242,7 +239,7 @@ class RecordingTransport:
         return _mask(text, self._secrets)
 
     def _mask_chunks(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """Mask by as many asterisks, so that a key cut in two is found and every piece keeps its length."""
+        """Mask with as many asterisks, so that a key cut in two is found and every piece keeps its length."""
         body = b"".join(chunks)
         for secret in sorted(self._secrets, key=len, reverse=True):
             body = body.replace(secret.encode(), b"*" * len(secret.encode()))
@@ -277,12 +274,11 @@ class _RecordingReply:
 
 
 class CassetteTransport:
-    """A transport that answers requests from a cassette instead of a network. The module's text says which
-    recording matches. A request without one raises CassetteMiss.
+    """A transport that answers requests from a cassette. A request without a recording raises CassetteMiss.
 
     Raises:
         OSError: The file can't be read.
-        ConfigurationError: The file is no cassette.
+        ConfigurationError: The file is not a cassette.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -293,7 +289,7 @@ class CassetteTransport:
 
     @property
     def unplayed(self) -> int:
-        """How many recordings no request has asked for."""
+        """The number of unplayed recordings."""
         return self._played.count(False)
 
     async def send(self, request: HttpRequest) -> HttpReply:
@@ -355,7 +351,7 @@ class _ReplayedReply:
 
 
 def number_ids(body: str) -> str:
-    """A body with our own random ids replaced by their order of appearance, which is the same in every run."""
+    """A body with our own random ids numbered by appearance, the same in every run."""
     numbers: dict[str, str] = {}
     return _OUR_ID.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}_{len(numbers) + 1}"), body)
 
@@ -378,7 +374,7 @@ def _compared(request: RecordedRequest) -> JsonObject:
 
 
 def _key(request: RecordedRequest) -> bytes:
-    return msgspec.json.encode(_compared(request), order="sorted")  # as text, because in Python True is 1
+    return msgspec.json.encode(_compared(request), order="sorted")  # as text, because in Python True equals 1
 
 
 def _mask(text: str, secrets: Iterable[str]) -> str:

@@ -1,15 +1,13 @@
-"""Embeddings: what an adapter that embeds promises, and how many texts become requests of the size that it takes.
+"""Embeddings: the contract of adapters, and splitting any number of texts into requests.
 
-The interface stands beside that of conversations: many texts go in and as many vectors come out, nothing is
-streamed and there are no tools. Configuration, errors, attempts and retries are those of every adapter.
-
-A vector is an `array('f')`: four bytes for each dimension, what `json` needs by `tolist()`, what a database needs
-by `tobytes()`, and `numpy.frombuffer(vector, "f4")` takes it as it is, without a copy.
+A vector is an `array('f')`: four bytes for each dimension. Use `tolist()` for JSON, `tobytes()` for a database,
+and
+`numpy.frombuffer(vector, "f4")` without a copy.
 
 A batch is as many texts in a row as fit by count and by estimated tokens. If the provider finds one too large, it
-is cut in two, and again, until the parts that fit are embedded and the others stand alone. Limits that are not
-published, and estimates that are off, cost a few requests and no result. A failure that any further batch would
-share (the key, the model, spent credit) keeps batches from being sent that have not started.
+is
+split in two until it fits or holds one text. A failure that further batches would share (the key, the model, spent
+credit) stops those that have not started.
 """
 
 from __future__ import annotations
@@ -68,41 +66,41 @@ InputType: TypeAlias = Literal[
     "fact_verification",
     "code_query",
 ]
-"""What a text is embedded for. A search embeds its documents as ``document`` and what is searched as ``query``."""
+"""The purpose of a text. A search embeds its documents as ``document`` and its queries as ``query``."""
 
 INPUT_TYPES: tuple[InputType, ...] = get_args(InputType)
 """All input types."""
 
 Encoding: TypeAlias = Literal["base64", "float"]
-"""How vectors come over the wire: the bytes of their float32 numbers, or JSON numbers, which take more."""
+"""The form of vectors on the wire: bytes of float32 values, or JSON numbers, which are longer."""
 
 
 class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model through its adapter. None is not known: nothing is refused or cut for it."""
+    """The abilities of a model through its adapter. None means unknown: nothing is refused or cut for it."""
 
     max_inputs: int = 2048
-    """The most texts in one request."""
+    """The largest number of texts in one request."""
     max_input_tokens: int | None = None
-    """The most tokens of one text."""
+    """The largest number of tokens of one text."""
     max_request_tokens: int | None = None
-    """The most tokens of all texts of a request together."""
+    """The largest number of tokens of all texts of a request together."""
     dimensions: int | None = None
-    """The number of dimensions of a vector, unless another is asked for."""
+    """The default number of dimensions of a vector."""
     supports_dimensions: bool = True
-    """Whether other dimensions may be asked for."""
+    """Whether other dimensions can be requested."""
     dimension_choices: tuple[int, ...] = ()
-    """The dimensions that may be asked for; empty for any number up to `dimensions`."""
+    """The dimensions that can be requested; empty for any number up to `dimensions`."""
     input_types: tuple[str, ...] = ()
-    """The input types that make a difference."""
+    """The supported input types."""
     supports_truncation: bool = False
-    """Whether a request may say that texts that are too long are cut."""
+    """Whether a request can allow that long texts are cut."""
     cuts_silently: bool = False
-    """Whether the provider cuts texts that are too long although the request doesn't ask for it."""
+    """Whether the provider cuts long texts by default."""
     encodings: tuple[Encoding, ...] = ("float",)
-    """How vectors can come over the wire, the best way first."""
+    """The supported encodings, the best first."""
 
     def refusal(self, dimensions: int) -> str | None:
-        """The reason why vectors can't have so many dimensions; None if they can, or if it isn't known."""
+        """The reason why vectors can't have this number of dimensions; None if they can, or if unknown."""
         if dimensions < 1:
             return "dimensions are at least 1"
         if dimensions == self.dimensions:
@@ -118,7 +116,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
-    """One request to one model: as many texts as it takes at once.
+    """One request to one model.
 
     Raises:
         TypeError: `inputs` is a single string.
@@ -128,13 +126,13 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     inputs: tuple[str, ...]
     """The texts."""
     dimensions: int | None = None
-    """The dimensions of the vectors; None is the model's own number."""
+    """The dimensions of the vectors; None uses the model's default."""
     input_type: InputType | None = None
-    """What the texts are embedded for. Where it makes no difference it is left out with a warning."""
+    """The purpose of the texts. Dropped with a warning if the model has no such option."""
     truncate: bool = False
-    """Whether texts that are too long may be cut. Otherwise they are an error, if the provider has that option."""
+    """Whether long texts may be cut. Otherwise they are an error, if the provider has that option."""
     encoding: Encoding | None = None
-    """How the vectors come over the wire; None is the best way that the provider has."""
+    """The form of vectors on the wire; None uses the best one."""
 
     def __post_init__(self) -> None:
         given: str | tuple[str, ...] = self.inputs
@@ -163,17 +161,17 @@ class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
 class EmbeddingAdapter(Protocol):
     """One provider's embeddings.
 
-    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
-    call raises nothing but AdapterError and the loop's cancellation.
+    The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
+    raises only AdapterError and the loop's cancellation.
     """
 
     name: str
-    """The adapter's name, which stands before the colon of its models' names."""
+    """The adapter's name, the prefix of its models' names."""
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """The vectors of one request, which must keep the model's limits. `embed_all` cuts up larger requests.
+        """Embed one request within the model's limits. `embed_all` splits larger ones.
 
         Args:
             request: The texts and the options.
@@ -187,26 +185,26 @@ class EmbeddingAdapter(Protocol):
         ...
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        """What a model can do. No network is used."""
+        """The capabilities of a model, without the network."""
         ...
 
     def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
-        """About how many tokens a text has for a model. No network is used."""
+        """Estimate the tokens of a text for a model, without the network."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. True if it was running, False if it had ended or is unknown. Idempotent."""
+        """Stop a request. Returns False if it had ended or is unknown. Idempotent."""
         ...
 
     async def close(self) -> None:
-        """Cancel what runs and release all connections. Idempotent."""
+        """Cancel all calls and release all connections. Idempotent."""
         ...
 
 
 class PartialEmbeddingError(AdapterError):
-    """Some of the texts could not be embedded after all retries, and the others were.
+    """Some texts could not be embedded after all retries.
 
-    The error's cause is the first failure. The error is `retryable` if all failures are of a passing kind.
+    The error's cause is the first failure. It is `retryable` if all failures are temporary.
     """
 
     def __init__(
@@ -231,35 +229,35 @@ class PartialEmbeddingError(AdapterError):
         self.failures = dict(failures)
         """The failures by the index of the text."""
         self.usage = usage
-        """The usage of the texts that were embedded: they are paid for."""
+        """The usage of the embedded texts, which are billed."""
 
 
 AT_ONCE = 4
 """The default number of batches in progress at the same time."""
 
 SHARE_OF_TOKENS = 0.8
-"""The share of a request's token limit that is filled, since estimates err."""
+"""The share of a request's token limit to fill, because estimates err."""
 
 _TOO_MANY = re.compile(
     r"batch|array too long|length of the list|tokens per request|too many (?:inputs|items|texts)|"
     r"at most \d+ (?:inputs|requests|texts)|number of texts",
     re.IGNORECASE,
 )
-"""How a request with too many texts is refused, in the words of those who have no code for it."""
+"""Refusals of a request with too many texts, by servers without an error code for it."""
 
 Batch: TypeAlias = range
-"""Indices of texts that go into one request."""
+"""Indices of the texts of one request."""
 
 OnProgress: TypeAlias = Callable[[int, int], object]
-"""Gets the number of texts that are embedded or have failed for good, and the number of all."""
+"""Gets the number of finished texts, embedded or failed, and the number of all."""
 
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
 
 
 def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[Batch]:
-    """The batches of texts: together they are all texts, in order. Pure.
+    """Plan the batches of all texts, in order. Pure.
 
-    A text that is larger than a whole request stands alone. Of a request's tokens 80 % are filled, since estimates
+    A text that is larger than a request is alone. A request is filled to 80 % of its tokens, because estimates
     err.
 
     Args:
@@ -284,14 +282,14 @@ def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[B
 
 @dataclass
 class Gathered:
-    """What came of all batches."""
+    """The results of all batches."""
 
     vectors: list[Vector | None]
-    """The vectors by text; None for each text that has none so far."""
+    """The vectors by text; None for a text without one."""
     failures: dict[int, AdapterError] = field(default_factory=dict)
     """The failures by the index of the text."""
     responses: list[EmbeddingResponse] = field(default_factory=list)
-    """The responses of the batches, in the order in which they ended."""
+    """The responses of the batches, in the order of their ends."""
 
     @property
     def usage(self) -> TokenUsage:
@@ -303,7 +301,7 @@ class Gathered:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all batches, each once."""
+        """The warnings of all batches, without duplicates."""
         return tuple(dict.fromkeys(warning for response in self.responses for warning in response.warnings))
 
     def complete(self) -> tuple[Vector, ...]:
@@ -329,17 +327,17 @@ async def run_batches(
     at_once: int = AT_ONCE,
     on_progress: OnProgress | None = None,
 ) -> Gathered:
-    """Run all batches side by side. An AdapterError is not raised but kept, see `Gathered`.
+    """Run all batches concurrently. `Gathered` collects their AdapterErrors.
 
     Args:
         batches: The batches.
-        run: Embeds the texts of one batch. It may be asked again for a part of a batch.
-        texts: How many texts there are.
-        at_once: The most batches in progress at the same time.
+        run: Embeds the texts of one batch. It may be called again for a part of a batch.
+        texts: The number of texts.
+        at_once: The largest number of concurrent batches.
         on_progress: Called after each batch with the number of finished texts. The last call has all of them.
 
     Raises:
-        Exception: What `run` or `on_progress` raises besides AdapterError.
+        Exception: Any other exception of `run` or `on_progress`.
     """
     gathered = Gathered([None] * texts)
     waiting = list(reversed(batches))
@@ -393,20 +391,20 @@ async def run_batches(
 
 
 def _first(error: Exception) -> Exception:
-    """The first worker's fault of several workers that met the same one."""
+    """The first of several workers' errors if they are alike."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
-    """Raise unless the vectors can be compared with the earlier ones. A mixture would be worthless."""
+    """Raise unless the vectors are comparable with the earlier ones. A mixture would be worthless."""
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
         raise CapabilityError(f"{response.model} gave {response.dimensions} dimensions where {known} came before")
 
 
 def _is_too_large(error: AdapterError) -> bool:
-    """Whether fewer texts could pass. Servers without a code for it speak of the batch."""
+    """Whether fewer texts could pass. Servers without a code for it mention the batch."""
     if isinstance(error, ContextOverflowError) or error.provider_status == 413:
         return True
     return isinstance(error, InvalidRequestError) and _TOO_MANY.search(error.provider_message) is not None
@@ -423,16 +421,16 @@ async def embed_all(
     at_once: int = AT_ONCE,
     on_attempt: AttemptObserver | None = None,
 ) -> EmbeddingResponse:
-    """The vectors of any number of texts, in order. No engine is needed.
+    """Embed any number of texts, in order, without an engine.
 
-    Each batch is a request of its own, with the request's id and the places of its texts (``mine.0-100``), and is
-    retried by itself. Cancelling loses the vectors that had come, and they are paid for.
+    Each batch is a request of its own, with the request's id and the indexes of its texts (``mine.0-100``), and
+    retries by itself. Cancelling loses the vectors so far, which are billed.
 
     Args:
         adapter: The adapter of the model's provider.
-        request: The texts and what to make of them.
-        at_once: The most batches in progress at the same time.
-        on_attempt: Told of the attempts of all batches.
+        request: The texts and the options.
+        at_once: The largest number of concurrent batches.
+        on_attempt: Called with the reports of all batches.
 
     Raises:
         PartialEmbeddingError: Some texts were not embedded; the error has the vectors of the others.

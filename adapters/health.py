@@ -1,7 +1,7 @@
-"""The health of a provider and the load of its adapter: the optional part of the contract.
+"""Health and statistics of an adapter: the optional part of the contract.
 
-An adapter may have `health_check()` and `statistics()`. Callers look for them with `isinstance`, and take a plain
-bool for an answer, too.
+An adapter may have `health_check()` and `statistics()`. Callers check with `isinstance`, and accept a plain bool
+too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .transport.transport import HttpRequest, Transport, TransportStatistics, cl
 
 
 class AdapterHealth(msgspec.Struct, frozen=True):
-    """What a health check found. It is true where `ok` is."""
+    """The result of a health check. It is true if `ok` is."""
 
     ok: bool
-    """Whether the provider answers and takes the key."""
+    """Whether the provider answers and accepts the key."""
     detail: str
-    """What was found, for people."""
+    """The finding, for people."""
     fix: str = ""
-    """What to do if it is not well."""
+    """The remedy for a problem."""
     key_refused: bool = False
-    """Whether the provider took the key for no valid one."""
+    """Whether the provider refused the key as invalid."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -37,18 +37,20 @@ class AdapterStatistics(msgspec.Struct, frozen=True):
     """A snapshot of an adapter's work."""
 
     calls: int
-    """Calls under way, waits between two attempts included."""
+    """Calls in progress, including waits between attempts."""
     transport: TransportStatistics | None = None
-    """The transport's connections; None if the transport doesn't count them."""
+    """The transport's connections; None if it doesn't count them."""
 
 
 @runtime_checkable
 class ChecksHealth(Protocol):
-    """An adapter that can find out whether its provider answers, within seconds and at no cost."""
+    """An adapter that can check whether its provider answers, within seconds and for free."""
 
     async def health_check(self) -> AdapterHealth | bool:
-        """Whether the provider answers. The check starts nothing and costs nothing. It should not raise. An
-        AdapterError counts as a no."""
+        """Whether the provider answers. The check starts nothing, is free, and should not raise.
+
+        An AdapterError counts as false.
+        """
         ...
 
 
@@ -71,13 +73,13 @@ class CountingTransport(Protocol):
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
-    """An error as a finding. Without a `fix` it is what our errors say behind their semicolon."""
+    """An error as a finding. The default `fix` is the text after the semicolon of our errors."""
     said, _, advice = str(error).partition("; ")
     return AdapterHealth(False, said, fix or advice)
 
 
 async def probe(transport: Transport, request: HttpRequest, seconds: float) -> AdapterHealth:
-    """Send one harmless request, once, and judge by the status alone. Never raises, but for cancellation."""
+    """Send one harmless request, once, and judge by the status alone. Raises nothing but cancellation."""
     where = place(request.url)
     reply = None
     try:
@@ -98,11 +100,11 @@ async def probe(transport: Transport, request: HttpRequest, seconds: float) -> A
 
 
 def judge(status: int, said: str) -> AdapterHealth:
-    """The health that follows from the status of a harmless, authenticated GET.
+    """Judge the health by the status of a harmless, authenticated GET.
 
     Args:
         status: The HTTP status.
-        said: The name of the answer, for the text.
+        said: The name of the answer in the text.
     """
     match status:
         case 401 | 403:

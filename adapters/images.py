@@ -1,11 +1,8 @@
-"""The contract of adapters that make images: the protocol, its requests and its responses.
+"""The contract of adapters with images: the protocol, its requests and its responses.
 
-The interface stands beside that of conversations. A prompt and perhaps images go in, and images come out whole.
-The input decides the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the area
-that the mask leaves open, and several images are *composed* into one.
-
-An image costs money each time it is made. So a request whose answer was lost is never sent again by itself. It
-ends in an `OutcomeUnknownError`.
+The inputs decide the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the open
+area, and several images are *composed* into one. Each image costs money, so a request with a lost answer is not
+repeated. It raises `OutcomeUnknownError`.
 """
 
 from __future__ import annotations
@@ -33,63 +30,61 @@ __all__ = [
 ]
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
-"""Made from the prompt alone; of one image; of one, where its mask allows; of several."""
+"""Generate by the prompt alone, edit one image, edit inside its mask, or compose several."""
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model. None is not known: nothing is refused for it. An empty tuple offers no choice."""
+    """The abilities of a model. None means unknown: nothing is refused for it. An empty tuple offers no choice."""
 
     operations: tuple[ImageOperation, ...] = ("generate", "edit", "edit-masked", "composite")
-    """What the model can do."""
+    """The supported operations."""
     max_images: int | None = None
-    """The most images of one request."""
+    """The largest number of images of one request."""
     sizes: tuple[str, ...] | None = None
-    """The sizes, as the provider names them: ``1024x1024`` or ``2K``."""
+    """The sizes by the provider's names: ``1024x1024`` or ``2K``."""
     free_sizes: bool = False
-    """Whether there are sizes of any multiples of `size_step`, as far as `max_pixels` and an aspect ratio of 3:1
-    allow.
-    """
+    """Whether any multiples of `size_step` are sizes, within `max_pixels` and an aspect ratio of 3:1."""
     size_step: int = 16
-    """The pixels of which width and height are multiples."""
+    """The pixels that divide width and height."""
     max_pixels: int | None = None
-    """The most pixels of an image."""
+    """The largest number of pixels of an image."""
     aspect_ratios: tuple[str, ...] | None = None
     """The aspect ratios, such as ``16:9``."""
     qualities: tuple[str, ...] | None = None
-    """The provider's words for qualities."""
+    """The qualities by the provider's names."""
     backgrounds: tuple[str, ...] | None = None
-    """The provider's words for backgrounds."""
+    """The backgrounds by the provider's names."""
     output_formats: tuple[str, ...] | None = None
-    """The provider's words for formats of files."""
+    """The file formats by the provider's names."""
     max_input_images: int | None = None
-    """The most images that go into one."""
+    """The largest number of input images."""
     max_input_bytes: int | None = None
-    """The most bytes of such an image."""
+    """The largest number of bytes of an input image."""
     input_media_types: tuple[str, ...] | None = None
-    """The media types of such images."""
+    """The media types of input images."""
     max_prompt_characters: int | None = None
-    """The most characters of a prompt."""
+    """The largest number of characters of a prompt."""
 
 
 class ImageRequest(CallRequest, frozen=True, kw_only=True):
-    """One request to one model. It is never sent again if it may have been carried out.
+    """One request to one model. It is not repeated if the provider may have run it.
 
     Raises:
-        ValueError: `n` is below 1, a mask lies upon no image, or an input has a URL and no bytes.
+        ValueError: `n` is below 1, there is a mask without an image, or an input has no bytes.
     """
 
     prompt: str
-    """What to draw or to change."""
+    """The description of the image or of the change."""
     images: tuple[ImageBlock, ...] = ()
-    """The images to edit or to compose, each with its bytes."""
+    """The images to edit or compose, with their bytes."""
     mask: ImageBlock | None = None
-    """A PNG as large as the first image. The transparent part of it is open to change."""
+    """A PNG of the first image's size. Its transparent part may be changed."""
     n: int = 1
     """The number of images to make."""
     size: str | None = None
-    """The size as ``WIDTHxHEIGHT``, or the provider's word for it."""
+    """The size as ``WIDTHxHEIGHT``, or by the provider's name."""
     aspect_ratio: str | None = None
-    """The aspect ratio, such as ``16:9``: in place of a size, or beside one that is a word."""
+    """The aspect ratio, such as ``16:9``, in place of a size or together with a named one."""
     quality: str | None = None
     """The model's word for the quality, such as ``high``."""
     background: str | None = None
@@ -109,7 +104,7 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
 
     @property
     def operation(self) -> ImageOperation:
-        """What is asked for, as the inputs say."""
+        """The operation that the inputs imply."""
         if self.mask is not None:
             return "edit-masked"
         match len(self.images):
@@ -127,18 +122,18 @@ class GeneratedImage(Shown, frozen=True, kw_only=True):
     data: bytes | None = None
     """The bytes of the file."""
     url: str | None = None
-    """The provider's address of the file, which soon expires."""
+    """The provider's address of the file, which expires soon."""
     media_type: str = "image/png"
     """The media type, such as ``image/png``."""
     width: int | None = None
-    """The width in pixels; None if it isn't known without fetching the image."""
+    """The width in pixels; None if unknown without fetching the image."""
     height: int | None = None
     """The height in pixels; None as for `width`."""
     revised_prompt: str | None = None
-    """The prompt as the provider rewrote it, if it reports that."""
+    """The prompt as rewritten by the provider, if reported."""
 
     def save(self, path: str | Path) -> Path:
-        """Write the bytes to a file that its owner alone can read, in place of any file that was there.
+        """Write the bytes to a file that only its owner can read, replacing any file there.
 
         Raises:
             ValueError: There is only a URL.
@@ -151,7 +146,7 @@ class GeneratedImage(Shown, frozen=True, kw_only=True):
         return target
 
     def block(self) -> ImageBlock:
-        """The image as the input of a further request, or of a conversation."""
+        """The image as an input of another request or a conversation."""
         return ImageBlock(url=self.url, data=self.data, media_type=None if self.data is None else self.media_type)
 
 
@@ -159,51 +154,50 @@ class ImageResponse(CallResponse, frozen=True, kw_only=True):
     """The images of one request."""
 
     operation: ImageOperation
-    """What was done."""
+    """The operation."""
     images: tuple[GeneratedImage, ...]
     """The images."""
     usage: TokenUsage
-    """The tokens, in the buckets of a conversation, if the provider counts tokens. Otherwise the images, as pieces
-    (`TokenUsage.details`)."""
+    """The tokens, if the provider counts them. Otherwise the images, as pieces (`TokenUsage.details`)."""
 
 
 @runtime_checkable
 class ImageAdapter(Protocol):
     """One provider's images.
 
-    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
-    call raises nothing but AdapterError and the loop's cancellation.
+    The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
+    raises only AdapterError and the loop's cancellation.
     """
 
     name: str
-    """The adapter's name, which stands before the colon of its models' names."""
+    """The adapter's name, the prefix of its models' names."""
 
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
     ) -> ImageResponse:
-        """The images. Each request costs money, so it is sent again only if surely no image was made.
+        """Make images. The request is repeated only if the provider certainly did not run it.
 
         Args:
             request: The images to make.
             on_attempt: Called with each report about an attempt, as in `ProviderAdapter.complete`.
 
         Raises:
-            CapabilityError: The model can't do this. Nothing was sent.
+            CapabilityError: The model lacks an ability. Nothing was sent.
             OutcomeUnknownError: The answer was lost. Images may have been made and billed.
             ContentFilterError: The provider refuses to make such an image.
-            InvalidRequestError: The reply holds words alone. The error has the `usage` that is billed.
+            InvalidRequestError: The reply has only text. The error has the `usage` that is billed.
             AdapterError: The request failed for another reason.
         """
         ...
 
     def get_image_capabilities(self, model: str) -> ImageCapabilities:
-        """What a model can make. No network is used. Raises CapabilityError if the model makes no images."""
+        """The capabilities of a model, without the network. Raises CapabilityError if it makes no images."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. True if it was running. Idempotent. The images may still be made and billed."""
+        """Stop a request. Returns True if it was running. Idempotent. The images may still be made and billed."""
         ...
 
     async def close(self) -> None:
-        """Cancel what runs and release all connections. Idempotent."""
+        """Cancel all calls and release all connections. Idempotent."""
         ...

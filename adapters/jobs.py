@@ -1,4 +1,4 @@
-"""Looking at a job until it is over. A look that fails never ends the job, and never makes a second one."""
+"""Polling a job until it ends. A poll that fails neither ends the job nor creates a second one."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .config import RetryPolicy
 
 
 class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When to look at a job. Times are in seconds.
+    """The times of polling a job, in seconds.
 
-    The n-th look (n from 0) comes after `first` · `multiplier`ⁿ seconds, times a random factor in [1, 1.5) if
-    `jitter`, and after `longest` at most. Looks that fail in passing (the connection, the provider's own faults, a
-    rate limit) become rarer in the same way, or come when the provider says.
+    The n-th poll (n from 0) is after `first` · `multiplier`ⁿ seconds, times a random factor in [1, 1.5) if
+    `jitter`, and after `longest` at most. After temporary failures (the connection, the provider, a rate limit)
+    the waits grow in the same way, or follow the provider's hint.
     """
 
     first: float = 2.0
-    """The seconds before the first look."""
+    """The seconds before the first poll."""
     multiplier: float = 1.5
-    """The factor by which each wait is longer than the one before."""
+    """The factor from each wait to the next."""
     longest: float = 15.0
     """The longest wait in seconds."""
     jitter: bool = True
-    """Whether waits are made longer at random."""
+    """Whether waits are lengthened at random."""
     give_up_after: float = 900.0
-    """The seconds after which the last error is raised if all looks have failed. The job goes on."""
+    """The seconds after which the last error is raised if all polls have failed. The job continues."""
     not_yet: int = 3
-    """The number of first looks that may find no such job: a provider's servers may not yet share a new job."""
+    """The number of first polls that may find no such job, because a new job may be visible with a delay."""
 
     def schedule(self) -> RetryPolicy:
-        """The pauses between looks, in the form of the waits between attempts."""
+        """The pauses between polls, as waits between attempts."""
         return RetryPolicy(
             base_delay=self.first, backoff_multiplier=self.multiplier, max_delay=self.longest, jitter=self.jitter
         )
@@ -46,16 +46,16 @@ USUAL_POLLING = PollPolicy()
 
 
 def is_passing(error: AdapterError) -> bool:
-    """Whether an error of a look concerns only the look, and not the job."""
+    """Whether an error of a poll concerns only the poll, not the job."""
     return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
 
 
 class Job(Protocol):
-    """A job of any kind, as it was seen once."""
+    """The state of a job of any kind."""
 
     @property
     def done(self) -> bool:
-        """Whether the job has come to its end, good or bad."""
+        """Whether the job has ended, well or not."""
         ...
 
 
@@ -70,7 +70,7 @@ async def wait_for_job(
     random: Callable[[], float],
     on_look: Callable[[J], object] | None = None,
 ) -> J:
-    """The job when it is over, completed or not. Cancelling ends the waiting, and not the job."""
+    """Wait for the end of a job, successful or not. Cancelling ends the wait, not the job."""
     schedule = policy.schedule()
     seen, looks, failures = False, 0, 0
     failing_since = 0.0

@@ -1,4 +1,4 @@
-"""The keys of an adapter: where they come from, which of them a call uses, and which of them rest."""
+"""The keys of an adapter: their sources, the choice for a call, and pauses after refusals."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .provider import provider_named, providers
 from .transport.addresses import check_key_goes_home
 from .transport.headers import fault_of, hide_in_logs, secrets, with_secret
 
-# One key of an adapter
+# --- One key ---
 
 
 class KnownKey(NamedTuple):
-    """The value of a key, as a request is sent with it."""
+    """The value of a key in a request."""
 
     value: str | None
-    """The value; None for a server that needs no key."""
+    """The value; None for a server without keys."""
     version: int
-    """The number of values that were asked for until then."""
+    """The number of values requested so far."""
 
 
 class Key:
-    """A key, which is given or is asked for at its first use.
+    """A key, given or requested at its first use.
 
     Args:
         adapter: The adapter's name.
         name: The name of the key's entry; None for the adapter's own key.
-        given: The value, or the function that gives it; None for a server that needs no key.
-        on_value: Told of each value that the function gives, before anything is sent with it.
+        given: The value, or the function that returns it; None for a server without keys.
+        on_value: Called with each value from the function, before it is sent.
     """
 
     def __init__(
@@ -52,21 +52,20 @@ class Key:
         self.name = name
         """The name of the key's entry; None for the adapter's own key."""
         self.source: KeySource | None = None if isinstance(given, str) else given
-        """The function that gives the value; None for a value that never changes."""
+        """The function that returns the value; None for a value that never changes."""
         self.known = KnownKey(given, 0) if isinstance(given, str) or given is None else None
-        """The value; None until it is asked for."""
+        """The value; None until requested."""
         self._adapter = adapter
         self._on_value = on_value
         self._asking = anyio.Lock()
 
     async def get(self) -> KnownKey:
-        """The value, which is asked for at its first use."""
+        """The value, requested at its first use."""
         return self.known or await self._ask(None)
 
     async def replaced(self, refused: KnownKey) -> bool:
-        """Whether there is another value in place of one that was refused.
-
-        It is asked for, once for all calls that were refused with the same value.
+        """Whether a new value replaces a refused one. It is requested once for all calls that were refused with
+        the same value.
         """
         if self.source is None:
             return False
@@ -75,11 +74,11 @@ class Key:
     async def _ask(self, refused: KnownKey | None) -> KnownKey:
         async with self._asking:
             known = self.known
-            if self.source is None or (known is not None and known != refused):  # somebody else has asked
+            if self.source is None or (known is not None and known != refused):  # another call has requested it
                 assert known is not None
                 return known
             value, fault = await _answer(self.source)
-            self._on_value(value)  # also a value that can't be sent is a secret
+            self._on_value(value)  # a value that can't be sent is a secret, too
             if fault is not None:
                 key = "api_key" if self.name is None else f"keys[{self.name!r}]"
                 raise AuthError(
@@ -92,7 +91,9 @@ class Key:
 
 
 async def _answer(source: KeySource) -> tuple[str, str | None]:
-    """A function's answer, and why it can't be sent. Nothing of an exception's text is told: it may hold a key."""
+    """A function's answer, and the reason why it can't be sent. Exception texts are left out: they may contain a
+    key.
+    """
     try:
         answer = source()
         if inspect.isawaitable(answer):
@@ -106,23 +107,23 @@ async def _answer(source: KeySource) -> tuple[str, str | None]:
     return value, f"it holds {fault}" if fault else None if value else "it is empty"
 
 
-# The keys that rest because a provider refused or limited them
+# --- Pauses of refused keys ---
 
 REFUSED_US = 600_000_000
-"""Microseconds for which a refused key rests."""
+"""Microseconds of a pause after a refusal."""
 PAUSE_US = 10_000_000
-"""Microseconds for which a rate limit without a hint rests a key."""
+"""Microseconds of a pause after a rate limit without a hint."""
 TRIAL_US = 30_000_000
-"""Microseconds for which one call may try a key whose rest has ended, before another call tries it."""
+"""Microseconds for which one call alone may try a key after its pause."""
 
 MAX_RESTS = 4096
-"""The number of rests. The oldest is forgotten first."""
+"""The largest number of recorded pauses. The oldest is dropped first."""
 
 Weight: TypeAlias = Literal["refused", "limited"]
 
 
 class KeyRest(msgspec.Struct, frozen=True):
-    """Why a key rests, and until when."""
+    """The reason and the end of a key's pause."""
 
     key: str
     """The name of the key's entry."""
@@ -131,46 +132,46 @@ class KeyRest(msgspec.Struct, frozen=True):
     weight: Weight
     """``refused``, or ``limited`` for a while."""
     until_us: int
-    """The end of the rest, in microseconds since the epoch."""
+    """The end of the pause, in microseconds since the epoch."""
     reason: str
     """The reason, in words."""
 
     def in_words(self) -> str:
-        """The rest as a sentence."""
+        """The pause as a sentence."""
         return f"its key {self.key!r} was {self.weight} ({self.reason})"
 
 
 class KeyRests:
-    """The rests of an adapter's named keys."""
+    """The pauses of an adapter's named keys."""
 
     def __init__(self) -> None:
         self._rests: dict[tuple[str, str | None], KeyRest] = {}
 
     def rest(self, key: str, model: str, now_us: int) -> KeyRest | None:
-        """The longest rest of a key for a model; None for a key that is ready, or may be tried."""
+        """The longest pause of a key for a model; None for a key that may be used or tried."""
         found = [rest for rest in self._of(key, model) if rest.until_us > now_us]
         return max(found, key=lambda rest: rest.until_us, default=None)
 
     def begin(self, key: str, model: str, now_us: int) -> None:
-        """Take in that a call is about to use a key. If the key's rest has ended, the call tries it."""
+        """Record the start of a call with a key. After the key's pause, this call tries it."""
         for rest in self._of(key, model):
             if rest.until_us <= now_us:
                 self._rests[rest.key, rest.model] = msgspec.structs.replace(rest, until_us=now_us + TRIAL_US)
 
     def taken(self, key: str, model: str) -> None:
-        """Take in that the provider took a key for a model."""
+        """Record that the provider accepted a key for a model."""
         if self._rests:
             self._rests.pop((key, None), None)
             self._rests.pop((key, model), None)
 
     def failed(self, key: str, model: str, error: AdapterError, now_us: int) -> bool:
-        """Take in that an attempt with a key failed."""
+        """Record a failed attempt with a key."""
         match error:
             case AccessDeniedError():
                 rest = KeyRest(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
             case AuthError() | QuotaExceededError():
                 rest = KeyRest(key, None, "refused", now_us + REFUSED_US, type(error).__name__)
-            case RateLimitError() if not isinstance(error, OverloadedError):  # which is the server's own trouble
+            case RateLimitError() if not isinstance(error, OverloadedError):  # that is the server's own problem
                 hint = error.retry_after_seconds
                 pause_us = PAUSE_US if hint is None else round(max(hint, 0.0) * 1e6)
                 rest = KeyRest(key, model, "limited", now_us + pause_us, type(error).__name__)
@@ -188,32 +189,30 @@ class KeyRests:
         return [self._rests[at] for at in ((key, None), (key, model)) if at in self._rests]
 
 
-# The choice of a call's key from a pool.
+# --- Choosing from a pool ---
 
 MAX_SESSIONS = 4096
-"""The number of sessions whose keys are remembered. The one that asked longest ago is forgotten first."""
+"""The largest number of sessions with a recorded key. The least recently used is dropped first."""
 
 
 class KeyPool:
-    """Keys that stand in for each other.
+    """Keys that replace each other.
 
     Args:
-        names: The names of the keys, in the order of their first turns.
-        rests: The rests of the keys.
+        names: The names of the keys, in the order of their first use.
+        rests: The pauses of the keys.
     """
 
     def __init__(self, names: Sequence[str], rests: KeyRests) -> None:
         self.names = tuple(names)
-        """The names of the keys."""
         self._rests = rests
         self._turns = dict.fromkeys(self.names, 0)
         self._turn = 0
         self._of_session: dict[str, str] = {}
 
     def choose(self, session: str, model: str, now_us: int, *, without: Collection[str] = ()) -> str | None:
-        """The key of a call.
-
-        If all keys rest, the one whose rest ends first is taken, unless the call has tried some before.
+        """The key of a call. If all keys are paused, the one with the first end, unless the call has tried some
+        before.
         """
         ends = {name: self._end_of_rest(name, model, now_us) for name in self.names if name not in without}
         ready = [name for name, end in ends.items() if end == 0]
@@ -243,40 +242,40 @@ class KeyPool:
                 del self._of_session[next(iter(self._of_session))]
 
 
-# All keys of one adapter, by name, and the one that an attempt uses.
+# --- All keys of an adapter ---
 
 
 class Keyring:
-    """The keys of an adapter. `secrets` holds what must not be seen: it grows as keys come.
+    """The keys of an adapter, by name.
 
     Args:
         adapter: The adapter's name.
         config: The adapter's configuration.
 
     Raises:
-        ConfigurationError: `key_pool` names a key that isn't among `keys`.
+        ConfigurationError: `key_pool` has a name that isn't in `keys`.
     """
 
     def __init__(self, adapter: str, config: AdapterConfig) -> None:
         self.secrets = secrets(config)
-        """The values that must not be seen."""
+        """The values to mask. It grows as keys are requested."""
         self.rests = KeyRests()
-        """The named keys that rest."""
+        """The pauses of the named keys."""
         self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.rests) if config.key_pool else None
-        """The keys over which calls are spread that name none."""
+        """The keys for calls without a named key."""
         self._adapter = adapter
         self._named = {name: Key(adapter, name, given, self._learn) for name, given in config.keys.items()}
         for name in config.key_pool:
             self.named(name)
         self.own = self._own(config)
-        """The key of questions beside the calls."""
+        """The key of requests outside of calls."""
         self.unnamed = self.own if self.pool is None and (config.api_key is not None or not self._named) else None
-        """The key of calls that name none; None if a pool has it, or if each call must name its own."""
+        """The key of calls without a named key; None if a pool has it, or if each call must name a key."""
         hide_in_logs(self, self.secrets)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the keys that a call may name."""
+        """The names of keys that calls may use."""
         return tuple(self._named)
 
     def check(self, name: str | None) -> None:
@@ -312,7 +311,7 @@ class Keyring:
         return self._named[name]
 
     def rest(self, name: str | None, model: str, now_us: int) -> KeyRest | None:
-        """The rest that keeps a call from being served: of its own key, or of the whole pool."""
+        """The pause that blocks a call: of its own key, or of the whole pool."""
         if name is not None:
             return self.rests.rest(name, model, now_us)
         if self.pool is None:
@@ -340,7 +339,7 @@ class Keyring:
 
 
 def address_variable(kind: str, key_variable: str | None, environ: Mapping[str, str]) -> str | None:
-    """The variable that gives an adapter its address, such as ``ANTHROPIC_BASE_URL``."""
+    """The environment variable of an adapter's address, such as ``ANTHROPIC_BASE_URL``."""
     provider = provider_named(kind)
     variable = None if provider is None else provider.base_url_variable
     if provider is None or variable is None or not environ.get(variable):

@@ -1,10 +1,9 @@
-"""The table of a provider's models: one JSON file beside its adapter, and the ways to find a row in it.
+"""The table of a provider's models: one JSON file in its folder, and the lookup of rows.
 
-The file is data that changes monthly, without the code. It says where its facts are from and of which day, and
-lists the models, the best first. Its `like` says whose facts a name has that is not listed. The file
-is read when a model is first looked for, never at import.
-
-A table advises. A name that is neither listed nor like a listed one is sent as it is, and nothing is known of it.
+The file changes monthly, without the code. It has the date and source of its facts, and lists the models, the best
+first. `like` maps unlisted names to a listed model with the same facts. The file is read at the first lookup. A
+name
+that is neither listed nor like a listed one is sent unchanged, with unknown facts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SNAPSHOT = re.compile(r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{3}|latest|preview-\d{
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One model. Limits are in tokens, and dates are YYYY-MM-DD. None is not known."""
+    """One model. Limits are in tokens, and dates are YYYY-MM-DD. None means unknown."""
 
     id: str
     """The provider's name of the model."""
@@ -41,27 +40,27 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     also: tuple[str, ...] = ()
     """Further names that the provider has for the model."""
     general: bool = True
-    """Whether everybody may use the model for anything. Other models serve one purpose, or chosen users."""
+    """Whether the model is generally available and for any purpose."""
     released: str | None = None
-    """Since when the model is there."""
+    """The date of its release."""
     deprecated: bool = False
     """Whether the provider advises against the model."""
     retires: str | None = None
-    """From when on the model is gone."""
+    """The date of its end."""
     images: bool = True
-    """Whether the model takes images."""
+    """Whether the model accepts images."""
     tools: bool = True
     """Whether the model calls tools."""
     structured: bool = True
-    """Whether the model holds its reply to a schema."""
+    """Whether the model enforces a schema on its reply."""
 
     @property
     def reasons(self) -> bool:
-        """Whether the model can be asked to think before it answers."""
+        """Whether the model can think before it answers."""
         raise NotImplementedError
 
     def within(self, capabilities: AdapterCapabilities) -> AdapterCapabilities:
-        """The capabilities of an adapter as far as the model has them."""
+        """The capabilities of an adapter, limited to those of the model."""
         window = capabilities.max_context_tokens if self.context_window is None else self.context_window
         output = capabilities.max_output_tokens if self.max_output is None else self.max_output
         return msgspec.structs.replace(
@@ -82,39 +81,35 @@ Row = TypeVar("Row", bound=ModelRow)
 
 
 class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table as it is written."""
+    """A table as written in its file."""
 
     date: str
-    """The day of its facts."""
+    """The date of its facts."""
     source: str
-    """Where its facts are from."""
+    """The source of its facts."""
     models: tuple[Row, ...]
     """The models, the best first."""
     like: tuple[tuple[str, str], ...] = ()
-    """Patterns of names that are not listed, each with the listed model whose facts such a name has. The first
-    that fits counts.
-    """
+    """Patterns of unlisted names, each with the listed model that has the same facts. The first match counts."""
 
 
 class ModelTable(Generic[Row]):
-    """The table beside a module of a provider, read at its first use.
+    """The table in a provider's folder, read at its first use.
 
-    Any use raises msgspec.ValidationError or ValueError if the file is wrong.
+    Any use raises msgspec.ValidationError or ValueError if the file is invalid.
     """
 
     def __init__(self, module: str, kind: type[ModelFile[Row]]) -> None:
-        """Name the file, and read nothing."""
+        """Store the file's name without reading it."""
         self._module = module
         self._kind = kind
 
     @cached_property
     def file(self) -> ModelFile[Row]:
-        """The whole file."""
         return msgspec.json.decode(package_data(self._module, FILE_NAME), type=self._kind)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All listed models, the best first."""
         return self.file.models
 
     @cached_property
@@ -140,7 +135,7 @@ class ModelTable(Generic[Row]):
         return tuple((re.compile(pattern), self._names[model]) for pattern, model in self.file.like)
 
     def listed(self, name: str) -> Row | None:
-        """The model of a name, which may have a date at its end; None if it is not listed."""
+        """The model of a name, which may end in a date; None if it is not listed."""
         return self._names.get(name) or self._names.get(_SNAPSHOT.sub("", name))
 
     def by_alias(self, alias: str) -> Row | None:
@@ -148,5 +143,5 @@ class ModelTable(Generic[Row]):
         return self._aliases.get(alias)
 
     def resembling(self, name: str) -> Row | None:
-        """The model of a name, or the listed model whose facts an unlisted name has."""
+        """The model of a name, or the listed model with the same facts as an unlisted name."""
         return self.listed(name) or next((row for pattern, row in self._like if pattern.match(name)), None)

@@ -1,11 +1,11 @@
-"""What is known of a provider outside of its folder, in one place: its descriptor, and how descriptors are found.
+"""The descriptor of a provider, and how descriptors are found.
 
-Each package in `adapters.providers` has a `PROVIDER`. Every list of providers is derived
-from these: the types of models.yaml, the names that `adapters` exports, the keys in the environment, names in
-price files and in telemetry, whose a key is, estimates. So a provider is added by adding its folder.
-
-A descriptor names code by its place in the folder, ``module:name``, and the code is imported when it is needed: a
-program that talks to one provider imports one. The folder's `__init__` imports nothing for the same reason.
+Each package in `adapters.providers` has a `PROVIDER`. Every list of providers is derived from them: types of
+models.yaml, exported names, environment keys, names in price files and telemetry, owners of keys, estimates. So
+adding
+a folder adds a provider. A descriptor names code by its place in the folder, ``module:name``, which is imported
+when
+needed. For the same reason a folder's `__init__` imports nothing.
 """
 
 from __future__ import annotations
@@ -22,91 +22,90 @@ from callboard.bus.files import package_data
 from callboard.bus.values.base import Json
 
 Kind: TypeAlias = Literal["chat", "embedding", "image", "video"]
-"""What a model is for."""
+"""The purpose of a model."""
 
 _VendorOf: TypeAlias = Callable[[Mapping[str, Json], str | None], str | None]
 _FOLDERS = f"{__package__}.providers"
 
 
 class Vendor(msgspec.Struct, frozen=True, kw_only=True):
-    """How a vendor of models is called by others."""
+    """The names of a vendor of models."""
 
     name: str
     """The vendor's name in our price tables, before the colon of its models' names."""
     telemetry: str | None = None
-    """The name in OpenTelemetry's conventions for generative AI. None: the provider's own name."""
+    """The name in OpenTelemetry's conventions for generative AI; defaults to the provider's own name."""
     genai_prices: str | None = None
-    """The name in the published prices of genai-prices. None: `name`."""
+    """The name in the published prices of genai-prices; defaults to `name`."""
     litellm: tuple[str, ...] = ()
-    """The names in LiteLLM's list of models. None of them need be there if it is `name`."""
+    """The names in LiteLLM's list of models. All may be missing if the name is `name`."""
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter with one model that is there without a configuration, since it needs no key."""
+    """An adapter with one model that needs no configuration, because it needs no key."""
 
     name: str
-    """The adapter's name, which is also an alias of its model."""
+    """The adapter's name, also an alias of its model."""
     model: str
-    """What the provider calls the model."""
+    """The provider's name of the model."""
     kind: Kind = "chat"
-    """What the model is for."""
+    """The purpose of the model."""
     options: Mapping[str, Json] = {}
     """The adapter's `AdapterConfig.options`."""
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider, or one protocol that many providers speak."""
+    """One provider, or one protocol of many providers."""
 
     name: str
-    """The name of the folder, which is the `type` of its adapters in models.yaml."""
+    """The name of the folder, and the `type` of its adapters in models.yaml."""
     adapter: str
     """The place of its adapter: a class, or a function that makes one."""
     kinds: tuple[Kind, ...] = ("chat",)
-    """What its adapter serves: the interfaces of `adapters.contract`, `embeddings`, `images` and `videos`."""
+    """The interfaces of its adapter: those of `adapters.contract`, `embeddings`, `images` and `videos`."""
 
-    # -- the environment
+    # Environment:
 
     key_variables: tuple[str, ...] = ()
-    """The environment variables that may hold its key, the usual one first. Empty: none is looked for."""
+    """The environment variables of its key, the usual one first. Empty: there are none."""
     base_url_variable: str | None = None
-    """The environment variable that may hold another address, which the vendor's own library reads as well."""
+    """The environment variable of another address, which the vendor's own library reads too."""
     expected: bool = False
-    """Without a models.yaml it is listed also while its key is missing, as not configured."""
+    """Whether it is listed as not configured if its key is missing and there is no models.yaml."""
     precedence: int = 100
-    """The provider with the least number is taken where several have a key and nobody has chosen."""
+    """Among several providers with a key and without a choice, the one with the lowest number is used."""
     presets: tuple[Preset, ...] = ()
-    """Adapters that are there without a configuration."""
+    """Adapters that need no configuration."""
     runs_here: bool = False
-    """Its models run on this machine, so that asking after its health needs no network."""
+    """Whether its models run on this machine, so that a health check needs no network."""
 
-    # -- whose a key is
+    # Owner of keys:
 
     home: str | None = None
-    """The host that gets the key where no address is configured. None: any key may go there."""
+    """The host that gets the key by default. None: any key may go there."""
     key_words: tuple[str, ...] = ()
-    """Words of an environment variable's name that mean a key for `home`."""
+    """Words in an environment variable's name for a key of `home`."""
 
-    # -- its models
+    # Models:
 
     models: str | None = None
-    """The module that has the table of its models as `TABLE`, and `find_model`. None: there is no table."""
+    """The module with the table of its models as `TABLE`, and `find_model`. None: there is no table."""
     rates: str | None = None
-    """The file of rates that estimates of tokens go by. None: the usual rates."""
+    """The file of rates for estimates of tokens; defaults to the common rates."""
     vocabulary: str | None = None
-    """The vocabulary that is nearest to models whose names tell none. None: the usual one."""
+    """The nearest vocabulary for models with unknown names; defaults to the common one."""
 
-    # -- its names elsewhere
+    # Names elsewhere:
 
     vendor: Vendor | None = None
-    """Whose models they are. None: that depends on the address, or is not known."""
+    """The vendor of its models. None: it depends on the address, or is unknown."""
     vendor_of: str | None = None
-    """The place of a function that tells a vendor's name by `AdapterConfig`'s options and address."""
+    """The place of a function that returns a vendor's name from `AdapterConfig`'s options and address."""
     other_vendors: tuple[Vendor, ...] = ()
-    """Further vendors that are reached by its protocol."""
+    """Further vendors with its protocol."""
 
     @property
     def package(self) -> str:
-        """The import name of the provider's folder."""
         return f"{_FOLDERS}.{self.name}"
 
     @property
@@ -115,15 +114,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return self.adapter.partition(":")[2]
 
     def load(self, place: str) -> object:
-        """The object at a place in the provider's folder. It is imported at its first use."""
+        """The object at a place in the provider's folder, imported at its first use."""
         return _load(self.package, place)
 
     def data(self, file: str) -> bytes:
-        """A data file of the provider's folder."""
         return package_data(self.package, file)
 
     def vendor_name(self, options: Mapping[str, Json], base_url: str | None) -> str | None:
-        """The vendor of an adapter's models, by its name in price tables; None if it is not known.
+        """The vendor of an adapter's models in price tables; None if unknown.
 
         Args:
             options: The adapter's `AdapterConfig.options`.
@@ -144,7 +142,7 @@ def _load(package: str, place: str) -> object:
 
 @cache
 def providers() -> tuple[Provider, ...]:
-    """All providers, by their precedence and then by their names."""
+    """All providers, by precedence and name."""
     folders = import_module(_FOLDERS)
     found: list[Provider] = [
         import_module(f"{_FOLDERS}.{folder.name}").PROVIDER
@@ -160,19 +158,19 @@ def _by_name() -> Mapping[str, Provider]:
 
 
 def provider_named(name: str) -> Provider | None:
-    """The provider of that name; None if there is none."""
+    """The provider of a name; None if there is none."""
     return _by_name().get(name)
 
 
 @cache
 def vendors() -> tuple[Vendor, ...]:
-    """All vendors that descriptors name."""
+    """The vendors in all descriptors."""
     own = [provider.vendor for provider in providers() if provider.vendor is not None]
     return (*own, *(vendor for provider in providers() for vendor in provider.other_vendors))
 
 
 def published_vendor(name: str) -> str:
-    """Our name of a vendor, by the one in the published prices of genai-prices."""
+    """Our name of a vendor, by its name in genai-prices."""
     return _published().get(name, name)
 
 

@@ -1,4 +1,4 @@
-"""Adapters by the names of their types, as `type:` in models.yaml gives them, and the tables of vendors' models.
+"""Adapter types by name, as in models.yaml, plugins, and the tables of vendors' models.
 
 All of it is derived from the descriptors of `adapters.provider`. Code and tables are imported at their first use.
 """
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from .model_table import ModelRow, ModelTable
 
 
-# Plugins
+# --- Plugins ---
 
 Group: TypeAlias = Literal["callboard.adapters", "callboard.tools", "callboard.commands"]
-"""What a plugin may be: a type of adapters, a tool or several, or a command of the command line."""
+"""The kind of a plugin: adapter types, tools, or commands of the command line."""
 
 GROUPS: tuple[Group, ...] = get_args(Group)
 
@@ -36,34 +36,34 @@ _log = Log("plugins")
 
 
 class Loaded(NamedTuple):
-    """A plugin that was asked for."""
+    """A plugin that was loaded or has failed."""
 
     value: object
-    """The object that it offers; None if there is a fault."""
+    """The loaded object; None after a fault."""
     fault: str | None
-    """The reason why it can't be loaded; None if it could be."""
+    """The reason why it can't be loaded; None if it was loaded."""
 
 
 class Plugin(NamedTuple):
     """One entry point of an installed package."""
 
     group: Group
-    """What it is."""
+    """The kind of the plugin."""
     name: str
-    """The name by which it is asked for."""
+    """The name that selects it."""
     place: str
     """The place of its object: ``module:name``."""
     package: str
-    """The package that offers it, with its version."""
+    """The package of the plugin, with its version."""
 
     def load(self) -> Loaded:
-        """The object, imported at the first time. A plugin that can't be loaded is warned of, once."""
+        """The object, imported on first use. A failure is logged once."""
         return _load(self)
 
 
 @cache
 def plugins(group: Group) -> tuple[Plugin, ...]:
-    """The plugins of a group by name. Of two that have the same name, the one whose package comes first."""
+    """The plugins of a group by name. Of two with the same name, the first package's is used."""
     from importlib.metadata import entry_points
 
     found: dict[str, Plugin] = {}
@@ -76,7 +76,6 @@ def plugins(group: Group) -> tuple[Plugin, ...]:
 
 
 def plugin_named(group: Group, name: str) -> Plugin | None:
-    """The plugin of a name; None if there is none."""
     return next((plugin for plugin in plugins(group) if plugin.name == name), None)
 
 
@@ -93,7 +92,7 @@ def _load(plugin: Plugin) -> Loaded:
         found: object = import_module(module)
         for name in filter(None, names.split(".")):
             found = getattr(found, name)
-    except (Exception, SystemExit) as error:  # it is somebody else's code
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
         fault = f"{type(error).__name__}: {error}"
         _log.warning("plugin_broken", group=plugin.group, name=plugin.name, package=plugin.package, reason=fault)
         return Loaded(None, fault)
@@ -101,17 +100,17 @@ def _load(plugin: Plugin) -> Loaded:
 
 
 def adapter_types() -> tuple[str, ...]:
-    """The registered types, by name. Any other type is ``package.module:Class``."""
+    """The registered types by name. Any other type is ``package.module:Class``."""
     return tuple(sorted(provider.name for provider in providers()))
 
 
 def is_adapter_type(name: str) -> bool:
-    """Whether an adapter can be made of this type: a registered one, a plugin's, or ``package.module:Class``."""
+    """Whether a type exists: a registered one, a plugin's, or ``package.module:Class``."""
     return ":" in name or provider_named(name) is not None or plugin_named("callboard.adapters", name) is not None
 
 
 def registered_type(kind: type) -> str | None:
-    """The name of the type of an adapter's class; None if no registered type has this class."""
+    """The type of an adapter's class; None if no registered type has this class."""
     for provider in providers():
         if kind.__name__ == provider.adapter_name and kind.__module__.startswith(f"{provider.package}."):
             return provider.name
@@ -119,16 +118,16 @@ def registered_type(kind: type) -> str | None:
 
 
 def adapter_class(name: str) -> object:
-    """Return the adapter of a provider by the name of its class. Raises KeyError if there is no such class."""
+    """Return an adapter class by name. Raises KeyError if there is none."""
     found = {provider.adapter_name: provider for provider in providers()}[name]
     return found.load(found.adapter)
 
 
-# -- tables of models
+# --- Model tables ---
 
 
 class _Models(Protocol):
-    """A provider's module about its models."""
+    """A provider's module of models."""
 
     @property
     def TABLE(self) -> ModelTable[ModelRow]: ...
@@ -151,23 +150,22 @@ def _models(vendor: str) -> _Models | None:
 
 
 def tabled_vendors() -> tuple[str, ...]:
-    """The vendors of whose models there is a table, by name."""
+    """The vendors with a table of models, by name."""
     return tuple(sorted(_tabled()))
 
 
 def model_table(vendor: str) -> ModelTable[ModelRow] | None:
-    """The table of a vendor's models; None if there is none."""
     models = _models(vendor)
     return None if models is None else models.TABLE
 
 
 def is_named_like(vendor: str, model: str) -> bool:
-    """Whether a name is of one of a vendor's models, or is taken for one that is to come."""
+    """Whether a name is one of a vendor's models, listed or future."""
     models = _models(vendor)
     return models is not None and models.find_model(model) is not None
 
 
-# -- adapters
+# --- Adapters ---
 
 
 def create_adapter(
@@ -178,17 +176,17 @@ def create_adapter(
     clock: Clock = SYSTEM_CLOCK,
     transport: Transport | None = None,
 ) -> ProviderAdapter:
-    """Make an adapter of a type. It opens no connection yet.
+    """Make an adapter of a type, without opening a connection.
 
     Args:
         type_name: One of `adapter_types`, the name of a plugin, or ``package.module:Class``.
-        config: How to reach the provider.
-        name: The adapter's name, which stands before the colon of its models' names.
+        config: The adapter's configuration.
+        name: The adapter's name, the prefix of its models' names.
         clock: The clock of the adapter's times and of its randomness.
         transport: Replaces the network, for adapters over HTTP. Others need not take it.
 
     Raises:
-        ConfigurationError: There is no such type, it can't be imported, or it doesn't understand its options.
+        ConfigurationError: There is no such type, it can't be imported, or its options are invalid.
     """
     factory = _factory(type_name)
     if transport is None:

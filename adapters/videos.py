@@ -1,18 +1,12 @@
-"""The contract of adapters that make videos, waiting for a video's job, and downloads that break off and go on.
+"""Videos: the contract of adapters, waiting for jobs, and downloads that continue after a break.
 
-A video takes minutes, so it is a job. It is created, looked at until it is done, and then downloaded. The job
-belongs to the provider. It goes on without this process, and its id is enough to come back to it.
-
-Creating a job costs money, so a request whose answer was lost is never sent again by itself. If the provider lists
-its jobs, a job that was made nevertheless is looked for in that list. If it can't be found for certain, the
-result is an `OutcomeUnknownError`. All other requests (looking, downloading, deleting) may be repeated any number
-of times.
-
-A file is written beside its target under another name, checked, and only then renamed. So a file at the target is
-always whole. After a break the download asks for the rest. If the server can't send the rest, or the file has
-changed since, the download begins again. A file is **whole** if it has the size and the checksum that the server
-said. If the server said neither, an MP4 must be whole by its own structure. For any other file there is nothing to
-check but the orderly end of the connection.
+A video takes minutes, so it is a job of the provider, which continues without this process. Creating it costs
+money, so
+a request with a lost answer is not repeated: the provider's list is searched, and `OutcomeUnknownError` is raised
+without a certain match. All other requests may be repeated. A download goes to a temporary file, which is checked
+and
+then renamed. It is **whole** if it has the size and checksum that the server gave. Without both, an MP4 must be
+complete by its own structure. Any other file only needs a regular end of the connection.
 """
 
 from __future__ import annotations
@@ -57,40 +51,40 @@ __all__ = [
 ]
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-"""The status of a job, in our words. The last three are ends."""
+"""The status of a job, by our names. The last three are ends."""
 
 VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
-"""What can be downloaded of a job: the video, an image of it, or many small ones on one sheet."""
+"""A file of a job: the video, an image of it, or a sheet of small images."""
 
 VIDEO_VARIANTS: tuple[VideoVariant, ...] = get_args(VideoVariant)
 """All variants. A model's own variants are in its capabilities."""
 
 
 class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of a model. None is not known: nothing is refused for it."""
+    """The abilities of a model. None means unknown: nothing is refused for it."""
 
     seconds: tuple[int, ...] | None = None
-    """The lengths that can be had, in seconds."""
+    """The supported lengths in seconds."""
     default_seconds: int | None = None
-    """The length of a video in seconds, unless another is asked for."""
+    """The default length of a video in seconds."""
     sizes: tuple[str, ...] | None = None
     """The sizes, as ``WIDTHxHEIGHT``."""
     first_frame: bool = True
-    """Whether an image may be given as the first frame."""
+    """Whether an image can be given as the first frame."""
     first_frame_media_types: tuple[str, ...] | None = ("image/jpeg", "image/png", "image/webp")
     """The media types of such an image."""
     audio: Literal["always", "never", "choice"] = "choice"
     """Whether videos have sound. ``choice`` leaves it to the request."""
     variants: tuple[VideoVariant, ...] = ("video",)
-    """What can be downloaded."""
+    """The files that can be downloaded."""
     cancels: bool = False
     """Whether a job can be deleted."""
     max_prompt_characters: int | None = None
-    """The most characters of a prompt."""
+    """The largest number of characters of a prompt."""
 
 
 class VideoTerms(msgspec.Struct, frozen=True):
-    """What a job is to make, as far as it is known. None where the choice is left to the provider."""
+    """The terms of a job. None leaves the choice to the provider, or is unknown."""
 
     seconds: int | None = None
     """The video's length in seconds."""
@@ -99,7 +93,7 @@ class VideoTerms(msgspec.Struct, frozen=True):
     audio: bool | None = None
     """Whether the video has sound."""
     key: str | None = None
-    """The name of the key whose account has the job; None for the adapter's own key."""
+    """The name of the key that owns the job; None for the adapter's own key."""
 
 
 UNKNOWN_TERMS = VideoTerms()
@@ -109,17 +103,17 @@ class VideoRequest(CallRequest, frozen=True, kw_only=True):
     """One video of one model.
 
     Raises:
-        ValueError: The first frame has a URL and no bytes.
+        ValueError: The first frame has no bytes.
     """
 
     prompt: str
-    """What to film."""
+    """The description of the video."""
     seconds: int | None = None
     """The video's length in seconds."""
     size: str | None = None
     """The size in pixels, as ``WIDTHxHEIGHT``."""
     first_frame: ImageBlock | None = None
-    """An image to begin with, with its bytes."""
+    """The image to start with, with its bytes."""
     audio: bool | None = None
     """Whether the video has sound."""
 
@@ -129,12 +123,12 @@ class VideoRequest(CallRequest, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> VideoTerms:
-        """What is asked for, as the job's terms."""
+        """The terms that the request asks for."""
         return VideoTerms(self.seconds, self.size, self.audio)
 
 
 class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the provider describes it now."""
+    """The state of a job as the provider reports it."""
 
     id: str
     """The provider's id of the job."""
@@ -143,34 +137,34 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     """The adapter's name."""
     status: VideoStatus
-    """How the job stands."""
+    """The status of the job."""
     progress: float | None = None
-    """The share that is done, from 0 to 1; None if the provider doesn't say."""
+    """The completed share, from 0 to 1; None if not reported."""
     error: AdapterError | None = None
-    """Why the job failed."""
+    """The reason why the job failed."""
     created_at: int | None = None
-    """When the job was created, in seconds since the epoch; None if the provider doesn't say."""
+    """The creation time in seconds since the epoch; None if not reported."""
     expires_at: int | None = None
-    """The end of the time for downloading, in seconds since the epoch; None if the provider doesn't say."""
+    """The end of the time for downloads, in seconds since the epoch; None if not reported."""
     terms: VideoTerms = UNKNOWN_TERMS
-    """What the job makes."""
+    """The terms of the job."""
     usage: TokenUsage | None = None
     """The seconds of a completed job, as a piece (see `adapters.operations.media_wire`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The addresses of downloads by variant, where they don't follow from the id."""
+    """The addresses of downloads by variant, if they don't follow from the id."""
     warnings: tuple[CallWarning, ...] = ()
-    """What the caller should know, such as ``found_again`` of a job whose creation was never confirmed."""
+    """Warnings for the caller, such as ``found_again`` for a job with an unconfirmed creation."""
     provider_request_id: str | None = None
     """The provider's id of the request, for its support."""
 
     @property
     def done(self) -> bool:
-        """Whether the job has come to its end, good or bad."""
+        """Whether the job has ended, well or not."""
         return self.status in ("completed", "failed", "cancelled")
 
 
 class VideoContent(Protocol):
-    """A download. It must be closed, whatever happens."""
+    """A download. Always close it."""
 
     @property
     def start(self) -> int:
@@ -179,22 +173,22 @@ class VideoContent(Protocol):
 
     @property
     def total(self) -> int | None:
-        """The bytes of the whole file; None if the server doesn't say."""
+        """The bytes of the whole file; None if not reported."""
         ...
 
     @property
     def media_type(self) -> str:
-        """The file's media type; empty if the server doesn't say."""
+        """The file's media type; empty if not reported."""
         ...
 
     @property
     def etag(self) -> str:
-        """The server's mark of this version of the file; empty if the server gives none."""
+        """The server's mark of this version of the file; empty if there is none."""
         ...
 
     @property
     def digest(self) -> tuple[str, bytes] | None:
-        """The algorithm and the checksum of the whole file; None if the server doesn't say."""
+        """The algorithm and the checksum of the whole file; None if not reported."""
         ...
 
     async def chunk(self) -> bytes | None:
@@ -214,37 +208,37 @@ class VideoContent(Protocol):
 class VideoAdapter(Protocol):
     """One provider's videos.
 
-    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
-    call raises nothing but AdapterError and the loop's cancellation. `wait_for_video` looks until a job is done,
-    `download_video` copes with downloads that break.
+    The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
+    raises only AdapterError and the loop's cancellation. `wait_for_video` polls a job until it ends,
+    `download_video` continues broken downloads.
     """
 
     name: str
-    """The adapter's name, which stands before the colon of its models' names."""
+    """The adapter's name, the prefix of its models' names."""
 
     async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
-        """The new job. Each costs money, so the request is only sent again if surely nothing came of it.
+        """Create a job. The request is repeated only if the provider certainly did not run it.
 
-        A job whose confirmation was lost is looked for, where the provider lists its jobs.
+        An unconfirmed job is searched in the provider's list, if there is one.
 
         Args:
-            request: What to make.
-            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+            request: The video to make.
+            on_attempt: Called with each report about an attempt, as in `ProviderAdapter.complete`.
 
         Raises:
-            CapabilityError: The model can't do what is asked. Nothing was sent.
-            OutcomeUnknownError: There may be a job whose id is not known.
+            CapabilityError: The model lacks an ability. Nothing was sent.
+            OutcomeUnknownError: There may be a job with an unknown id.
             AdapterError: The request failed for another reason.
         """
         ...
 
     async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
-        """The job as it is now. The provider is asked once, for at most 30 seconds.
+        """The current state of a job, by one request of at most 30 seconds.
 
         Args:
             job_id: The provider's id of the job.
             model: The job's model.
-            terms: What is known of the job, where the provider says less.
+            terms: The known terms of the job, for those that the provider doesn't report.
 
         Raises:
             NotFoundError: There is no such job.
@@ -255,14 +249,14 @@ class VideoAdapter(Protocol):
     async def open_video(
         self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
     ) -> VideoContent:
-        """Begin to download. It costs nothing.
+        """Start a download. It is free.
 
         Args:
             job: The job, which must be completed.
             variant: The file of the job.
-            start: The first byte that is wanted. It has an effect if the server can begin there, and the file
-                still has that `etag`.
-            etag: The mark of the version that an earlier download began.
+            start: The first byte to download. It has an effect if the server supports it and the file still has
+                that `etag`.
+            etag: The mark of the version of an earlier download.
 
         Raises:
             InvalidRequestError: The job isn't completed.
@@ -273,21 +267,19 @@ class VideoAdapter(Protocol):
         ...
 
     async def delete_video(self, job_id: str, *, model: str) -> bool:
-        """Delete a job and its files. False if there was no such job. Raises CapabilityError where there is no
-        way.
-        """
+        """Delete a job and its files. Returns False if there was none. Raises CapabilityError if unsupported."""
         ...
 
     def get_video_capabilities(self, model: str) -> VideoCapabilities:
-        """What a model can make. No network is used. Raises CapabilityError if the model makes no videos."""
+        """The capabilities of a model, without the network. Raises CapabilityError if it makes no videos."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. A job that was created goes on. True if the request was running. Idempotent."""
+        """Stop a request. A created job continues. Returns True if the request was running. Idempotent."""
         ...
 
     async def close(self) -> None:
-        """Cancel what runs and release all connections. Idempotent."""
+        """Cancel all calls and release all connections. Idempotent."""
         ...
 
 
@@ -299,12 +291,12 @@ async def wait_for_video(
     random: Callable[[], float],
     on_look: Callable[[VideoJob], object] | None = None,
 ) -> VideoJob:
-    """The video's job when it is over; see `wait_for_job`."""
+    """Wait for the end of a video's job; see `wait_for_job`."""
     return await wait_for_job(retrieve, job, policy=policy, random=random, on_look=on_look)
 
 
 MOST_BREAKS = 6
-"""So many in a row without a new byte end a download."""
+"""The number of breaks in a row without a new byte that end a download."""
 
 AFTER_BREAKS = RetryPolicy()
 
@@ -322,15 +314,15 @@ async def download_video(
     policy: RetryPolicy = AFTER_BREAKS,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> bytes:
-    """The whole file of a completed job, in memory.
+    """Download the file of a completed job into memory.
 
     Args:
         adapter: The adapter of the job's provider.
         job: The job.
         variant: The file of the job.
-        random: Gives numbers in [0, 1), for the jitter.
+        random: Returns numbers in [0, 1), for the jitter.
         policy: The waits after breaks. Seven breaks in a row without a new byte end the download.
-        on_progress: Called with the bytes so far and the bytes in all; None if the server doesn't say.
+        on_progress: Called with the bytes so far and the bytes in all (None if unknown).
 
     Raises:
         AdapterError: The download failed.
@@ -350,18 +342,18 @@ async def download_video_to(
     policy: RetryPolicy = AFTER_BREAKS,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> Path:
-    """A completed job's file, which appears at `path` when it is whole, in place of any file that was there.
+    """Download the file of a completed job to `path`, whole or not at all, replacing any file there.
 
-    The file's owner alone can read it. If the download fails, nothing new stands at `path`, nor beside it.
+    Only the file's owner can read it. A failed download leaves no file.
 
     Args:
         adapter: The adapter of the job's provider.
         job: The job.
-        path: Where the file is to stand.
-        variant: Which of its files.
-        random: Gives numbers in [0, 1), for the jitter.
+        path: The path of the file.
+        variant: The file of the job.
+        random: Returns numbers in [0, 1), for the jitter.
         policy: The waits after breaks; seven breaks in a row without a new byte end the download.
-        on_progress: Told the bytes so far, and the bytes in all; None if the server doesn't say.
+        on_progress: Called with the bytes so far and the bytes in all (None if unknown).
 
     Raises:
         AdapterError: The download failed.
@@ -379,7 +371,7 @@ async def download_video_to(
 
 
 class _Download:
-    """One download, over all its connections, into a file that begins empty."""
+    """One download, over all its connections, into an empty file."""
 
     def __init__(
         self,
@@ -443,7 +435,7 @@ class _Download:
             await content.aclose()
 
     def _is_other(self, content: VideoContent) -> bool:
-        """Whether the server's file is another than the one whose beginning is here."""
+        """Whether the server's file differs from the one that was started."""
         if not self._size:
             return False
         return (content.total, content.etag) != (self._total, self._etag)
@@ -491,7 +483,7 @@ _LARGE = 16
 
 
 def is_whole_mp4(file: BinaryIO, size: int) -> bool:
-    """Whether the boxes fill the file to its last byte, and the boxes that make it playable are there.
+    """Whether the boxes fill the file exactly and include those that make it playable.
 
     Args:
         file: The file. Its position is moved.
