@@ -1,4 +1,4 @@
-"""The conformance kit: whether an adapter keeps the contract, checked for any adapter by anybody.
+"""The conformance kit: checks of the contract for any adapter.
 
 Describe the adapter by a kit. Then run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or let
 pytest run it:

@@ -15,7 +15,7 @@ from . import CHECKS, Kit, checklist, run_check, table
 
 
 def find_kit(place: str) -> Kit:
-    """The kit of ``package.module:NAME``: a Kit, or a class of one. Raises ValueError that says what is wrong."""
+    """The kit of ``package.module:NAME``: a Kit, or a class of one. Raises ValueError with the reason."""
     module, colon, name = place.partition(":")
     if not colon:
         raise ValueError(f"{place!r} is not package.module:NAME")
@@ -30,7 +30,7 @@ def find_kit(place: str) -> Kit:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if nothing failed, 1 if a check did, 2 if there is no such kit."""
+    """Return 0 if nothing failed, 1 if a check failed, 2 if there is no such kit."""
     parser = argparse.ArgumentParser(
         "python -m callboard.adapters.conformance", description="Check an adapter by its kit."
     )
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     outcomes = []
     for check in chosen:
-        # virtual time ends whatever waits; what blocks the event loop ends here, with a traceback that shows where
+        # Virtual time ends every wait. A blocked event loop ends here, with a traceback of the place.
         faulthandler.dump_traceback_later(given.patience, exit=True)
-        with contextlib.redirect_stdout(io.StringIO()):  # what adapters log belongs to no table
+        with contextlib.redirect_stdout(io.StringIO()):  # the log of adapters is no part of the table
             outcomes.append(run_check(check, kit))
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.write(f"{kit.name}\n\n{table(outcomes)}\n\n{checklist(outcomes)}\n")

@@ -1,4 +1,4 @@
-"""The questions of the checks, and their answers."""
+"""The questions of the checks and their answers, and the invariants of a stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ..contract import AdapterStream, CanonicalRequest, CanonicalResponse
 from .http_kit import HttpKit
 from .kit import CALLS, Kit, NotShown, Says, Stage
 
-# The stream invariants of `bus.streams.events`, each as a check of the events of one whole message.
+# --- Invariants of a stream ---
 
 
 def require(condition: object, message: str) -> None:
@@ -112,7 +112,7 @@ def check_blocks(events: Sequence[StreamEvent]) -> None:
 
 
 def check_usage(usage: TokenUsage) -> None:
-    """Require that no count is negative, and that no part is larger than the whole that it belongs to."""
+    """Require that no count is negative, and that no part exceeds its whole."""
     counts = (
         usage.input_tokens,
         usage.output_tokens,
@@ -197,16 +197,15 @@ def _same_text(what: str, found: str, expected: str) -> None:
 
 
 PATIENCE_SECONDS = 30.0
-"""The virtual time in seconds within which a cancelled call or a closed adapter must have ended. Connections may
-be closed in order."""
+"""The virtual time in seconds within which a cancelled call or a closed adapter must end."""
 
 SOON = RetryPolicy(base_delay=0.01, jitter=False)
-"""For attempts whose waits are not what is checked."""
+"""For attempts with unchecked waits."""
 
 
 @contextmanager
 def within(what: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Say what hangs, if it takes longer than so many seconds."""
+    """Fail with the name of the step if it takes longer than the limit in seconds."""
     with anyio.move_on_after(seconds) as scope:
         yield
     if scope.cancelled_caught:
@@ -224,7 +223,7 @@ class Heard:
 
 
 async def listen(stream: AsyncIterator[StreamEvent]) -> Heard:
-    """Read a stream to its end. Only an AdapterError may end it otherwise."""
+    """Read a stream to its end, or to an AdapterError."""
     heard = Heard()
     try:
         async for event in stream:
@@ -235,12 +234,12 @@ async def listen(stream: AsyncIterator[StreamEvent]) -> Heard:
 
 
 async def hear(at: Stage, request: CanonicalRequest | None = None) -> Heard:
-    """All of a request's stream."""
+    """Read a request's whole stream."""
     return await listen(at.adapter.stream(request or at.request()))
 
 
 async def hear_well(at: Stage, request: CanonicalRequest | None = None) -> list[StreamEvent]:
-    """All of a stream that must not fail."""
+    """Read a whole stream that must not fail."""
     heard = await hear(at, request)
     require(heard.error is None, f"the stream raised {heard.error!r}")
     return heard.events
@@ -286,7 +285,7 @@ def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
 
 
 def expected_in_short(scene: Says) -> list[object]:
-    """What a scene without a thought comes to."""
+    """The expected content of a scene without a thought."""
     said: list[object] = [scene.text] if scene.text else []
     return said + [(name, given, False) for name, given in CALLS[: scene.calls]]
 
@@ -297,7 +296,7 @@ def in_short(response: CanonicalResponse) -> tuple[list[object], str]:
 
 
 def with_one_id(events: Sequence[StreamEvent]) -> list[bytes]:
-    """Events as JSON, with the ids of tool calls, which each stream makes anew, numbered."""
+    """Events as JSON. Ids of tool calls, which each stream generates, are numbered."""
     numbers: dict[str, str] = {}
     texts: list[bytes] = []
     for event in events:
@@ -314,11 +313,11 @@ def with_one_id(events: Sequence[StreamEvent]) -> list[bytes]:
     return texts
 
 
-# -- what a check needs of its kit
+# --- Requirements on the kit ---
 
 
 def over_http(kit: Kit) -> HttpKit:
-    """The kit, if its adapter speaks HTTP."""
+    """The kit, if its adapter uses HTTP."""
     if not isinstance(kit, HttpKit):
         raise NotShown("the adapter is not over HTTP")
     return kit
@@ -337,13 +336,13 @@ def keyed(kit: Kit) -> None:
 
 
 def waiting(kit: Kit) -> None:
-    """Skip the check if time is real: it would take minutes."""
+    """Skip the check in real time, because it would take minutes."""
     if kit.real_time:
         raise NotShown("it waits for minutes, which needs virtual time")
 
 
 def calling(at: Stage, calls: int = 1) -> None:
-    """Skip the check if the model makes no (or not that many) tool calls."""
+    """Skip the check if the model makes fewer tool calls."""
     if not at.capabilities.supports_tools:
         raise NotShown("supports_tools is False")
     if calls > 1 and not at.capabilities.supports_parallel_tool_calls:
@@ -363,5 +362,5 @@ async def replies(kit: Kit) -> list[Says]:
 
 
 async def longest(kit: Kit) -> Says:
-    """The reply with the most in it."""
+    """The reply with the most content."""
     return (await replies(kit))[-1]

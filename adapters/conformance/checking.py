@@ -1,4 +1,4 @@
-"""A check, and what running it comes to."""
+"""Checks, their results, and the table and checklist of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .kit import Kit, NotShown
 from .virtual_time import run_virtual
 
 LIMIT_SECONDS = 3600.0
-"""Virtual time after which a check that waits is said to hang."""
+"""Virtual seconds after which a waiting check counts as hanging."""
 
 REAL_LIMIT_SECONDS = 60.0
 """The same for a kit on real time."""
@@ -46,17 +46,17 @@ class Outcome:
     result: Literal["passed", "failed", "skipped"]
     """The result."""
     reason: str = ""
-    """The reason why it was skipped, or the behaviour that was found instead."""
+    """The reason why it was skipped, or the behaviour found instead."""
     error: BaseException | None = field(default=None, repr=False)
     """The exception of a check that failed."""
 
 
 CHECKS: list[Check] = []
-"""All checks, in the order in which they are run."""
+"""All checks in the order of running."""
 
 
 def check(section: str, proves: str = "") -> Callable[[Body], Body]:
-    """Make a check of a function, whose docstring's first line is its sentence."""
+    """Register a function as a check. The first line of its docstring is its sentence."""
 
     def add(body: Body) -> Body:
         doc = body.__doc__ or ""
@@ -68,7 +68,7 @@ def check(section: str, proves: str = "") -> Callable[[Body], Body]:
 
 
 def run_check(one: Check, kit: Kit, backend: str = "virtual-asyncio") -> Outcome:
-    """Run one check, on virtual time unless the kit needs the real one. Raises nothing that an adapter raises."""
+    """Run one check, on virtual time unless the kit needs real time. Exceptions of the adapter are not raised."""
     limit = REAL_LIMIT_SECONDS if kit.real_time else LIMIT_SECONDS
 
     async def body() -> None:
@@ -97,14 +97,14 @@ def run_checks(kit: Kit, backend: str = "virtual-asyncio") -> list[Outcome]:
 
 
 def _only(error: BaseException) -> BaseException:
-    """The exception inside a task group's. Of several, a failed assertion comes first."""
+    """The exception inside a task group's. A failed assertion comes first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inner = [_only(each) for each in error.exceptions]
     return next((each for each in inner if isinstance(each, AssertionError)), inner[0])
 
 
-# What the checks came to, for people
+# --- Results for people ---
 
 SECTIONS = {
     "3.1": "methods",
@@ -147,13 +147,13 @@ BY_HAND = (
     "Provider-specific prompt addendum written",
     "Tool count threshold determined",
 )
-"""Points that only talking to the real provider can decide."""
+"""Points that need the real provider."""
 
 WIDTH = 110
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """One line for each check, what failed and why below it, and the sums."""
+    """One line for each check, failures below it, and the totals."""
     lines: list[str] = []
     for outcome in outcomes:
         check = outcome.check

@@ -1,4 +1,4 @@
-"""A kit for an adapter over HTTP: what its protocol looks like, and the rest is done here."""
+"""A kit for an adapter over HTTP, from a description of its protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..transport.transport import HttpReply, HttpRequest, Transport
 from .kit import CALLS, KEY, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 from .virtual_time import FakeClock
 
-# A network that is a script
+# --- A scripted network ---
 
 HANG = float("inf")
 """A wait that never ends, as a step of a `FakeReply`."""
@@ -34,7 +34,7 @@ Step: TypeAlias = "bytes | float | Exception"
 
 
 class FakeReply:
-    """A reply that follows its steps, and remembers whether it was closed.
+    """A reply that follows its steps, and records whether it was closed.
 
     `read` is the number of steps that were taken.
 
@@ -75,10 +75,9 @@ class FakeReply:
 
 
 class FakeTransport:
-    """A transport that answers the n-th request with the n-th of its replies. A further request raises
-    AssertionError.
+    """A transport that answers the n-th request with the n-th reply. A further request raises AssertionError.
 
-    `requests` are the requests in order. `closed` says whether `aclose` was called.
+    `requests` are the requests in order. `closed` is set by `aclose`.
     """
 
     def __init__(self, *replies: FakeReply | Exception) -> None:
@@ -87,7 +86,7 @@ class FakeTransport:
         self.closed = False
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        """The next reply. Raises what stands in its place, or AssertionError where there is none."""
+        """The next reply. Raises an exception in its place, or AssertionError if there is none."""
         await anyio.lowlevel.checkpoint()
         self.requests.append(request)
         if len(self.requests) > len(self.replies):
@@ -104,7 +103,7 @@ class FakeTransport:
 
     @property
     def all_closed(self) -> bool:
-        """Whether every reply that the adapter got was closed by it."""
+        """Whether the adapter has closed all its replies."""
         return all(reply.closed for reply in self.replies if isinstance(reply, FakeReply) and reply.handed_over)
 
 
@@ -130,8 +129,8 @@ class HttpKit(Kit):
     """The kit of one protocol over HTTP. Every reply reports `usage`: 12 input tokens, 4 of them from a cache, and
     7 output tokens.
 
-    The five abstract methods are needed. The others have defaults. If one returns None, the checks that need it
-    are skipped.
+    Implement the five abstract methods. The others have defaults. If one returns None, the checks that need it are
+    skipped.
     """
 
     adapter: Callable[..., ProviderAdapter]
@@ -139,7 +138,7 @@ class HttpKit(Kit):
     adapter."""
     base_url = "https://provider.test"
     id_prefix = "call_"
-    """The beginning of the provider's ids of tool calls. The number of the call follows."""
+    """The prefix of the provider's ids of tool calls, before the number of the call."""
     content_type = "text/event-stream"
     """The content type of a streamed reply."""
     request_id_header = "x-request-id"
@@ -147,11 +146,11 @@ class HttpKit(Kit):
     options: ClassVar[Mapping[str, Json]] = {}
     """The `options` of the adapter's AdapterConfig."""
 
-    # -- what a protocol says
+    # --- The protocol ---
 
     @abstractmethod
     def body(self, text: str, calls: int, stop: str) -> JsonObject:
-        """A whole reply: text, the first `calls` of CALLS, and why it stopped (end, tools or length)."""
+        """A whole reply: text, the first `calls` of CALLS, and the stop reason (end, tools or length)."""
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
@@ -170,18 +169,18 @@ class HttpKit(Kit):
 
     @abstractmethod
     def error_event(self) -> tuple[str, JsonObject]:
-        """The provider fails in the middle of a stream, because it is overloaded. Raises NotShown."""
+        """An error in the middle of a stream, because the provider is overloaded. Raises NotShown."""
 
     @abstractmethod
     def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
         """The ids of the calls and of the results in a request. Raises NotShown if the protocol has none."""
 
     def thinking_body(self, thought: str, text: str) -> JsonObject | None:
-        """A whole reply that begins with reasoning."""
+        """A whole reply that starts with reasoning."""
         return None
 
     def thinking_events(self, thought: str, text: str) -> Iterable[tuple[str, JsonObject]] | None:
-        """The same as a stream, the thought in two pieces."""
+        """The same as a stream, with the thought in two pieces."""
         return None
 
     def unknown_event(self) -> tuple[str, JsonObject] | None:
@@ -189,20 +188,20 @@ class HttpKit(Kit):
         return None
 
     def ids_issued(self, calls: int) -> list[str]:
-        """The ids that it gives its first calls."""
+        """The ids of its first calls."""
         return [f"{self.id_prefix}{number}" for number in range(calls)]
 
     def write_event(self, name: str, data: Json) -> bytes:
-        """One event in the form that it has in a body. Data that is text stays as it is."""
+        """One event in the form of a body. Text data are unchanged."""
         return write_event(name, data)
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
-        """The adapter, over that transport."""
+        """The adapter over a transport."""
         fields = {"api_key": KEY, "base_url": self.base_url, "options": self.options, **config}
         make = type(self).adapter  # not self.adapter: a plain function must not become a method
         return make(AdapterConfig(**fields), transport=transport, clock=clock)  # type: ignore[arg-type]  # a check names them
 
-    # -- replies
+    # --- Replies ---
 
     def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
         """A reply of `body`."""
@@ -224,7 +223,7 @@ class HttpKit(Kit):
         """A reply of `error_body`. Raises NotShown."""
         return self._failing(Fails(condition))
 
-    # -- scenes
+    # --- Scenes ---
 
     @asynccontextmanager
     async def stage(self, *scenes: Scene, **config: object) -> AsyncIterator[Stage]:
@@ -233,7 +232,7 @@ class HttpKit(Kit):
 
     @asynccontextmanager
     async def stage_of(self, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Stage]:
-        """A stage whose provider gives these replies, whatever they are."""
+        """A stage with these replies of the provider."""
         transport, clock = FakeTransport(*replies), FakeClock(randomness=0.0)
         adapter = self.make(transport, clock, **config)
         try:
@@ -252,7 +251,7 @@ class HttpKit(Kit):
         return len(self._chunks_of(scene))
 
     def reply_of(self, scene: Scene) -> FakeReply | Exception:
-        """What the transport gives for a scene."""
+        """The transport's reply for a scene."""
         match scene:
             case Says():
                 return self._says(scene)
@@ -330,7 +329,7 @@ def arguments(call: int) -> str:
 
 
 def _with_text(body: Json, text: str) -> Json:
-    """A copy of which every text says this, too."""
+    """A copy with this text added to every text."""
     if isinstance(body, dict):
         return {name: _with_text(value, text) for name, value in body.items()}
     if isinstance(body, list):
@@ -338,19 +337,19 @@ def _with_text(body: Json, text: str) -> Json:
     return f"{body} {text}" if isinstance(body, str) else body
 
 
-# A kit for an adapter that brings its own HTTP client
+# --- Adapters with their own HTTP client ---
 
 PATIENCE_SECONDS = 2.0
 
 
 class ServedKit(HttpKit):
-    """The kit of an adapter that is given an address instead of a transport."""
+    """The kit of an adapter that needs an address instead of a transport."""
 
     real_time = True
     moment = 0.2
 
     def make_at(self, base_url: str, clock: Clock, **config: object) -> ProviderAdapter:
-        """The adapter, for a provider at that address."""
+        """The adapter for a provider at an address."""
         fields = {"api_key": KEY, "base_url": base_url, "options": self.options, **config}
         return type(self).adapter(AdapterConfig(**fields), clock=clock)  # type: ignore[arg-type]  # a check names them
 
@@ -376,7 +375,7 @@ class ServedKit(HttpKit):
 
 
 class _Server:
-    """A server that answers the n-th request with the n-th reply, or hangs up where it is an exception."""
+    """A server that answers the n-th request with the n-th reply, or disconnects at an exception."""
 
     def __init__(self, replies: Sequence[FakeReply | Exception]) -> None:
         self.requests: list[HttpRequest] = []
@@ -405,13 +404,13 @@ class _Server:
                 while await self._answer(reader, writer):
                     pass
         except asyncio.CancelledError:
-            pass  # the stage is over
+            pass  # the stage has ended
         finally:
             self._connections.discard(task)
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request. False if the connection has no more use then."""
+        """Answer one request. Returns False if the connection can't be reused."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ", 2)
         headers = {
@@ -437,7 +436,7 @@ class _Server:
 
 
 async def _play(reply: FakeReply, writer: asyncio.StreamWriter) -> bool:
-    """Send a reply as its steps say. False if it broke off."""
+    """Send a reply by its steps. Returns False if it broke off."""
     await asyncio.sleep(reply.wait)
     lines = [f"HTTP/1.1 {reply.status} Said", *[f"{name}: {value}" for name, value in reply.headers.items()]]
     writer.write("\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode())

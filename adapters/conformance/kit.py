@@ -1,8 +1,8 @@
-"""The kit of an adapter: how the checks make it, and how they make its provider behave.
+"""The kit of an adapter: how the checks make it, and how they control its provider.
 
-A check puts *scenes* on a *stage*. A scene says how the provider answers one request: the first scene answers the
-first request, the second scene the second request, and so on. For an adapter over HTTP, `HttpKit` turns scenes
-into replies of its protocol. An adapter without HTTP brings a `Kit` of its own.
+A check puts *scenes* on a *stage*. Each scene is the provider's answer to one request, in order. For an adapter
+over
+HTTP, `HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TOOLS = tuple(
 """The tools of `CALLS`."""
 
 STOPS = {"end": StopReason.END_TURN, "tools": StopReason.TOOL_USE, "length": StopReason.MAX_TOKENS}
-"""The stop reason of each end that a scene can name."""
+"""The stop reason of each end in a scene."""
 
 CONDITIONS: dict[str, type[AdapterError]] = {
     "rate limit": RateLimitError,
@@ -69,11 +69,11 @@ CONDITIONS: dict[str, type[AdapterError]] = {
     "bad request": InvalidRequestError,
     "server": ServerError,
 }
-"""The reasons for which a provider refuses, and the exception that the adapter must make of each."""
+"""The reasons for a refusal by the provider, and the adapter's exception for each."""
 
 
 class NotShown(Exception):
-    """The provider can't do this, or the kit doesn't say how it looks. The text says which. It is no failure."""
+    """The provider can't do this, or the kit doesn't show it. The text gives the reason. It is no failure."""
 
 
 class Says(msgspec.Struct, frozen=True):
@@ -93,7 +93,8 @@ class Says(msgspec.Struct, frozen=True):
     """The number of pieces before `then` happens; None is all of them. A piece is an event of the protocol."""
     then: Literal["end", "hang", "break", "error"] = "end"
     """The event after the pieces. ``end``: the reply ends. ``hang``: nothing follows. ``break``: the connection
-    breaks. ``error``: the provider says that it is overloaded."""
+    breaks. ``error``: the provider reports an overload.
+    """
     pause: float = 0.0
     """The pause before each piece, in virtual seconds."""
 
@@ -104,9 +105,9 @@ class Fails(msgspec.Struct, frozen=True):
     condition: str
     """The reason, a name of `CONDITIONS`."""
     retry_after: float | None = None
-    """The provider's hint how long to wait, in seconds."""
+    """The wait that the provider asks for, in seconds."""
     says: str = ""
-    """A text that stands in the provider's message."""
+    """A text in the provider's message."""
 
 
 class Unreachable(msgspec.Struct, frozen=True):
@@ -114,11 +115,11 @@ class Unreachable(msgspec.Struct, frozen=True):
 
 
 class Silent(msgspec.Struct, frozen=True):
-    """The provider takes the request and never answers."""
+    """The provider accepts the request and never answers."""
 
 
 Scene: TypeAlias = Says | Fails | Unreachable | Silent
-"""The provider's behaviour towards one request."""
+"""The provider's answer to one request."""
 
 
 @dataclass
@@ -130,11 +131,11 @@ class Stage:
     clock: FakeClock
     """The adapter's clock."""
     model: str
-    """The model to ask, with its prefix."""
+    """The model of the requests, with its prefix."""
     asked: Callable[[], int]
-    """Gives the number of requests that the provider got."""
+    """Returns the number of requests to the provider."""
     released: Callable[[], bool]
-    """Says whether every connection of the adapter is given back."""
+    """Returns whether every connection of the adapter was returned."""
     requests: Sequence[HttpRequest] | None = None
     """The requests that went over HTTP; None for an adapter without HTTP."""
     patience: float = 0.0
@@ -142,11 +143,11 @@ class Stage:
 
     @property
     def capabilities(self) -> AdapterCapabilities:
-        """The capabilities of the model that is asked."""
+        """The capabilities of the stage's model."""
         return self.adapter.get_capabilities(self.model.partition(":")[2])
 
     async def must_release(self, message: str) -> None:
-        """Require that every connection is given back.
+        """Require that every connection was returned.
 
         Args:
             message: The text of the error.
@@ -161,7 +162,7 @@ class Stage:
             await anyio.sleep(self.patience / 50)
 
     def request(self, *messages: Message, **changes: object) -> CanonicalRequest:
-        """A request to the model of this stage, with the tools of `CALLS` if the model takes tools.
+        """A request to the model of this stage, with the tools of `CALLS` if the model supports tools.
 
         Args:
             messages: The messages of the request. Without any, the user says hello.
@@ -180,17 +181,19 @@ class Stage:
 
 
 class Kit(ABC):
-    """One adapter, as the checks need it."""
+    """One adapter for the checks."""
 
     name: str
-    """The adapter's name, as `adapter.name` gives it."""
+    """The adapter's name, equal to `adapter.name`."""
     model = "some-model"
-    """The name of a model to ask, without its prefix."""
+    """The name of a model, without its prefix."""
     streams = True
-    """Whether the provider streams. False: `stream()` makes the plain call and gives its events in whole pieces.
-    Then `streamed` of a scene has no meaning."""
+    """Whether the provider streams.
+
+    False: `stream()` yields whole pieces, and `streamed` of a scene is ignored.
+    """
     real_time = False
-    """Whether the adapter waits for real sockets. Checks that would take minutes are then left out."""
+    """Whether the adapter uses real sockets. Checks that would take minutes are then skipped."""
 
     takes_key = True
     """Whether the provider has keys."""
@@ -199,9 +202,9 @@ class Kit(ABC):
     """Whether requests name a model. False for a provider with one model."""
 
     moment = 1.0
-    """The time in seconds, real or virtual, after which nothing more can happen by itself."""
+    """The time in seconds, real or virtual, after which all pending work is done."""
     usage: TokenUsage | None = TokenUsage(8, 7, cached_input_tokens=4)
-    """The usage that every reply reports; None if the provider reports none and the adapter estimates it."""
+    """The usage in every reply; None if the provider reports none and the adapter estimates it."""
 
     @abstractmethod
     def stage(self, *scenes: Scene, **config: object) -> AbstractAsyncContextManager[Stage]:

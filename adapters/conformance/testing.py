@@ -1,4 +1,4 @@
-"""The checks as a test function for pytest, which is imported only when that is asked for."""
+"""The checks as a test function for pytest, which is imported only here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .kit import Kit
 
 
 def checks_of(kit: Kit, *, backends: Sequence[str] = ("virtual-asyncio",)) -> Callable[..., None]:
-    """A test function with one test for each check. Assign it to a name that begins with ``test_``.
+    """A test function with one test for each check. Assign it to a name that starts with ``test_``.
 
     Args:
         kit: The kit.

@@ -1,4 +1,4 @@
-"""Time that passes only when nobody has anything to do: waits end at once, and in the right order."""
+"""Virtual time: it advances only when all tasks wait, so waits end immediately and in order."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import anyio
 import anyio.to_thread
 
 MARK = "WORKS_IN_THREADS"
-"""The name by which a module tells that its futures are settled by threads."""
+"""The name that marks a module with futures that threads settle."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of sleeping until the next timer, moves the loop's clock there."""
+    """Moves the loop's clock to the next timer instead of sleeping."""
 
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # Without a timer, only a thread or a socket can go on.
+        # Without a timer, only a thread or a socket can continue.
         ready = super().select(None if timeout is None else 0)
         if not ready and timeout is not None and timeout > 0:
             if self.loop.threads_at_work():
@@ -41,9 +41,9 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time, starting at 0. Not for sockets.
 
-    While a thread works for it, no time passes; so what runs there must not wait for a timer of the loop. That
-    goes for the threads of anyio, of executors, of aiosqlite and of plain tools. The loop doesn't know when others
-    work, and time could run out over them. When one of them calls the loop, the loop raises RuntimeError.
+    While a thread works for it, no time passes, so that thread must not wait for a timer of the loop. This covers
+    the threads of anyio, of executors, of aiosqlite and of plain tools. The loop can't detect other threads, so it
+    raises RuntimeError when one calls it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def threads_at_work(self) -> bool:
-        """Whether a thread works for somebody who waits."""
+        """Whether a thread works for a waiting task."""
         try:
             borrowed = anyio.to_thread.current_default_thread_limiter().borrowed_tokens
         except RuntimeError:  # anyio has not started this loop
@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(self._awaited or borrowed)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future. Time waits for one that a thread will settle."""
+        """A future. Time stops while a thread is to settle it."""
         future = super().create_future()
         if _works_in_threads(sys._getframe(1).f_globals):
             self._awaited.add(future)
@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call a function soon. For a thread whose work can't be waited for, the loop raises RuntimeError."""
+        """Call a function soon. For a thread that the loop can't track, it raises RuntimeError."""
         caller = threading.current_thread()
         known = caller.name == "AnyIO worker thread" or _works_in_threads(getattr(callback, "__globals__", {}))
         if self.is_running() and not (known or self._ending or _runs_here(self)):
@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return super().call_soon_threadsafe(callback, *args, context=context)
 
     def refuse_stranger(self) -> None:
-        """Raise RuntimeError, once, if a thread has called whose work could not be waited for."""
+        """Raise RuntimeError, once, if an untracked thread has called."""
         if (name := self._stranger) is not None:
             self._stranger = None
             raise RuntimeError(
@@ -94,7 +94,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             )
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Wait for the threads of `to_thread`. They end in real time, over which no virtual one may run out.
+        """Wait for the threads of `to_thread`, which end in real time.
 
         Args:
             timeout: Seconds, since Python 3.12. There is no limit here.
@@ -104,9 +104,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _works_in_threads(module: Mapping[str, object]) -> bool:
-    """Whether a module makes a future when a thread gets work, and settles it by a function of its own.
+    """Whether a module makes a future for a thread's work, and settles it by its own function.
 
-    A module of ours says so itself.
+    Our own modules are marked.
 
     Args:
         module: The module's names.
@@ -122,7 +122,7 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _ClockHeldByThreads:
-    """An instrument for trio: its clock, which jumps when no task can go on, stands still while a thread works."""
+    """An instrument for trio: its clock stands still while a thread works."""
 
     def __init__(self, clock: Any, thread_limiter: Callable[[], Any]) -> None:
         self._clock = clock
@@ -135,13 +135,13 @@ class _ClockHeldByThreads:
 
 
 class FakeClock:
-    """A `bus.clock.Clock` in the hands of a test. Ids are counted.
+    """A `bus.clock.Clock` for tests. Ids are counted.
 
     Inside a loop, virtual or trio's MockClock, its times follow the loop's. `advance` moves it ahead of them.
 
     Args:
         randomness: The number that `random` gives, in [0, 1).
-        epoch_us: The time at which it begins, in microseconds since the epoch.
+        epoch_us: The start time, in microseconds since the epoch.
     """
 
     def __init__(self, *, randomness: float = 0.5, epoch_us: int = 1_700_000_000_000_000) -> None:
@@ -151,7 +151,7 @@ class FakeClock:
         self._ids = 0
 
     def advance(self, seconds: float) -> None:
-        """Move its times ahead by so many seconds, which nobody waits for."""
+        """Move its times ahead by a number of seconds, without a wait."""
         self._advanced_ns += round(seconds * 1e9)
 
     def monotonic_ns(self) -> int:
@@ -183,7 +183,7 @@ def backend(name: str) -> Backend:
         case "virtual-asyncio":
             return "asyncio", {"loop_factory": VirtualLoop}
         case "virtual-trio":
-            import trio.testing  # not one of our own dependencies: only whoever asks for it needs it
+            import trio.testing  # not a dependency: only needed on request
 
             clock = trio.testing.MockClock(autojump_threshold=0)
             limiter = trio.to_thread.current_default_thread_limiter
@@ -197,6 +197,6 @@ def backend(name: str) -> Backend:
 
 
 def run_virtual(function: Callable[[], Awaitable[T]], name: str = "virtual-asyncio") -> T:
-    """Run an async function to its end on virtual time, for tests that can't be async themselves."""
+    """Run an async function on virtual time, for tests that can't be async."""
     kind, options = backend(name)
     return anyio.run(function, backend=kind, backend_options=options)

@@ -1,1 +1,1 @@
-"""Wires that more than one provider speaks: OpenAI's embeddings, images and videos, and Cohere's embeddings."""
+"""Wires of several providers: OpenAI's embeddings, images, videos and batches, and Cohere's embeddings."""

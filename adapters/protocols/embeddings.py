@@ -1,7 +1,6 @@
-"""OpenAI's ``/v1/embeddings``, which many servers speak, with a few differences that are fields below.
+"""OpenAI's ``/v1/embeddings``, with other servers' differences as fields, and Cohere's models.
 
-Limits are those that the types of OpenAI's own package (3.54.0) document: 8192 tokens a text, 300,000 in a
-request, and 2048 texts.
+Limits from OpenAI's own package (3.54.0): 8192 tokens a text, 300,000 in a request, and 2048 texts.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
         ),
     ),
 )
-"""By a regular expression for the model's name, wherever it is served."""
+"""By a regular expression for the model's name, on any server."""
 
 UNKNOWN_MAX_INPUTS = 256
-"""Of servers that don't say; one that takes fewer refuses the request, and it is cut in two."""
+"""For servers without a known limit. A server with a lower one refuses the request, which is then split in two."""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -73,16 +72,16 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's embeddings API, and servers like it."""
+    """OpenAI's embeddings API, and compatible servers."""
 
     path: str = PATH
     """The path below the base URL."""
     dimensions_field: str = "dimensions"
-    """The wire's name for dimensions."""
+    """The wire's field for dimensions."""
     base64: bool = True
-    """Whether vectors can be had in base64."""
+    """Whether vectors are available in base64."""
     protocol: str = "openai"
-    """The name under which `provider_options` reach all servers of this protocol."""
+    """The key of `provider_options` for all servers of this protocol."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         encodings: tuple[Encoding, ...] = ("base64", "float") if self.base64 else ("float",)
@@ -105,7 +104,7 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_reply(body: bytes) -> EmbeddingReply:
-    """A reply of this protocol, from whichever server."""
+    """Parse a reply of this protocol."""
     reply = _decode(body)
     try:
         usage = msgspec.json.decode(reply.usage, type=_Usage)
@@ -123,7 +122,7 @@ def read_reply(body: bytes) -> EmbeddingReply:
 
 
 def _in_order(items: Sequence[_Item]) -> list[Vector]:
-    """The vectors by their `index`, or as they came if all have the same index or none."""
+    """The vectors by `index`, or in their order if all indexes are equal or missing."""
     places = [item.index for item in items]
     if len(set(places)) <= 1:
         return [read_vector(item.embedding) for item in items]
@@ -134,7 +133,7 @@ def _in_order(items: Sequence[_Item]) -> list[Vector]:
     return [vectors[place] for place in range(len(items))]
 
 
-# The requests and replies of Cohere's embedding models, under any provider's name.
+# --- Cohere's models ---
 
 _TYPES: Mapping[str, str] = {
     "query": "search_query",
@@ -161,15 +160,16 @@ _V4 = msgspec.structs.replace(
 
 
 def cohere_capabilities(model: str) -> EmbeddingCapabilities:
-    """What a Cohere model can do, under any provider's name for it."""
+    """The capabilities of a Cohere model, by any provider's name."""
     if re.search(r"embed-\w+-light-v3", model):
         return _LIGHT
     return _V3 if re.search(r"embed-\w+-v3", model) else _V4
 
 
 def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarning, ...]]:
-    """The fields that both providers of these models take alike. The models demand an input type; without one it
-    is ``document``, with a warning.
+    """The fields that all providers of these models share. The models require an input type; the default
+    ``document`` gives
+    a warning.
     """
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:
@@ -186,6 +186,6 @@ def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarn
 
 
 class ByType(msgspec.Struct, gc=False):
-    """Vectors by their type. Only one type is ever asked for."""
+    """Vectors by type. Only one type is requested."""
 
     floats: list[list[float]] | None = msgspec.field(default=None, name="float")

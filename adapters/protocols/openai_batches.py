@@ -1,16 +1,13 @@
-"""OpenAI's batches, ``/v1/files`` and ``/v1/batches``, and servers like it (Groq, Together, vLLM).
+"""OpenAI's batches, ``/v1/files`` and ``/v1/batches``, and compatible servers (Groq, Together, vLLM).
 
-What is known, and from where:
-
-* The fields of jobs, their statuses, 50,000 requests and 200 MB a file, `metadata` of 16 pairs: the types of
-  OpenAI's own package (3.54.0, `openai.types.batch`, `batch_create_params`).
-* Requests are uploaded as a file, and results are files. A line of results has ``custom_id`` and either
-  ``response`` with ``status_code`` and ``body``, or ``error``. Requests that were not answered in time stand in
-  the error file with the code ``batch_expired``. The order of lines may differ from that of the requests:
+* Fields of jobs, statuses, 50,000 requests and 200 MB a file, `metadata` of 16 pairs: `openai.types.batch`,
+  `batch_create_params` (3.54.0).
+* Requests are uploaded as a file, and results are files. A line has ``custom_id`` and ``response``
+(``status_code``,
+  ``body``) or ``error``, in any order. Unanswered requests are in the error file as ``batch_expired``:
   developers.openai.com/api/docs/guides/batch. Mistral shares these files, see `FileBatches`.
-* Groq: the same endpoints below ``/openai``, the same limits, ``/v1/chat/completions`` as the endpoint of lines,
-  windows of ``24h`` to ``7d``: console.groq.com/docs/batch, github.com/groq/groq-api-cookbook
-  (tutorials/batch-processing).
+* Groq: the same below ``/openai``, windows of ``24h`` to ``7d``: console.groq.com/docs/batch,
+  github.com/groq/groq-api-cookbook (tutorials/batch-processing).
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from ..requests.text import encode_json
 from ..transport.bodies import FormPart, write_form
 
 MARK = "callboard_batch"
-"""The name of our mark among a job's metadata."""
+"""The key of our mark in a job's metadata."""
 
 _EXPIRED = "batch_expired"
 
@@ -52,20 +49,20 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a wire that has to do with files, and with one job by its id."""
+    """The part of a wire about files, and about one job by its id."""
 
     JOBS: ClassVar[str]
     """The path of the jobs, below `path`."""
 
     path: str = "/v1"
-    """The path below which files and jobs are."""
+    """The path of files and jobs."""
     codes: Mapping[str, ErrorType] = {}
     """The exceptions for error codes."""
     marks: bool = True
     in_lines: bool = True
 
     def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        """The upload of a file of the purpose ``batch``. It costs nothing, and may be repeated."""
+        """The upload of a file with the purpose ``batch``. It is free and may be repeated."""
         file = FormPart("file", json_lines(lines), "batch.jsonl", "application/jsonl")
         body, media_type = write_form([FormPart("purpose", b"batch"), file])
         return WireCall(f"{self.path}/files", body, headers={"content-type": media_type})
@@ -95,7 +92,7 @@ class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def places(output: str | None, error: str | None) -> dict[str, str]:
-    """The ids of the files with a job's results, those that there are."""
+    """The ids of the files with a job's results."""
     files = {"output": output, "error": error}
     return {name: file_id for name, file_id in files.items() if file_id}
 
@@ -107,7 +104,7 @@ def mark_of(metadata: Mapping[str, Json] | None) -> str | None:
 
 
 def _read_line(text: bytes, provider: str, codes: Mapping[str, ErrorType]) -> BatchLine:
-    """A line of results. Raises msgspec's decoding errors."""
+    """Parse a line of results. Raises msgspec's decoding errors."""
     line = _decode_line(text)
     response = line.response
     if response is not None and (response.status_code or 200) < 300:
@@ -175,14 +172,14 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 class OpenAIBatches(FileBatches, frozen=True, kw_only=True):
-    """OpenAI's batches, and servers like it."""
+    """OpenAI's batches, and compatible servers."""
 
     JOBS: ClassVar[str] = "batches"
 
     endpoint: str
-    """The endpoint that all requests of a job go to, as its lines name it."""
+    """The endpoint of all requests of a job, in its lines."""
     window: str = "24h"
-    """The time that a job may take, in the provider's words."""
+    """The largest duration of a job, in the provider's form."""
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=200 * 1000 * 1000)
 
     def line(self, item: Written, model: str) -> bytes:

@@ -1,11 +1,11 @@
-"""OpenAI's images API: ``/v1/images/generations`` as JSON, ``/v1/images/edits`` as a form; and servers like it.
+"""OpenAI's images API, ``/v1/images/generations`` and ``/v1/images/edits``, and compatible servers.
 
-Limits are those that the types of OpenAI's own package (3.54.0) document: at most 10 images, 16 inputs of 50 MB
-each as PNG, WebP or JPEG, a prompt of 32,000 characters, and the sizes and qualities of each family. Of a model
-that isn't in the table nothing but those is refused.
-
-Usage: input tokens are of text and images, output tokens of images, and of text where the reply says so. Older
-models and many servers count none; then the images themselves are what is priced.
+Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, a
+prompt of
+32,000 characters, and each family's sizes and qualities. Unlisted models have only these general limits. Input
+tokens
+are of text and images, output tokens of images, and of text if reported. Servers without counts are priced by
+image.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 def is_image_model(model: str) -> bool:
-    """Whether this API makes images with it, by OpenAI's own names."""
+    """Whether a model is of this API, by OpenAI's own names."""
     return re.match(r"(?:gpt-image|chatgpt-image|dall-e)-", model) is not None
 
 
 class OpenAIImages(msgspec.Struct, frozen=True):
-    """OpenAI's images API, and servers like it."""
+    """OpenAI's images API, and compatible servers."""
 
     folder: str = "/v1/images"
-    """The path of which ``/generations`` and ``/edits`` are a part."""
+    """The path before ``/generations`` and ``/edits``."""
     query: str = ""
-    """What stands behind the path, with its question mark."""
+    """The query after the path, with its question mark."""
     protocol: str = "openai"
-    """The name under which `provider_options` reach all servers of this protocol."""
+    """The key of `provider_options` for all servers of this protocol."""
 
     def capabilities(self, model: str) -> ImageCapabilities:
         return next((row for pattern, row in _MODELS if re.match(pattern, model)), _UNKNOWN)
@@ -103,7 +103,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
             value: str | None = getattr(request, name)
             if value is not None:
                 fields[name] = value
-        if request.aspect_ratio is not None:  # of a model that isn't in the table; OpenAI's own have sizes only
+        if request.aspect_ratio is not None:  # for an unlisted model; OpenAI's own have sizes only
             fields["aspect_ratio"] = request.aspect_ratio
         merge_own_options(fields, request, self.protocol, provider)
         if not request.images:
@@ -136,7 +136,7 @@ def _image(image: _Image, media_type: str) -> GeneratedImage | None:
 
 
 def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
-    """The tokens of a usage in disjoint buckets; None if it counts none. What is cached is a part of the input."""
+    """The tokens of a usage in disjoint buckets; None without counts. Cached tokens are part of the input."""
     usage: Json = msgspec.json.decode(raw)
     if not isinstance(usage, dict):
         return None
@@ -160,7 +160,7 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     cached = min(tokens, read)
     cached_images = min(cached, _count(seen_before, "cached_image_tokens"))
     images = max(0, min(tokens, _count(given, "image_tokens")) - cached_images)
-    # Where the output isn't told apart, it is the images': that is what this API makes.
+    # Undivided output counts as images, because this API makes images.
     drawn = min(output, _count(made, "image_tokens")) if made else output
     return TokenUsage(
         input_tokens=tokens - cached,
@@ -185,8 +185,8 @@ def _object(value: Json) -> Mapping[str, Json]:
 
 
 def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:
-    """The request of a form: its fields as text or as JSON, then the files. It is never sent twice, since it is
-    paid for.
+    """A request with a form: its fields as text or JSON, then the files. It is never sent twice, because it is
+    billed.
     """
     parts = [FormPart(name, _text(value).encode("utf-8", "replace")) for name, value in fields.items()]
     body, media_type = write_form([*parts, *files])

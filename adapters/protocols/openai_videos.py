@@ -1,11 +1,10 @@
-"""OpenAI's videos API, ``/v1/videos``, and servers like it.
+"""OpenAI's videos API, ``/v1/videos``, and compatible servers.
 
-Limits are those that the types of OpenAI's own package (3.54.0) document; which sizes are whose is from its guide
-to video generation. That package also says that OpenAI was to end its own service on 2026-09-24; the protocol is
-spoken by gateways for other models, of which nothing is known here, and so nothing refused.
-
-A first frame makes the request a form, otherwise it is JSON. Deleting is documented for jobs that are over;
-whether it stops one that runs is not known. A job's length comes as text.
+Limits from OpenAI's own package (3.54.0), sizes of each model from its guide. OpenAI's own service ended on
+2026-09-24;
+gateways use the protocol for other, unlisted models, which have no limits here. A first frame makes the request a
+form.
+Deletion is documented for ended jobs only. A job's length is a text.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _STATUSES: dict[str, VideoStatus] = {
     "expired": "failed",
 }
 LATEST = 20
-"""So many jobs are looked through for one whose creation was never confirmed."""
+"""The number of jobs that are searched for an unconfirmed one."""
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -92,12 +91,12 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 class OpenAIVideos(msgspec.Struct, frozen=True):
-    """OpenAI's videos API, and servers like it."""
+    """OpenAI's videos API, and compatible servers."""
 
     path: str = "/v1/videos"
     """The path of the collection of jobs."""
     protocol: str = "openai"
-    """The name under which `provider_options` reach all servers of this protocol."""
+    """The key of `provider_options` for all servers of this protocol."""
     codes: Mapping[str, ErrorType] = {}
     """The exceptions for a job's error codes."""
 
@@ -178,7 +177,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         said = error or _Error()
         body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
         found = error_without_status(body, self.codes, provider)
-        found.retryable = False  # the job is over, and asking for it again makes nothing of it
+        found.retryable = False  # the job has ended, and another request does not change it
         return found
 
     def _one(self, job_id: str) -> str:
@@ -186,7 +185,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
 
 
 def _seconds(value: str | float | None) -> int | None:
-    """A length in whole seconds, begun ones counted; None if it is no number."""
+    """A length in whole seconds, rounded up; None if it is no number."""
     try:
         number = float(value) if value is not None else 0.0
     except ValueError:

@@ -1,1 +1,1 @@
-"""What providers refuse: errors classified, and requests mended for one more try."""
+"""Refusals by providers: classified errors, and repaired requests."""

@@ -1,8 +1,7 @@
-"""The AdapterError for a provider's reply, out of the HTTP status and the body.
+"""The AdapterError for a provider's reply, by HTTP status and body.
 
-The evidence has the same order for every provider. Words and a status that speak of money come first, then the
-body's type and code, then other words of the message, and the status last. The words are in the table
-`servers/words.json`; see `words`. Each provider adds its own table of codes.
+The evidence has the same order for every provider: words and a status about money, the body's type and code, other
+words of the message, the status. The words are in `servers/words.json`; see `words`. Each provider adds its codes.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from ..requests.text import as_text
 from .headers import reset_seconds
 from .words import LITELLM_CODES, error_of_code, error_of_words, exception_name
 
-# The details of Google's errors, each with a type of its own
+# --- Google's error details ---
 
 USED_UP = "QUOTA_USED_UP"
-"""Our own code for a quota that waiting for a minute doesn't refill: one for a day, or one of nothing at all."""
+"""Our own code for a quota that is not refilled within a minute: a daily one, or one of zero."""
 
 _NO_LIMIT_LEFT = re.compile(r"\blimit: 0\b")
 
 
 def detail_reason(details: Json, message: str) -> str:
-    """The reason that an ErrorInfo names, or `USED_UP` for a quota that is spent. Empty if there is neither."""
+    """The reason in an ErrorInfo, or `USED_UP` for a spent quota. Empty if there is neither."""
     reason = ""
     for kind, detail in _each(details):
         if kind == "QuotaFailure" and _is_used_up(detail, message):
@@ -55,7 +54,7 @@ def detail_reason(details: Json, message: str) -> str:
 
 
 def detail_delay(details: Json) -> float | None:
-    """Seconds to wait, as a RetryInfo says it."""
+    """Seconds to wait, from a RetryInfo."""
     for kind, detail in _each(details):
         if kind == "RetryInfo" and isinstance(delay := detail.get("retryDelay"), str):
             return duration_seconds(delay) or None  # a delay of zero is no hint
@@ -113,18 +112,18 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "UNAVAILABLE": OverloadedError,
     "DEADLINE_EXCEEDED": RequestTimeoutError,
     "INTERNAL": ServerError,
-    # reasons among Google's details
+    # reasons in Google's details
     USED_UP: QuotaExceededError,
     "API_KEY_INVALID": AuthError,
     "API_KEY_EXPIRED": AuthError,
     **LITELLM_CODES,
 }
-"""Codes and types that mean the same wherever they are used, beside those of the table `servers/words.json`."""
+"""Codes and types with the same meaning everywhere, besides those in `servers/words.json`."""
 
 _WEAK_CODES = frozenset(
     {"invalid_request_error", "api_error", "server_error", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
 )
-"""Types so general that a more telling message or status goes before them."""
+"""Types so general that a specific message or status overrides them."""
 
 _PAYMENT_REQUIRED = 402
 _STATUS: Mapping[int, ErrorType] = {
@@ -147,27 +146,21 @@ _EVENT_DATA = re.compile(rb"\s*(?::[^\n]*\n\s*)*(?:event:[^\n]*\n)?(?:data|error
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The facts of an error reply, wherever they stand in its body. An empty string is an unknown fact."""
+    """The facts of an error reply. An empty string means unknown."""
 
     type: str = ""
-    """The provider's type of the error."""
     code: str = ""
-    """The provider's code of the error."""
     message: str = ""
-    """The provider's message."""
     param: str = ""
-    """The name of the parameter that the error is about."""
     detail_code: str = ""
-    """The code of the error's details."""
     request_id: str = ""
-    """The provider's identifier of the request."""
     retry_after: float | None = None
-    """The time to wait in seconds, if the body has a field for it."""
+    """The time to wait in seconds, if the body has it."""
 
 
 def read_error(body: bytes) -> ErrorBody:
     """Find the error in a body of any known shape. A body of unknown shape is itself the message."""
-    event = _EVENT_DATA.match(body)  # LiteLLM refuses a stream so, with an error's status
+    event = _EVENT_DATA.match(body)  # LiteLLM refuses a stream this way, with an error's status
     try:
         value = _decoded(body if event is None else event["data"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -177,9 +170,9 @@ def read_error(body: bytes) -> ErrorBody:
 
 
 def find_error(body: bytes) -> ErrorBody | None:
-    """The error that a body, or the beginning of one, holds in place of a reply; None if it holds none.
+    """The error in a body (or its start) in place of a reply; None if it has none.
 
-    The body is JSON, or events. Servers send both with status 200.
+    The body is JSON or events. Servers send both with status 200.
     """
     event = _EVENT_DATA.match(body)
     try:
@@ -190,9 +183,9 @@ def find_error(body: bytes) -> ErrorBody | None:
 
 
 def is_foreign_error(data: bytes) -> bool:
-    """Whether the data of an event named `error` is none of a protocol's, but the error itself.
+    """Whether the data of an event named `error` are the error itself, not in the protocol's form.
 
-    llama.cpp sends it so in a field of that name, and proxies send a text, or nothing.
+    llama.cpp sends it in a field of that name, and proxies send a text or nothing.
     """
     try:
         value = msgspec.json.decode(data)
@@ -204,7 +197,7 @@ def is_foreign_error(data: bytes) -> bool:
 
 
 def is_error(value: Json) -> bool:
-    """Whether a decoded body or event is an error and nothing else, in any known shape."""
+    """Whether a decoded body or event is only an error, in any known shape."""
     if isinstance(value, list) and value:
         value = value[0]
     if not isinstance(value, dict) or value.get("choices"):
@@ -231,7 +224,7 @@ def _decoded(body: bytes) -> Json:
 
 
 def read_error_value(value: Json) -> ErrorBody:
-    """As `read_error`, for a body already decoded."""
+    """Like `read_error`, for a decoded body."""
     if isinstance(value, list) and value:
         value = value[0]
     if not isinstance(value, dict):
@@ -265,13 +258,13 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     if isinstance(metadata, dict) and metadata.get("raw"):
         message = f"{message}: {_text(metadata['raw'])}"
     if isinstance(metadata, dict) and metadata.get("reasons"):
-        detail_code = "moderation"  # OpenRouter's, which has no other name for it
+        detail_code = "moderation"  # OpenRouter has no other name for it
     elif isinstance(metadata, dict) and isinstance(metadata.get("limit_source"), str):
-        detail_code = _text(metadata["limit_source"])  # OpenRouter's: whose limit it is
+        detail_code = _text(metadata["limit_source"])  # OpenRouter: the owner of the limit
     canonical = _canonical(error.get("status"))
     return ErrorBody(
         type=_text(error.get("type")) or canonical,
-        # Beside a canonical status it is but the HTTP status again; `error_code` is Databricks'.
+        # Next to a canonical status it is only the HTTP status again; `error_code` is Databricks'.
         code="" if canonical else _text(error.get("code")) or _text(error.get("error_code")),
         message=message,
         param=_text(error.get("param")),
@@ -291,11 +284,11 @@ def _text(value: Json) -> str:
 
 
 def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorType]) -> ErrorType:
-    """The kind of an error, by the order of evidence."""
+    """The class of an error, by the order of evidence."""
     named = [name for name in (body.detail_code, body.code, body.type) if name]
     strong = [name for name in named if name not in _WEAK_CODES]
     text = f"{body.message}\n{body.param}" if body.param else body.message
-    if status == _PAYMENT_REQUIRED:  # OpenRouter's limit of requests in flight is the one that passes
+    if status == _PAYMENT_REQUIRED:  # OpenRouter's limit of concurrent requests is temporary
         detail = error_of_code(body.detail_code)
         return detail if detail is RateLimitError else QuotaExceededError
     certain = error_of_words(text, status, certain=True)
@@ -326,7 +319,7 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
 
 
 def _never_fits(message: str) -> bool:
-    """Whether a request is larger than the limit of a whole minute, as OpenAI and Groq say it."""
+    """Whether a request exceeds the limit of a whole minute, as OpenAI and Groq report it."""
     found = _ASKED_OF_LIMIT.search(message)
     if found is None:
         return False
@@ -356,16 +349,16 @@ def build_error(
 ) -> AdapterError:
     """The AdapterError for an error reply, or for an error inside a stream.
 
-    A 409 is worth another attempt. A rate limit with status 413 is not, nor is one whose request is larger than
-    the limit, because it never fits. `x-should-retry: false` makes any error final. ``true`` can't make an error
-    passing that the contract raises at once.
+    A 409 is retried. A rate limit with status 413, or with a request above the limit, is not, because it never
+    fits.
+    `x-should-retry: false` makes any error final. ``true`` can't make a final error temporary.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None
     if status == 409:
         retryable = True
     if kind is AdapterError:
-        retryable = True  # unknown errors are retried, before any output was delivered
+        retryable = True  # unknown errors are retried before any output was delivered
     if issubclass(kind, RateLimitError) and (status == 413 or _never_fits(body.message)):
         retryable = False
     if headers.get("x-should-retry") == "false":

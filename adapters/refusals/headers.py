@@ -1,4 +1,4 @@
-"""Rate limits from `x-ratelimit-*` headers, OpenAI's, which most servers of its protocols send."""
+"""Rate limits from OpenAI's `x-ratelimit-*` headers, which most servers of its protocols send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIMITS = {f"x-ratelimit-{name}": name for name in _NAMES}
 def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
     """The limits; None if there are none.
 
-    A limit without a unit is OpenRouter's, which counts in fixed windows.
+    A limit without a unit is OpenRouter's, with a fixed window.
     """
     told = _LIMITS.keys() & headers.keys()
     if not told:
@@ -34,18 +34,18 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """A limit. Some gateways write -1 for no limit."""
+    """A limit. Some gateways write -1 for none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-# The time at which a limit begins anew, out of headers.
+# --- Times of resets ---
 
 _EPOCH_SECONDS = 1e9
 _EPOCH_MILLISECONDS = 1e12
 
 
 def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
-    """The seconds until all limits that are used up begin anew; None if the headers don't say."""
+    """The seconds until all exhausted limits reset; None if unknown."""
     waits = [seconds_until(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
     return max((wait for wait in waits if wait), default=None)
 
@@ -59,7 +59,7 @@ def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def seconds_until(text: str, now_us: int) -> float | None:
-    """Seconds until a reset, as a header says it; None for nonsense."""
+    """Seconds until a reset, from a header; None for an invalid one."""
     now = now_us / 1e6
     value = number_of(text)
     if value is None:

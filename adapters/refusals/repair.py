@@ -1,18 +1,15 @@
-"""Repair of refused requests for one more try. This module is pure. `http.call` runs it after an error and before
-any output.
+"""Repair of refused requests, after an error and before any output. Pure.
 
-There are four kinds of repair. Each happens at most once in a call:
+There are four kinds. Each happens at most once in a call:
 
-- ``signature``: the provider doesn't accept reasoning that it gets back (its signature, its encryption, or the
-  conversation that it is bound to). The request goes without that reasoning.
-- ``parameter``: the error names one parameter as unsupported. The request goes without that parameter.
-- ``output_limit``: the reply may not be as long as the request asks. The request asks for the length that the
-  error names.
-- ``tool_pairs``: a tool call or its result is not accepted. The exchange is told in words.
+- ``signature``: the provider refuses reasoning (its signature, encryption or conversation). It is removed.
+- ``parameter``: the error names one unsupported parameter. It is removed.
+- ``output_limit``: the requested reply is too long. The limit in the error is used.
+- ``tool_pairs``: a tool call or its result is refused. The exchange is written in words.
 
-An error may quote a user's words. So a rule counts only if it describes the whole message, from its first letter
-on. The named parameter must be in the request, and it must be one that may change without a change of the
-request's meaning.
+An error may quote a user. So a rule must match the whole message, and the parameter must be in the request and
+must
+not affect its meaning.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from .classify import read_error_value
 from .repair_history import bared_blocks, tell_tools, without_reasoning
 from .words import unwrapped
 
-# Changes of a request's body, made without writing the request again.
+# --- Edits of a body ---
 
 _HOSTS_OWN = frozenset({"input_schema", "parameters", "schema", "input", "metadata"})
 
@@ -49,19 +46,19 @@ class Edit(msgspec.Struct, frozen=True):
     """A change of one parameter in the body of a request."""
 
     path: tuple[str, ...]
-    """The keys from the body down to the parameter."""
+    """The keys from the body to the parameter."""
     value: Json | UnsetType = UNSET
-    """The new value; UNSET takes the parameter out."""
+    """The new value; UNSET removes the parameter."""
     rename: str | None = None
-    """The new name of the parameter; None if it keeps its name."""
+    """The new name of the parameter; None if unchanged."""
     anywhere: bool = False
-    """Whether every key of the path's last name is taken out, at any place."""
+    """Whether every key with the path's last name is removed, anywhere."""
     entry: Json | UnsetType = UNSET
-    """The entry that is taken out of the list at the path; UNSET takes out the parameter."""
+    """The entry to remove from the list at the path; UNSET removes the parameter."""
 
     @property
     def in_words(self) -> str:
-        """The change in words, to follow "provider refused the request"."""
+        """The change in words, after "provider refused the request"."""
         said = ".".join(self.path)
         if self.rename is not None:
             return f"{said} is called {self.rename} there"
@@ -71,8 +68,7 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 def protocol_objects(value: Json) -> Iterator[JsonObject]:
-    """All objects of the protocol in a body. The host's own objects (schemas, and the arguments of tools) are left
-    out."""
+    """All objects of the protocol in a body, without the host's own (schemas, and arguments of tools)."""
     if isinstance(value, dict):
         yield value
         for name, inner in value.items():
@@ -84,7 +80,7 @@ def protocol_objects(value: Json) -> Iterator[JsonObject]:
 
 
 def edited(body: bytes, edits: Iterable[Edit]) -> bytes:
-    """A request's body with the changes made to it."""
+    """A body with its edits."""
     value: JsonObject = msgspec.json.decode(body)
     for edit in edits:
         if edit.anywhere:
@@ -121,33 +117,31 @@ RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_
 
 _STATUSES = (None, 400, 404, 422)
 _LONGEST = 4000
-"""The number of characters of the longest message that is looked at. A longer message quotes somebody."""
+"""The largest length of a message that is examined. A longer one quotes other text."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
     """A message with which a provider refuses a parameter."""
 
     pattern: str
-    """A regular expression of the whole message. Its group `name` is the parameter, unless `path` says which one
-    it is."""
+    """A regular expression of the whole message. Its group `name` is the parameter, unless `path` is set."""
     path: str = ""
     """The dotted path of the parameter; empty if the message names it."""
     value: Json | UnsetType = UNSET
-    """The value to send instead; UNSET leaves the parameter out."""
+    """The value to send instead; UNSET removes the parameter."""
     also: tuple[str, ...] = ()
     """The dotted paths of parameters that are refused together with it."""
     entry: Json | UnsetType = UNSET
-    """The refused entry of the list at `path`. The other entries stay."""
     named: str = ""
-    """The name that an error has given to the parameter."""
+    """The parameter in the error."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All parameters that are refused at once."""
+        """All refused parameters."""
         return (self.path or self.named, *self.also)
 
 
-_GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
+_GATEWAY_REFUSALS = (  # LiteLLM's own, in every protocol
     Refusal(r"\S{1,100} doesn't support (?P<name>\w+)=.{0,500}"),
     Refusal(r"\S{1,100} does not support parameters: \['(?P<name>\w+)'\], for model=.{0,500}"),
     Refusal(
@@ -158,40 +152,36 @@ _GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
 
 
 class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of a provider about requests that can be repaired. Patterns describe whole messages."""
+    """The messages of a provider about repairable requests. Patterns match whole messages."""
 
     signatures: tuple[str, ...] = ()
-    """Patterns of messages that refuse reasoning."""
     signature_codes: frozenset[str] = frozenset()
     """Error codes that refuse reasoning."""
     parameters: tuple[Refusal, ...] = ()
-    """Messages that refuse a parameter."""
     parameter_codes: frozenset[str] = frozenset()
-    """Error codes with which the error names the refused parameter in a field of its own."""
+    """Error codes with the refused parameter in a field of its own."""
     pairs: tuple[str, ...] = ()
-    """Patterns of messages about tool calls without results, or results without calls. The group `ids` holds the
-    ids on the wire. Without the group, all calls are meant."""
+    """Patterns of messages about tool calls without results, or results without calls.
+
+    The group `ids` has the ids on the wire. Without it, all calls are meant.
+    """
     essential: frozenset[str] = frozenset()
-    """Dotted paths of parameters that are never left out, because without them the reply would be another one."""
+    """Dotted paths of parameters that are never removed, because the reply depends on them."""
     whole: frozenset[str] = frozenset()
-    """Objects that are left out as a whole."""
+    """Objects that are removed as a whole."""
     renames: Mapping[str, str] = {}
     """The other name of each parameter that has two names."""
     anywhere: frozenset[str] = frozenset()
-    """Keys that may be left out at any place."""
+    """Keys that may be removed anywhere."""
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """The way to go on after a refusal."""
+    """The repair of a refused request."""
 
     kind: RepairKind
-    """The kind of the repair."""
     request: CanonicalRequest
-    """The request to send."""
     edits: tuple[Edit, ...]
-    """The changes of the request's body."""
     warning: CallWarning
-    """The warning for the caller."""
 
 
 def find_repair(
@@ -204,7 +194,7 @@ def find_repair(
     provider: str,
     done: Collection[str],
 ) -> Repair | None:
-    """The repair for a provider's complaint; None if there is none."""
+    """The repair for a refusal; None if there is none."""
     if error.provider_status not in _STATUSES:
         return None
     messages = [message for message in _messages(error) if len(message) <= _LONGEST]
@@ -213,7 +203,7 @@ def find_repair(
         if found is not None:
             return found
     if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
-        return None  # whose text is no complaint about the request's form
+        return None  # its text is not about the form of the request
     if "signature" not in done and _rejects_reasoning(error, messages, rules):
         found = _without_reasoning(request, provider)
         if found is not None:
@@ -228,7 +218,7 @@ def find_repair(
 
 
 def _messages(error: AdapterError) -> Iterator[str]:
-    """The message of the error, and the message of an error inside it: gateways wrap the errors of others."""
+    """The message of the error, and of an error inside it, because gateways wrap errors."""
     yield error.provider_message
     said = unwrapped(error.provider_message)
     if said != error.provider_message:
@@ -257,7 +247,7 @@ def _warning(provider: str, what: str) -> CallWarning:
     )
 
 
-# -- reasoning
+# Reasoning:
 
 
 def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRules) -> bool:
@@ -267,7 +257,7 @@ def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRu
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
     """The request without the provider's own reasoning; None if it has none.
 
-    Reasoning of other providers never went along, so it stays in the request for the report.
+    Reasoning of other providers was not sent, so it stays for the report.
     """
     bare = [without_reasoning(message, provider) for message in request.messages]
     count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
@@ -279,7 +269,7 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
     return Repair("signature", mended, (), warning)
 
 
-# -- the length of the reply
+# Length of the reply:
 
 
 def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider: str) -> Repair | None:
@@ -293,7 +283,7 @@ def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider
     return Repair("output_limit", mended, (), _warning(provider, said))
 
 
-# -- parameters
+# Parameters:
 
 
 def _without_parameter(
@@ -315,7 +305,7 @@ def _without_parameter(
 
 
 def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[Refusal]:
-    """The refusals that the error means, each with its path."""
+    """The refusals in the error, each with its path."""
     for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
         match = _matched((refusal.pattern,), messages)
         if match is not None:
@@ -325,8 +315,7 @@ def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> I
 
 
 def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
-    """The change for a parameter by the name that the provider gave it; None if the parameter must stay, or isn't
-    there."""
+    """The edit of a parameter by the provider's name for it; None if it must stay or is missing."""
     keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
     if not keys:
         return None
@@ -340,7 +329,7 @@ def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> 
     if path and path[0] in rules.whole:
         path = path[:1]
     elif not refusal.named and path != keys:
-        return None  # what stands above it on our own path is another thing
+        return None  # another parameter is at this path
     if not path:
         return None
     if (rename := rules.renames.get(path[0])) is not None and rename not in body:
@@ -353,7 +342,7 @@ def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
 
 
 def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The longest beginning of the keys that leads down into the body."""
+    """The longest prefix of the keys that exists in the body."""
     found: list[str] = []
     inner: Json = body
     for key in keys:
@@ -381,7 +370,7 @@ def _holds(value: Json, key: str) -> bool:
     return any(key in inner for inner in protocol_objects(value))
 
 
-# -- tool calls and their results
+# Tool calls and results:
 
 
 def _with_told_tools(
@@ -391,8 +380,9 @@ def _with_told_tools(
     rules: RepairRules,
     provider: str,
 ) -> Repair | None:
-    """The request with exchanges of tools in words: those that the error names, or all of them. No exchange is
-    lost, and no tool runs again."""
+    """The request with exchanges of tools in words: those in the error, or all. No exchange is lost, and no tool
+    runs again.
+    """
     match = _matched(rules.pairs, messages)
     if match is None:
         return None

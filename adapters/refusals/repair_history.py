@@ -1,7 +1,8 @@
-"""Reasoning that only its issuer can read, wherever in a message it stands, and messages without it. Pure.
+"""Histories without a provider's reasoning, or with exchanges of tools in words. Pure.
 
-Most of it is blocks of their own. Gemini also signs texts and calls: the signature stands among what the provider
-attached to such a block, and a part that holds nothing but a signature is an opaque block.
+Reasoning is mostly in blocks of its own. Gemini also signs texts and calls, in the provider's data of such a
+block, and
+an opaque block may have only a signature.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ from callboard.bus.values.messages import Message, Role
 
 _SIGNATURES = ("signatures", "thoughtSignature")
 _EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validator"}}
-"""What Google's endpoint for Chat Completions takes in the place of a call's signature."""
+"""Extra data that Google's Chat Completions endpoint accepts in place of a call's signature."""
 
 
 def without_reasoning(message: Message, provider: str) -> Message:
-    """The message without a provider's reasoning and signatures. It may be empty. Without any, the same object is
-    returned.
+    """The message without a provider's reasoning and signatures; the same object if it has none. It may be empty.
 
-    A block of reasoning from an unknown provider counts as this provider's.
+    Reasoning of an unknown provider counts as this provider's.
     """
     kept = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
     if len(kept) == len(message.content) and all(map(_same, kept, message.content)):
@@ -42,7 +42,7 @@ def without_reasoning(message: Message, provider: str) -> Message:
 
 
 def bared_blocks(before: Message, after: Message) -> int:
-    """How many blocks `without_reasoning` left out or took a signature from."""
+    """The number of blocks that `without_reasoning` changed or removed."""
     kept = {id(block) for block in after.content}
     return sum(id(block) not in kept for block in before.content)
 
@@ -52,7 +52,7 @@ def _same(one: ContentBlock, other: ContentBlock) -> bool:
 
 
 def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
-    """A block without its signature. None if nothing of it remains."""
+    """A block without its signature. None if it is empty then."""
     match block:
         case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
             return None if raw is None or raw.provider == provider else block
@@ -75,8 +75,7 @@ def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
 
 
 def _unsigned(raw: ProviderRaw, provider: str) -> JsonObject:
-    """The data that a provider attached, without signatures. The same object if it has none, or if another
-    provider attached it."""
+    """The provider's data without signatures; the same object if it has none or is another provider's."""
     data = raw.data
     if raw.provider != provider:
         return data
@@ -92,18 +91,18 @@ def _is_signed(extra: Json) -> bool:
     return isinstance(google, dict) and "thought_signature" in google and extra != _EXTRA
 
 
-# Exchanges with tools that a provider doesn't accept, told in words.
+# --- Exchanges of tools in words ---
 
 
 def tell_tools(
     messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
 ) -> Iterator[Message]:
-    """The messages with those calls and their results in words."""
+    """The messages with these calls and their results in words."""
     for message in messages:
         match message.role:
             case Role.ASSISTANT:
                 kept = tuple(block for block in message.content if not _is_told(block, told, wire_ids))
-                if kept != message.content:  # reasoning is bound to what followed it
+                if kept != message.content:  # reasoning is bound to the blocks after it
                     kept = tuple(
                         block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                     )

@@ -1,7 +1,8 @@
-"""The check of a request against the capabilities of its model. This module is pure.
+"""The check of a request against the capabilities of its model. Pure.
 
-The model must be able to do everything that the current turn asks. Otherwise nothing is sent. Older turns are
-fitted to the model, and a report tells what was lost (see `history`).
+If the model lacks an ability for the current turn, nothing is sent. Older turns are fitted to the model, and
+losses are
+reported (see `history`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..requests.text import current_turn
 
 MEDIA = (ImageBlock, AudioBlock, DocumentBlock)
 FORCING = ("required", "named")
-"""The tool choices that demand a call."""
+"""The tool choices that require a call."""
 
 
 def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities | None, provider: str) -> None:
@@ -54,7 +55,7 @@ def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iter
 
 
 def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
-    """What of a message's media a model doesn't take, each in words that follow the model's name."""
+    """The media of a message that a model lacks, in words that follow the model's name."""
     for block in message.content:
         match block:
             case ImageBlock():

@@ -1,10 +1,10 @@
-"""The words and codes of servers' errors, out of the table `adapters/servers/words.json`.
+"""The words and codes of servers' errors, from `adapters/servers/words.json`.
 
-A row says what an error means, and how to recognise it: by a code, or by words of the message as a regular
-expression. All wires read errors with this one table. It is loaded when the first error comes, not at import.
-
-Words are weaker evidence than codes. Rows that are `certain` are the exception. They are about money, and vendors
-send them with codes of rate limits, permissions and bad requests.
+A row has the meaning of an error and a sign of it: a code, or a regular expression of the message. All wires use
+this
+table, which is loaded with the first error. Words are weaker evidence than codes, except for `certain` rows: they
+are
+about money, which vendors report with codes of rate limits, permissions and bad requests.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ _ERRORS: Mapping[Meaning, type[AdapterError]] = {
 }
 
 _STATUSES: Mapping[Meaning, frozenset[int | None] | None] = {
-    "money": None,  # a payment error is one, whatever its status
+    "money": None,  # a payment error, at any status
     "overflow": frozenset({None, 400, 413, 422, 424, 500}),
     "key": frozenset({None, 400, 403}),
     "model": frozenset({None, 400}),
     "media": frozenset({None, 500}),
 }
-"""The HTTP statuses with which words count; None stands for any. In a set, None is an error inside a stream."""
+"""The HTTP statuses with which words count; None for any. In a set, None is an error inside a stream."""
 
 
 class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One way to recognise an error. Either `words` or `code` is given."""
+    """One sign of an error: `words` or `code`."""
 
     means: Meaning
-    """What the error means."""
+    """The meaning of the error."""
     servers: tuple[str, ...]
     """The servers that send it, by their names in field notes."""
     words: str = ""
-    """A regular expression that is searched for in the message, without regard to case."""
+    """A regular expression to search in the message, ignoring case."""
     code: str = ""
-    """The error's code or type, as it is sent."""
+    """The error's code or type on the wire."""
     certain: bool = False
-    """Whether the words go before the error's code."""
+    """Whether the words override the error's code."""
 
 
 class Words(NamedTuple):
@@ -85,7 +85,6 @@ class Words(NamedTuple):
 
 
 def word_rows() -> list[WordRow]:
-    """The rows of the table."""
     return msgspec.json.decode(data("words.json"), type=list[WordRow])
 
 
@@ -100,7 +99,7 @@ def _words() -> Words:
 
 
 def _patterns(rows: list[WordRow]) -> tuple[tuple[Meaning, re.Pattern[str]], ...]:
-    """One pattern a meaning, in the order of `_ERRORS`, which is the order of their evidence."""
+    """One pattern for each meaning, in the order of `_ERRORS`."""
     found = []
     for meaning in _ERRORS:
         words = [f"(?:{row.words})" for row in rows if row.words and row.means == meaning]
@@ -110,12 +109,12 @@ def _patterns(rows: list[WordRow]) -> tuple[tuple[Meaning, re.Pattern[str]], ...
 
 
 def error_of_code(code: str) -> type[AdapterError] | None:
-    """The error that a code means; None for a code that is not in the table."""
+    """The error of a code; None if it is not in the table."""
     return _words().codes.get(code)
 
 
 def error_of_words(message: str, status: int | None, *, certain: bool) -> type[AdapterError] | None:
-    """The error that the words of a message mean; None if they are not in the table."""
+    """The error of the words in a message; None if they are not in the table."""
     words = _words()
     for meaning, pattern in words.certain if certain else words.weak:
         statuses = _STATUSES.get(meaning)
@@ -125,13 +124,13 @@ def error_of_words(message: str, status: int | None, *, certain: bool) -> type[A
 
 
 LITELLM_CODES: Mapping[str, type[AdapterError]] = {
-    # of exceptions; those that agree with their status need no word here
+    # of exceptions; those that agree with their status need no entry
     "ContextWindowExceededError": ContextOverflowError,
     "ContentPolicyViolationError": ContentFilterError,
     "BudgetExceededError": QuotaExceededError,
-    # types of the proxy's own errors, with whatever status
+    # types of the proxy's own errors, with any status
     "budget_exceeded": QuotaExceededError,
-    "no_db_connection": AuthError,  # any key but the master's, to a proxy without a database
+    "no_db_connection": AuthError,  # any key but the master's, for a proxy without a database
     "expired_key": AuthError,
     "token_not_found_in_db": AuthError,
     "key_model_access_denied": AccessDeniedError,
@@ -148,13 +147,13 @@ _REMARK = re.compile(r"\n+(?:LiteLLM: model group |model=)|\.? ?Received Model G
 
 
 def exception_name(message: str) -> str:
-    """The exception at the beginning of the message, if it is known. Otherwise an empty string."""
+    """The known exception at the start of the message; otherwise empty."""
     match = _NAME.match(message)
     return match[1] if match is not None and match[1] in LITELLM_CODES else ""
 
 
 def unwrapped(message: str) -> str:
-    """The provider's own words. A message that isn't LiteLLM's stays as it is."""
+    """The provider's own words. A message that isn't LiteLLM's is unchanged."""
     if _NAME.match(message) is None:
         return message
     wrappers = _WRAPPERS.match(message)
@@ -163,7 +162,7 @@ def unwrapped(message: str) -> str:
     return inner[2:-1] if inner.startswith(("b'", 'b"')) else inner
 
 
-# Replies that come from something else than the provider
+# --- Replies from elsewhere ---
 
 EXCERPT_BYTES = 2000
 _EXCERPT_CHARACTERS = 160
@@ -174,8 +173,8 @@ _ADVICE = "is base_url right?"
 def not_of_protocol(
     name: str, body: bytes, headers: Mapping[str, str], url: str, why: object, *, found: str = "the reply"
 ) -> StreamError:
-    """The error for a reply that can't be read. A reply that calls itself something other than JSON, or that is a
-    page, comes from a wrong address, so it is not retried.
+    """The error for an unreadable reply. A page or another type than JSON comes from a wrong address and is not
+    retried.
     """
     kind = content_type(headers)
     said = f"{name}: {found} of {host_of(url)} is none of its protocol ({kind or 'no content type'}): {why}"
@@ -186,14 +185,14 @@ def not_of_protocol(
 
 
 def is_page(headers: Mapping[str, str]) -> bool:
-    """Whether a reply says that it is for people, or no text at all."""
+    """Whether a reply is a page for people, or no text."""
     return content_type(headers).startswith(
         ("text/html", "application/xhtml", "text/xml", "application/xml", "image/")
     )
 
 
 def is_foreign(body: bytes, kind: str) -> bool:
-    """Whether a body that can't be read was never meant to be of a protocol in JSON."""
+    """Whether an unreadable body was never JSON of a protocol."""
     if body.lstrip()[:1] == b"<":
         return True
     return bool(kind and body.strip()) and not any(
@@ -202,7 +201,7 @@ def is_foreign(body: bytes, kind: str) -> bool:
 
 
 def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> str:
-    """The words of an error's text about its origin. Empty if the origin is plainly the provider."""
+    """The origin of a reply in words, for an error's text. Empty if it is obviously the provider."""
     if 300 <= status < 400:
         target = headers.get("location", "")
         where = f"to {place(target)}" if target else "without saying where to"
@@ -218,6 +217,6 @@ def content_type(headers: Mapping[str, str]) -> str:
 
 
 def excerpt(body: bytes) -> str:
-    """The first words of a body, without the marks of HTML."""
+    """The first words of a body, without HTML tags."""
     text = re.sub(rb"<[^>]*>|\s+", b" ", body[:EXCERPT_BYTES]).decode("utf-8", "replace")
     return " ".join(text.split())[:_EXCERPT_CHARACTERS]

@@ -1,1 +1,1 @@
-"""JSON Schemas as their targets take them."""
+"""JSON Schemas in the forms of their targets."""

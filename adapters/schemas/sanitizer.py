@@ -1,8 +1,8 @@
-"""The form of a JSON Schema that every target wants, and words in place of constraints that a target doesn't take.
+"""The common form of a JSON Schema, and constraints in words.
 
-`normalise_schema` changes how a schema is written, never its meaning. Definitions stand under ``$defs``, and
-keywords for schema tools alone are left out. `move_to_description` takes away the keywords that a target doesn't
-know, and tells them to the model in words. Keywords that the target takes stay as they are.
+`normalise_schema` changes the form of a schema, never its meaning. `move_to_description` removes the keywords that
+a
+target lacks, and puts them into the description in words.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from callboard.bus.values.base import Json, JsonObject
 from ..requests.text import as_text
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
-"""Keywords, and leftovers of schema generators, that mean nothing to a model. So do those that begin with ~."""
+"""Keywords, and leftovers of schema generators, without a meaning for a model, like those that start with ~."""
 
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
-"""Keywords whose value is an object of schemas by name."""
+"""Keywords with an object of schemas by name as their value."""
 
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _ONE_OR_NONE = ("additionalItems", "unevaluatedItems", "unevaluatedProperties")
@@ -50,9 +50,9 @@ _WORDS = {
 
 
 def normalise_schema(schema: JsonObject) -> JsonObject:
-    """The same schema as targets want it written. Pure. Schemas inside definitions are included.
+    """The same schema in the common form. Pure. Schemas inside definitions are included.
 
-    ``definitions`` at the root become ``$defs``, and references to them follow. Properties may have any name.
+    ``definitions`` at the root become ``$defs``, and references follow. Properties may have any name.
     """
     written = _normalised(schema)
     definitions = written.pop("definitions", None)
@@ -72,7 +72,7 @@ def _normalised(schema: JsonObject) -> JsonObject:
 
 
 def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject]) -> JsonObject:
-    """A copy of a schema whose direct subschemas were changed."""
+    """A copy of a schema with its direct subschemas changed."""
     changed = dict(schema)
     for name in _NAMED:
         if isinstance(named := changed.get(name), dict):
@@ -87,9 +87,9 @@ def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject
 
 
 def without_booleans(schema: JsonObject) -> JsonObject:
-    """A schema for targets that want an object wherever a schema stands. Pure.
+    """A schema for targets that need an object for every schema. Pure.
 
-    A schema for anything becomes an empty one. A schema for nothing is left out.
+    A schema for anything becomes an empty one. A schema for nothing is removed.
     """
     changed = map_subschemas(schema, without_booleans)
     for name in _NAMED:
@@ -114,9 +114,9 @@ def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
 
 
 def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]) -> JsonObject:
-    """A schema without the keywords that the target refuses. Its description says them in words. Pure.
+    """A schema without the keywords that the target refuses, which its description has in words. Pure.
 
-    Schemas inside this schema are left alone.
+    Inner schemas are unchanged.
     """
     moved = {name: value for name, value in schema.items() if name != "description" and refused(name, value)}
     if not moved:
@@ -126,7 +126,7 @@ def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]
 
 
 def in_words(constraints: JsonObject) -> Iterator[str]:
-    """Constraints in words, a few words each. A constraint without effect is left out."""
+    """Constraints in words, a few words each. A constraint without effect is dropped."""
     for name, value in constraints.items():
         if value is None or value is False:
             continue
@@ -137,7 +137,7 @@ def in_words(constraints: JsonObject) -> Iterator[str]:
 
 
 def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
-    """A schema whose description ends with these words. Pure."""
+    """A schema with words added to the end of its description. Pure."""
     added = "; ".join(words)
     if not added:
         return schema
@@ -146,7 +146,7 @@ def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
 
 
 def merge_all_of(schema: JsonObject) -> JsonObject:
-    """A schema with its allOf written out. Contradictory parts stay in allOf, to be told in words."""
+    """A schema with its allOf merged. Contradictory parts stay in allOf, to be put into words."""
     parts = schema["allOf"]
     merged = {name: value for name, value in schema.items() if name != "allOf"}
     left: list[Json] = []
@@ -158,7 +158,7 @@ def merge_all_of(schema: JsonObject) -> JsonObject:
 
 
 def _join(merged: JsonObject, part: JsonObject) -> bool:
-    """Add a schema's constraints. False if both say different things of one matter. Then nothing is added."""
+    """Add a schema's constraints. Returns False without a change if they contradict the others."""
     joined: JsonObject = {}
     for name, value in part.items():
         before = merged.get(name)
@@ -173,7 +173,7 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
                 return False
             joined[name] = {**before, **value}
         elif name in ("title", "description"):
-            pass  # the outer one is nearer to the matter
+            pass  # the outer one is more specific
         else:
             return False
     merged.update(joined)
@@ -181,7 +181,7 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
 
 
 def instruction(schema: JsonObject, *, with_tools: bool) -> str:
-    """The words for a model that takes no schema, or not this one."""
+    """The words for a model without schemas, or without this one."""
     when = "When you answer and call no tool, answer" if with_tools else "Answer"
     text = msgspec.json.encode(schema).decode()
     return (
@@ -194,11 +194,11 @@ _T = TypeVar("_T")
 
 
 def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
-    """A function of a schema with a memory of its latest 256 results.
+    """Cache the latest 256 results of a function of a schema.
 
-    The same schemas come with every call as equal objects, but not as the same object. A schema that is no JSON is
-    worked on each time, and the writer of the body decides about it. A result belongs to all callers, so it must
-    not be changed.
+    The same schemas come with every call as equal objects. A schema that is not JSON is computed each time, and
+    the
+    writer of the body handles it. A result is shared, so it must not be changed.
     """
 
     @functools.lru_cache(maxsize=256)
@@ -216,7 +216,7 @@ def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
     return remembering
 
 
-# A JSON Schema as Moonshot takes it.
+# --- Moonshot's form ---
 
 _ANYTHING = ("string", "number", "boolean", "object", "array", "null")
 """The types of JSON. An integer is a number."""
@@ -232,7 +232,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict:
 
 @remembered
 def moonshot_schema(schema: JsonObject) -> JsonObject:
-    """The schema to send. It belongs to all callers, so it must not be changed."""
+    """The schema to send. It is shared, so it must not be changed."""
     return _typed(without_booleans(normalise_schema(schema)))
 
 
@@ -245,13 +245,13 @@ def _typed(schema: JsonObject) -> JsonObject:
         schema = {**kept, "anyOf": _distributed(alternatives, schema.get("type"))}
     elif "type" not in schema and "$ref" not in schema:
         schema = _with_type(schema)
-    if isinstance(items := schema.get("items"), list):  # a schema for each place
+    if isinstance(items := schema.get("items"), list):  # a schema for each position
         schema = {**{name: value for name, value in schema.items() if name != "items"}, "prefixItems": items}
     return map_subschemas(schema, _typed)
 
 
 def _distributed(alternatives: list[JsonObject], kind: Json) -> list[Json]:
-    """The alternatives, each with the parent's type if it has none of its own."""
+    """The alternatives, each with the parent's type if it has none."""
     return [
         part
         if kind is None or not {"type", "$ref", "anyOf", "oneOf", "enum", "const"}.isdisjoint(part)

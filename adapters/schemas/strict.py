@@ -1,14 +1,11 @@
 """JSON Schema for OpenAI's strict mode, and back.
 
-Strict mode guarantees that arguments follow the schema. It takes only a part of JSON Schema: every object is
-closed, and every property is required. So a schema is rewritten. An optional property becomes a required one that
-may be null. `without_added_nulls` undoes this: from a call's arguments it removes each null that stands for "left
-out", before anyone sees it.
-
-A constraint that strict mode doesn't know is told to the model in the description. It was not enforced without
-strict mode either, and the host checks arguments against its own schema. A schema with a shape that strict mode
-can't say (free keys, no type) is refused, with the path of the obstacle. Defaults are the host's to apply. The
-removal of nulls brings them back.
+In strict mode every object is closed and every property is required. So an optional property becomes a required
+one
+that may be null, and `without_added_nulls` removes these nulls from a call's arguments. An unsupported constraint
+is
+put into the description in words; the host checks arguments by its own schema. A schema with an unsupported shape
+(free keys, no type) is refused, with the path of the obstacle. Defaults are applied by the host.
 """
 
 from __future__ import annotations
@@ -35,21 +32,20 @@ _STRUCTURE = frozenset(
     {"properties", "required", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref", "$defs"}
 )
 _SHAPES = frozenset({"patternProperties", "prefixItems", "definitions"})
-"""What says of a value's parts which there are, and can't be put into words."""
+"""Keywords about the parts of a value, which can't be put into words."""
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 
 
 class NotStrict(ValueError):
-    """The schema can't be made strict. The text says where and why."""
+    """The schema can't be made strict. The text has the place and reason."""
 
 
 class StrictSchema(msgspec.Struct, frozen=True):
     """A schema for strict mode."""
 
     schema: JsonObject
-    """The schema."""
     adds_nulls: bool
-    """Whether properties that were optional have become nullable."""
+    """Whether optional properties have become nullable."""
 
 
 def to_strict(schema: JsonObject) -> StrictSchema:
@@ -78,7 +74,6 @@ class _Writer:
         self._characters = 0
 
     def write(self, schema: JsonObject, path: str, depth: int) -> JsonObject:
-        """One schema, without its definitions."""
         if depth > MAX_DEPTH:
             raise NotStrict(f"{path}: more than {MAX_DEPTH} levels")
         schema = move_to_description(schema, _is_for_words)
@@ -157,7 +152,7 @@ class _Writer:
 
 
 def _is_for_words(key: str, value: Json) -> bool:
-    """Whether strict mode refuses a keyword that can be told in words instead."""
+    """Whether strict mode refuses a keyword that can be put into words."""
     match key, value:
         case "format", _:
             return value not in _FORMATS
@@ -176,13 +171,13 @@ def _reference(schema: JsonObject, path: str) -> JsonObject:
     beside = {key for key in schema if key not in _ANNOTATIONS} - {"$ref", "description", "$defs"}
     if beside:
         raise NotStrict(f"{path}: $ref stands beside {', '.join(sorted(beside))}")
-    if "description" in schema:  # $ref takes no siblings
+    if "description" in schema:  # $ref allows no siblings
         return {"description": schema["description"], "anyOf": [{"$ref": target}]}
     return {"$ref": target}
 
 
 def _inlined(schema: JsonObject, path: str) -> JsonObject:
-    """A schema whose only allOf alternative is written out."""
+    """A schema with its only allOf alternative merged."""
     parts = schema["allOf"]
     if not isinstance(parts, list) or len(parts) != 1:
         raise NotStrict(f"{path}: strict mode has no allOf")
@@ -195,7 +190,7 @@ def _inlined(schema: JsonObject, path: str) -> JsonObject:
 
 
 def _nullable(schema: JsonObject) -> JsonObject:
-    """A strict schema that takes null as well."""
+    """A strict schema that also allows null."""
     kind = schema.get("type")
     if set(schema) == {"anyOf"} or set(schema) == {"anyOf", "description"}:
         alternatives = schema["anyOf"]
@@ -211,7 +206,7 @@ def _nullable(schema: JsonObject) -> JsonObject:
 
 
 def _takes_null(schema: JsonObject, root: JsonObject, budget: int = MAX_DEPTH) -> bool:
-    """True if the original schema itself says that null may stand there."""
+    """Whether the original schema allows null."""
     if "$ref" in schema:
         return budget > 0 and _takes_null(_resolve(schema, root), root, budget - 1)
     kind = schema.get("type")
@@ -273,11 +268,11 @@ def _required(schema: JsonObject) -> list[Json]:
     return required if isinstance(required, list) else []
 
 
-# -- and back
+# Back:
 
 
 def without_added_nulls(value: JsonObject, schema: JsonObject) -> JsonObject:
-    """Arguments without the nulls that stand for optional properties that were left out. Pure."""
+    """Arguments without the nulls for optional properties. Pure."""
     cleaned = _clean(value, schema, schema, MAX_DEPTH * 4)
     assert isinstance(cleaned, dict)
     return cleaned
@@ -309,13 +304,12 @@ def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: in
 
 
 def _left_out(original: Json, root: JsonObject) -> bool:
-    """Whether a null for an optional property of a schema means "left out", and is no value of the caller's
-    own."""
+    """Whether a null for an optional property means "left out", and is no value of the caller."""
     return isinstance(original, dict) and not _takes_null(original, root)
 
 
 def _variants(schema: JsonObject, root: JsonObject, budget: int) -> Iterator[JsonObject]:
-    """The schemas that a value may follow, with references and alternatives resolved."""
+    """The possible schemas of a value, with references and alternatives resolved."""
     if budget == 0:
         return
     target = _resolve(schema, root)
@@ -344,7 +338,7 @@ def _resolve(schema: JsonObject, root: JsonObject) -> JsonObject:
 
 
 def _fits(value: Json, schema: JsonObject, root: JsonObject, budget: int) -> bool:
-    """Whether a value has the shape of a schema: enough to tell alternatives apart, no validation."""
+    """Whether a value has the shape of a schema, enough to distinguish alternatives."""
     if budget == 0:
         return True
     if "type" in schema and not _is_of(value, _as_list(schema["type"])):

@@ -1,14 +1,11 @@
-"""The root of a tool's schema, for servers that take one plain object there. This module is pure.
+"""The schemas of tools: one plain object at the root, and strict mode. Pure.
 
-Anthropic refuses `anyOf`, `oneOf` and `allOf` at the root. OpenAI refuses `enum` and `not` there as well. Both
-refuse a root without the type `object`. `fold_root` merges the alternatives into one object:
-
-- The properties of all alternatives are merged. A property that differs between alternatives may have any of its
-  forms. Constants, such as those of a discriminator, become one `enum`.
-- A property is required if all alternatives require it.
-- The description lists the alternatives, so that the model still knows which properties belong together.
-
-A folded schema allows more than the original. The caller checks arguments against the original schema.
+Anthropic refuses `anyOf`, `oneOf` and `allOf` at the root, OpenAI also `enum` and `not`. Both require the type
+`object`. `fold_root` merges the alternatives into one object with all their properties. Constants become one
+`enum`. A
+property is required if all alternatives require it. The description lists the alternatives. A folded schema allows
+more
+than the original, so the caller checks arguments by the original.
 """
 
 from __future__ import annotations
@@ -29,20 +26,20 @@ UNIONS = ("anyOf", "oneOf", "allOf")
 """The keywords that combine schemas."""
 
 _OTHERS = ("enum", "not")
-"""Further keywords that may not stand at the root. The description holds them in words."""
+"""Further keywords that are refused at the root. The description has them in words."""
 
 _REFUSED = frozenset((*UNIONS, *_OTHERS, "$ref"))
 
 _DEFINITIONS = "#/$defs/"
 _MOST_REFERENCES = 16
-"""The longest chain of references and nested unions that is followed. A longer chain refers to itself."""
+"""The longest chain of references and nested unions that is followed. A longer one is circular."""
 
 
 class FoldedSchema(msgspec.Struct, frozen=True):
     """A schema with one object at its root."""
 
     schema: JsonObject
-    """The schema. It belongs to all callers, so it must not be changed."""
+    """The schema. It is shared, so it must not be changed."""
     folded: tuple[str, ...]
     """The keywords that were folded; empty if the meaning is the same."""
 
@@ -59,10 +56,7 @@ class FoldedSchema(msgspec.Struct, frozen=True):
 
 
 def fold_root(schema: JsonObject) -> FoldedSchema:
-    """Fold the unions at the root of a schema into one object.
-
-    A schema with a plain object at its root is returned as it is.
-    """
+    """Fold the unions at the root of a schema into one object. A plain object is returned unchanged."""
     if schema.get("type") == "object" and _REFUSED.isdisjoint(schema):
         return FoldedSchema(schema, ())
     return _fold(schema)
@@ -85,7 +79,7 @@ def _fold(schema: JsonObject) -> FoldedSchema:
 
 
 def _resolved(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject:
-    """A schema with the definition that it refers to in place of the reference."""
+    """A schema with a reference replaced by its definition."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or depth > _MOST_REFERENCES:
         return schema
@@ -96,7 +90,7 @@ def _resolved(schema: JsonObject, known: Mapping[str, Json], depth: int) -> Json
 
 
 def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject | None:
-    """One object schema for an object schema with unions. None if no object fits the schema."""
+    """One object schema for an object schema with unions. None if no object fits."""
     schema = _resolved(schema, known, 0)
     kind = schema.get("type", "object")
     if depth > _MOST_REFERENCES or (kind != "object" and not (isinstance(kind, list) and "object" in kind)):
@@ -136,7 +130,7 @@ def _both(one: JsonObject, other: JsonObject) -> JsonObject:
 
 
 def _joint(one: Json, other: Json) -> Json:
-    """A schema of a property that two schemas describe. The first counts where they contradict each other."""
+    """A schema of a property in two schemas. The first takes precedence."""
     if not isinstance(one, dict) or not one:
         return one if one is False else other
     if not isinstance(other, dict):
@@ -147,7 +141,7 @@ def _joint(one: Json, other: Json) -> Json:
 
 
 def _any_of(parts: list[JsonObject]) -> JsonObject:
-    """One object schema that takes what any of several takes."""
+    """One object schema that allows everything that any of several allows."""
     merged: JsonObject = {"type": "object"}
     forms: dict[str, list[Json]] = {}
     for part in parts:
@@ -166,7 +160,7 @@ def _any_of(parts: list[JsonObject]) -> JsonObject:
 
 
 def _any(schemas: list[Json]) -> Json:
-    """A schema that takes what any of several takes."""
+    """A schema that allows everything that any of several allows."""
     if len(schemas) == 1:
         return schemas[0]
     values: list[Json] = []
@@ -229,19 +223,16 @@ def _names(schema: JsonObject) -> list[str]:
 
 
 def _schemas(value: Json) -> list[JsonObject]:
-    """The schemas of a list. A schema for anything becomes an empty one, and one for nothing is left out."""
+    """The schemas of a list. A schema for anything becomes an empty one, and one for nothing is removed."""
     parts = value if isinstance(value, list) else []
     return [part if isinstance(part, dict) else {} for part in parts if isinstance(part, dict) or part is True]
 
 
-# The use of OpenAI's strict mode
+# --- Strict mode ---
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
-    """The strict schema of a tool.
-
-    None if strict mode is off for it. A text if strict mode is impossible for it.
-    """
+    """The strict schema of a tool. None if strict mode is off, a text if it is impossible."""
     if not (by_default if tool.strict is None else tool.strict):
         return None
     strict = _strict(tool.input_schema)
@@ -251,10 +242,10 @@ def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str
 
 
 def plain_schema(tool: ToolDefinition) -> JsonObject:
-    """The tool's schema without strict mode, written as all targets want it."""
+    """The tool's schema without strict mode, in the common form."""
     try:
         text = msgspec.json.encode(tool.input_schema)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # whoever writes the body decides about that
+    except (TypeError, ValueError, OverflowError, RecursionError):  # the writer of the body handles that
         return tool.input_schema
     return _plain(text)
 
@@ -267,7 +258,7 @@ def _plain(schema: bytes) -> JsonObject:
 def strict_reply(schema: JsonObject) -> JsonObject:
     """The fields `schema` and `strict` of a reply's form.
 
-    Strict only where the schema is strict as it is: added nulls could not be taken back out of a text.
+    Strict only if the schema is already strict, because added nulls could not be removed from a text.
     """
     strict = _strict(schema)
     if isinstance(strict, StrictSchema) and not strict.adds_nulls:
@@ -278,10 +269,7 @@ def strict_reply(schema: JsonObject) -> JsonObject:
 def input_cleaner(
     tools: Iterable[ToolDefinition], *, by_default: bool
 ) -> Callable[[str, JsonObject], JsonObject] | None:
-    """A function that removes the nulls which strict mode has added to a call's arguments.
-
-    None if it adds none.
-    """
+    """A function that removes added nulls from a call's arguments. None if there are none."""
     schemas: dict[str, JsonObject] = {}
     for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
         strict = _strict(tool.input_schema)
@@ -298,7 +286,7 @@ def input_cleaner(
 
 @remembered
 def _strict(schema: JsonObject) -> StrictSchema | str:
-    """The strict schema, or why there is none."""
+    """The strict schema, or the reason why there is none."""
     try:
         return to_strict(schema)
     except NotStrict as reason:

@@ -1,7 +1,8 @@
-"""Field notes on servers: what each one demands, refuses, reports and sends, with a source for each note.
+"""Field notes on servers, with a source for each note.
 
-The notes are JSON Lines, one file a kind, beside this file. The book shows them as "What we know of your
-server". Tests play every note. `labs/servers` behaves as the notes of kind A and B say.
+The notes are JSON Lines, one file for each kind, in this folder. The book shows them as "What we know of your
+server".
+Tests play every note. `labs/servers` implements the notes of kind A and B.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from callboard.bus.files import package_data
 
 Kind = Literal["A", "B", "C", "D", "E"]
-"""A: what must go back. B: what is refused. C: what errors say. D: what replies hold. E: what observers see."""
+"""A: content that must be sent back. B: refusals. C: errors. D: replies. E: observers."""
 
 FILES: dict[Kind, str] = {
     "A": "history.jsonl",
@@ -35,21 +36,21 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     kind: Kind
     wire: Literal["chat", "messages", "responses", "gemini", "ollama", "tgi", "interactions", "embeddings", "any"]
     fact: str
-    """What the server does, in one plain sentence."""
+    """The server's behaviour, in one plain sentence."""
     right: str
-    """What Callboard does about it, in one plain sentence."""
+    """Callboard's behaviour, in one plain sentence."""
     source: str
-    """`owner/repository#number` of a public report, or the address of the server's documentation."""
+    """The source: `owner/repository#number` of a public report, or the address of the server's documentation."""
     input: dict[str, Any]
-    """What the test plays.
+    """The input of the test.
 
     Kind A and B: `rule` (a name in `labs/servers/rules.py`), `refusal` (`status`, `body`), and `conversation` or
     `request`. Kind C: `status`, `headers`, `body`, or `events` of a stream. Kind D: `body` or `events`.
     """
     expect: dict[str, Any]
-    """What the test compares with: `error` (class name), `retry`, `fallback`, `text`, `calls`, `usage`, …"""
+    """The expected result: `error` (class name), `retry`, `fallback`, `text`, `calls`, `usage`, …"""
     failed: bool = False
-    """Whether Callboard got it wrong before the note was written."""
+    """Whether Callboard was wrong before the note was written."""
 
 
 def data(name: str) -> bytes:
@@ -64,6 +65,6 @@ def notes(kind: Kind | None = None) -> Iterator[Note]:
         if kind in (None, each):
             try:
                 lines = data(name)
-            except OSError:  # nothing is noted of this kind
+            except OSError:  # there are no notes of this kind
                 continue
             yield from decoder.decode_lines(lines)

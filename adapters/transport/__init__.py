@@ -1,1 +1,1 @@
-"""HTTP for all providers: bytes out, bytes in, connections kept alive, and every failure as an AdapterError."""
+"""HTTP for all providers, with every failure as an AdapterError."""

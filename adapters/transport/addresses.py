@@ -1,4 +1,4 @@
-"""Base URLs: what can be known to be wrong with one is said when an adapter is made, not when it calls."""
+"""Base URLs, their checks, owners of keys, public addresses, and proxies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def normalise_base_url(url: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """Host and port, without what else an address may hold, such as a key."""
+    """Host and port, without other parts of an address such as a key."""
     try:
         parts = urlsplit(url)
         found = parts.hostname or ""
@@ -47,7 +47,7 @@ def host_of(url: str) -> str:
 
 
 def place(url: str) -> str:
-    """Scheme, host and path of a URL: what may be shown, without a password or a key in it."""
+    """Scheme, host and path of a URL: the parts that may be shown, without a password or a key."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -95,11 +95,11 @@ def _too_much(parts: SplitResult) -> str | None:
 
 
 def _without_quotation(error: ValueError) -> str:
-    """What urllib says, up to where it quotes the address."""
+    """urllib's message, up to its quotation of the address."""
     return re.split(r"[:'\"]", str(error))[0].strip().lower()
 
 
-# The vendor that a key belongs to, by the name of its environment variable.
+# --- Owners of keys ---
 
 OTHER_WORDS = frozenset({
     "ai21", "amazon", "aws", "azure", "bedrock", "cerebras", "dashscope", "deepinfra", "deepseek", "fireworks",
@@ -107,11 +107,11 @@ OTHER_WORDS = frozenset({
     "nebius", "novita", "nvidia", "openrouter", "perplexity", "qwen", "replicate", "sambanova", "together", "xai",
     "zai", "zhipu",
 })  # fmt: skip
-"""Words that mean a vendor whose address no type has as its own."""
+"""Words for vendors without a provider type of their own."""
 
 
 def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
-    """Refuse a key that may be of another vendor than the one that it would be sent to."""
+    """Refuse a key that may belong to another vendor than the address."""
     host = host_of(address)
     words_of = _words()
     own = words_of.get(host)
@@ -129,11 +129,11 @@ def check_key_goes_home(name: str, variable: str | None, address: str, *, of_man
 
 
 def _words() -> dict[str, tuple[str, ...]]:
-    """By the host of each vendor whose address some type has as its own, the words that mean the vendor."""
+    """The words for each vendor with a provider type, by its host."""
     return {provider.home: provider.key_words for provider in providers() if provider.home}
 
 
-# Connections to the public internet only
+# --- Public addresses only ---
 
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -158,7 +158,7 @@ def check_public(address: str, host: str) -> None:
 
 
 def check_literal(host: str) -> None:
-    """As `check_public`, for a host that is itself an address. A name is checked when it is resolved."""
+    """Like `check_public`, for a host that is an address. A name is checked when it is resolved."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -167,7 +167,7 @@ def check_literal(host: str) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, also where it stands within an IPv6 one."""
+    """Whether an IP address is public, also if it is inside an IPv6 one."""
     try:
         ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
@@ -178,7 +178,7 @@ def is_public(address: str) -> bool:
 
 
 def _innermost(ip: IPAddress) -> IPAddress:
-    """The IPv4 address that an IPv6 one stands for: mapped, 6to4, Teredo or NAT64."""
+    """The IPv4 address inside an IPv6 one: mapped, 6to4, Teredo or NAT64."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     if ip.ipv4_mapped is not None:
@@ -193,17 +193,17 @@ def _innermost(ip: IPAddress) -> IPAddress:
 
 
 class UrlKind(NamedTuple):
-    """What of a URL decides over which client its requests go."""
+    """The parts of a URL that determine the client of its requests."""
 
     secure: bool
-    """Whether it is asked over TLS."""
+    """Whether it uses TLS."""
     loopback: bool
-    """Whether it leads to this machine, which no proxy can reach."""
+    """Whether it is this machine, which no proxy can reach."""
 
 
 @lru_cache(maxsize=256)
 def kind_of(url: str) -> UrlKind:
-    """The kind of a URL, also of one that can't be asked."""
+    """The kind of a URL, also of an invalid one."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -213,14 +213,14 @@ def kind_of(url: str) -> UrlKind:
 
 
 def has_proxy(kind: UrlKind) -> bool:
-    """Whether the environment, or the system where it has such settings, names a proxy for URLs of this kind.
+    """Whether the environment or the system has a proxy for URLs of this kind.
 
-    A host may be exempt from it. That httpx knows.
+    A host may be exempt from it, which httpx determines.
     """
     if kind.loopback:
         return False
     if sys.platform not in ("darwin", "win32") and not any(name.lower().endswith("_proxy") for name in os.environ):
-        return False  # and the import of what knows better is saved
+        return False  # saves the import of httpx
     from urllib.request import getproxies
 
     named = getproxies()

@@ -1,7 +1,8 @@
-"""Compressed bodies, unpacked in pieces of a bounded size.
+"""Bodies: decompression in bounded pieces, forms, and the limit of a reply.
 
-Three kilobytes may unpack to gigabytes. So no piece is larger than `PIECE_BYTES`, whoever reads counts them, and
-between two of them that came of the same bytes everybody else has a turn.
+Three kilobytes may unpack to gigabytes. So no piece is larger than `PIECE_BYTES`, the reader counts them, and
+other
+tasks get a turn between two pieces of the same bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import anyio.lowlevel
 from callboard.bus.errors import StreamError
 
 PIECE_BYTES = 64 * 1024
-"""The largest piece that is unpacked at once."""
+"""The largest unpacked piece in bytes."""
 
 MOST_CODINGS = 4
-"""A body that was packed more often than this is not read."""
+"""The largest number of codings of a body."""
 
 _GZIP = zlib.MAX_WBITS | 16
 _ZLIB = zlib.MAX_WBITS
@@ -28,11 +29,11 @@ _ZLIB_HEADER = 2
 
 
 class _Inflater:
-    """One coding, undone: gzip, or deflate with or without its header."""
+    """A decoder of one coding: gzip, or deflate with or without its header."""
 
     def __init__(self, coding: str) -> None:
         self._may_be_raw = coding == "deflate"
-        self._head = b""  # as long as it may be raw
+        self._head = b""  # set while it may be raw
         self._inner = zlib.decompressobj(_ZLIB if self._may_be_raw else _GZIP)
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
@@ -51,15 +52,15 @@ class _Inflater:
         self._may_be_raw = len(self._head) < _ZLIB_HEADER
         try:
             return self._inner.decompress(data, PIECE_BYTES)
-        except zlib.error:  # some servers leave the header out
+        except zlib.error:  # some servers omit the header
             self._inner = zlib.decompressobj(_RAW)
             return self._inner.decompress(self._head, PIECE_BYTES)
 
 
 def codings(header: str) -> list[str]:
-    """The codings of a `content-encoding` that have to be undone, in the order in which they were applied.
+    """The codings of a `content-encoding` in the order of their application.
 
-    Raises StreamError for one that was not asked for, and for too many.
+    Raises StreamError for an unrequested one, and for too many.
     """
     named = [name for name in re.split(r"[\s,]+", header.lower()) if name not in ("", "identity")]
     for name in named:
@@ -71,20 +72,20 @@ def codings(header: str) -> list[str]:
 
 
 class Unpacker:
-    """All codings of a body, undone.
+    """A decoder of all codings of a body.
 
     Args:
         header: The `content-encoding`.
 
     Raises:
-        StreamError: A coding can't be undone.
+        StreamError: A coding is not supported.
     """
 
     def __init__(self, header: str) -> None:
         self._inflaters = [_Inflater(coding) for coding in reversed(codings(header))]
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
-        """What comes of these bytes, piece by piece. Raises StreamError if they are broken."""
+        """The decoded bytes, piece by piece. Raises StreamError if they are corrupt."""
         pieces: Iterator[bytes] = iter((data,))
         for inflater in self._inflaters:
             pieces = _each(inflater, pieces)
@@ -95,7 +96,7 @@ class Unpacker:
 
 
 async def unpacked(header: str, stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The body behind a `content-encoding`. Raises StreamError for codings that can't be undone."""
+    """The decoded body. Raises StreamError for unsupported codings."""
     unpacker = Unpacker(header)
     async for data in stream:
         for number, piece in enumerate(unpacker.unpack(data)):
@@ -115,17 +116,16 @@ class FormPart(NamedTuple):
     name: str
     """The name of the field, in plain ASCII without quotes."""
     content: bytes
-    """The content."""
     filename: str | None = None
-    """The name of the file, in plain ASCII without quotes; None for a field that is no file."""
+    """The name of the file, in plain ASCII without quotes; None for another field."""
     media_type: str | None = None
     """The media type of the content; None leaves it out."""
 
 
 def write_form(parts: Sequence[FormPart]) -> tuple[bytes, str]:
-    """The body, and its content type. Equal parts give equal bodies, so that every attempt sends the same.
+    """The body and its content type. Equal parts give equal bytes, so that every attempt is the same.
 
-    The boundary is a hash of all contents: nothing that it separates can hold it.
+    The boundary is a hash of all contents, so no content can contain it.
     """
     from hashlib import sha256  # most programs send no form
 
@@ -146,10 +146,9 @@ def write_form(parts: Sequence[FormPart]) -> tuple[bytes, str]:
 
 
 MAX_REPLY_BYTES = 128 * 1024 * 1024
-"""The largest reply that is read into memory, in bytes after unpacking. Its largest event and its longest line
-have the same limit."""
+"""The largest reply in memory, in bytes after unpacking, also for a single event or line."""
 
 
 def too_large(limit: int = MAX_REPLY_BYTES, what: str = "the reply") -> StreamError:
-    """The error for a reply beyond a limit. It is not retried, because another attempt would bring the same."""
+    """The error for a reply beyond a limit. It is not retried, because the next reply would be the same."""
     return StreamError(f"{what} is larger than {limit} bytes, and was not read further", retryable=False)

@@ -1,4 +1,4 @@
-"""Header values that a configuration gives: stripped, and checked before anything could log or send them."""
+"""Header values from a configuration: stripped, checked and masked before they are logged or sent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
 
 
 def check_sendable(headers: Mapping[str, str]) -> None:
-    """Raise InvalidRequestError for a header that can't be sent. It names the header and doesn't quote it."""
+    """Raise InvalidRequestError for a header that can't be sent. It names the header without its value."""
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()) and fault_of(value) is not None:
             raise InvalidRequestError(f"the header {name!r} holds {fault_of(value)}, which can't be sent")
@@ -56,7 +56,7 @@ def _clean(value: str, field: str) -> str:
 
 
 def fault_of(value: str) -> str | None:
-    """What in a value no header can carry, told without the value; None for a value that can be sent."""
+    """The reason why a value can't be a header, without the value; None if it can."""
     for at, character in enumerate(value):
         if character in "\r\n":
             return f"a line break (character {at + 1} of {len(value)})"
@@ -67,7 +67,7 @@ def fault_of(value: str) -> str | None:
     return None
 
 
-# Keys that come back
+# --- Masking of keys ---
 
 MASK = "***"
 
@@ -77,12 +77,12 @@ _SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
 
 
 def given_keys(config: AdapterConfig) -> list[str]:
-    """The keys whose values stand in a configuration. Those that a function gives aren't known yet."""
+    """The keys with a value in the configuration. Keys from functions are not known yet."""
     return [key for key in (config.api_key, *config.keys.values()) if isinstance(key, str) and key]
 
 
 def secrets(config: AdapterConfig) -> tuple[str, ...]:
-    """What must not be seen: the key, and the values of extra headers that carry one."""
+    """The values to mask: the key, and extra headers with a key."""
     values = given_keys(config)
     for name, value in config.extra_headers.items():
         if any(part in name.lower() for part in _SECRET_HEADERS):
@@ -92,7 +92,7 @@ def secrets(config: AdapterConfig) -> tuple[str, ...]:
 
 
 def with_secret(hidden: tuple[str, ...], value: str) -> tuple[str, ...]:
-    """Secrets and one more, which came while the adapter worked. The oldest of very many are forgotten."""
+    """Secrets and a new one. Beyond a limit the oldest are dropped."""
     if len(value) < _SHORTEST_SECRET or value in hidden:
         return hidden
     return (*hidden, value)[-_MOST_SECRETS:]
@@ -107,7 +107,7 @@ def masked(text: str, hidden: Sequence[str]) -> str:
 
 
 def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
-    """Take the secrets out of all that an error says."""
+    """Mask the secrets in all texts of an error."""
     error.args = (masked(str(error), hidden),)
     for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
         said = getattr(error, field)
@@ -116,7 +116,7 @@ def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
 
 
 def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping[str, str]:
-    """Headers of a reply without the secrets in their values; most have none, and are given back as they are."""
+    """A reply's headers without secrets; the same object if there are none."""
     for secret in hidden:
         if any(secret in value for value in headers.values()):
             headers = {name: value.replace(secret, MASK) for name, value in headers.items()}
@@ -124,7 +124,7 @@ def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping
 
 
 class _Filter(logging.Filter):
-    """Takes the secrets of all adapters that live out of what httpcore logs, which is the replies' headers."""
+    """Masks the secrets of all living adapters in httpcore's log of headers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ _FILTER = _Filter()
 
 
 def hide_in_logs(owner: object, hidden: tuple[str, ...]) -> None:
-    """Keep secrets out of httpcore's debug log as long as their owner lives."""
-    logging.getLogger("httpcore.http11").addFilter(_FILTER)  # which it has once, however often it is added
+    """Mask secrets in httpcore's debug log as long as their owner lives."""
+    logging.getLogger("httpcore.http11").addFilter(_FILTER)  # adding it twice has no effect
     if hidden:
         _FILTER.hidden[owner] = hidden

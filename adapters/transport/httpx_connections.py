@@ -1,7 +1,4 @@
-"""Connections that are kept alive: httpcore's connections, in a pool of our own, for trio.
-
-asyncio, which has a client of our own, is served as well.
-"""
+"""httpcore's connections in a pool of our own, for trio and also for asyncio."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ if TYPE_CHECKING:
 
 
 KEPT_SECONDS = 5.0
-"""How long an idle connection is kept for later."""
+"""Seconds for which an idle connection is kept."""
 
 
 class Request(httpcore.Request):
-    """A request whose parts have the types already that httpcore keeps, so that nothing looks at each."""
+    """A request with parts of httpcore's own types, which saves its conversions."""
 
     def __init__(
         self,
@@ -62,43 +59,42 @@ class Line:
     """The state of one connection."""
 
     heard = False
-    """Whether a byte came since this was last set to False."""
+    """Whether a byte has arrived since this was last set to False."""
 
 
 class AgedConnectionError(httpcore.NetworkError):
-    """A connection that had served before broke, and the server had said nothing to this request.
+    """A used connection broke before the server answered a request.
 
-    So it may have let go of the connection before the request came.
+    The server may have closed it before the request arrived.
     """
 
 
 class ConnectionPool:
-    """Connections to any number of servers: one for each request under way, and some idle ones for later requests.
+    """Connections to any number of servers: one for each request in progress, and some idle ones.
 
-    In httpcore's own pool, requests wait in a queue for a connection. Here no request ever waits. The queue takes
-    three cancel scopes and two walks over all requests and connections for every request, which is a twentieth of
-    a call.
+    No request waits here. httpcore's own pool has a queue with three cancel scopes and two walks over all requests
+    and connections for each request, which is a twentieth of a call.
 
     Args:
         context: The settings of TLS; None if the pool is never used for https.
         idle: The number of idle connections that are kept.
-        public_only: Whether to connect to public addresses alone, see `public_addresses`.
+        public_only: Whether to connect to public addresses only, see `public_addresses`.
     """
 
     def __init__(self, context: ssl.SSLContext | None, idle: int, *, public_only: bool = False) -> None:
         self._context = context
         self._public_only = public_only
         self._most_idle = idle
-        self._idle: list[_Connection] = []  # the one that was used last is the last
+        self._idle: list[_Connection] = []  # the most recently used is last
         self._busy: set[_Connection] = set()
 
     @property
     def connections(self) -> list[_Connection]:
-        """All that are open, or being opened."""
+        """All connections, open or opening."""
         return [*self._busy, *self._idle]
 
     async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
-        """Send a request. Its connection is in use until the response is closed. Raises as httpcore does."""
+        """Send a request. Its connection is in use until the response is closed. Raises httpcore's errors."""
         connection = await self._pick(request.url.origin)
         self._busy.add(connection)
         try:
@@ -110,11 +106,11 @@ class ConnectionPool:
         return response
 
     async def take_back(self, connection: _Connection) -> None:
-        """Keep a connection whose response is closed, if it can be used again."""
+        """Keep a connection after its response, if it can be used again."""
         self._busy.discard(connection)
         if connection.is_closed():
             return
-        if not connection.is_idle():  # whoever was about to close it was cancelled
+        if not connection.is_idle():  # the task that should close it was cancelled
             await _close([connection])
             return
         self._idle.append(connection)
@@ -122,13 +118,13 @@ class ConnectionPool:
             await _close([self._idle.pop(0)])
 
     async def aclose(self) -> None:
-        """Close all connections, also those in use."""
+        """Close all connections, including those in use."""
         connections = self.connections
         self._idle, self._busy = [], set()
         await _close(connections)
 
     async def _pick(self, origin: httpcore.Origin) -> _Connection:
-        """The connection that was used last, or a new one."""
+        """The most recently used connection, or a new one."""
         expired = [connection for connection in self._idle if connection.has_expired()]
         if expired:
             self._idle = [connection for connection in self._idle if connection not in expired]
@@ -151,7 +147,7 @@ async def _close(connections: Iterable[_Connection]) -> None:
 
 
 class _Body:
-    """The body of a response, whose connection goes back when it is closed."""
+    """The body of a response. Closing it returns the connection."""
 
     def __init__(self, stream: object, pool: ConnectionPool, connection: _Connection) -> None:
         self._stream = cast("_Stream", stream)
@@ -180,7 +176,7 @@ class _Stream(Protocol):
 
 
 class _Connection(httpcore.AsyncHTTPConnection):
-    """A connection that says whether it may have broken of its age."""
+    """A connection that detects a break by age."""
 
     def __init__(
         self,
@@ -205,7 +201,7 @@ class _Connection(httpcore.AsyncHTTPConnection):
 
 
 class _WatchedSockets(httpcore.AsyncNetworkBackend):
-    """Opens httpcore's sockets, and tells the line what they read."""
+    """Opens httpcore's sockets, and records what they read."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -253,7 +249,7 @@ class _WatchedStream(httpcore.AsyncNetworkStream):
 
 
 class PublicSockets(httpcore.AsyncNetworkBackend):
-    """Opens connections by other sockets, to public addresses alone. Raises StreamError for any other."""
+    """Opens connections to public addresses only. Raises StreamError for any other."""
 
     def __init__(self, sockets: httpcore.AsyncNetworkBackend) -> None:
         self._sockets = sockets

@@ -1,7 +1,8 @@
-"""Requests over httpx and httpcore: what proxies, trio and a client of the host's need.
+"""Requests over httpx and httpcore, for proxies, trio and a host's own client.
 
-On trio requests go over httpcore's connections, in pools of our own. Where the environment names proxies there is
-a whole httpx client, which knows which of them is for whom.
+On trio requests use httpcore's connections in our own pools. If the environment has proxies, a whole httpx client
+is
+used, which selects the proxy.
 """
 
 from __future__ import annotations
@@ -41,13 +42,11 @@ if TYPE_CHECKING:
     from .httpx_connections import ConnectionPool
 
 
-# What the HTTP libraries raise, as AdapterErrors.
+# --- Errors of HTTP libraries ---
 
 
 def translate(error: Exception, url: str = "") -> AdapterError:
-    """The AdapterError for any exception of the transport. The most specific class wins. It never holds request
-    headers.
-    """
+    """The AdapterError for a transport's exception, by its most specific class. It never has request headers."""
     import httpcore
     import httpx
 
@@ -86,7 +85,7 @@ def translate(error: Exception, url: str = "") -> AdapterError:
 
 
 def harmless(error: Exception) -> Exception | None:
-    """The error as the cause to show, unless its text may quote a header, and with it a key."""
+    """The error as a cause, unless its text may quote a header with a key."""
     import httpcore
     import httpx
 
@@ -95,18 +94,16 @@ def harmless(error: Exception) -> Exception | None:
 
 
 CALLS_PER_CLIENT = 16
-"""The number of calls that one connection pool serves at once. httpcore's bookkeeping is quadratic in its
-connections."""
+"""The number of calls of one connection pool. httpcore's bookkeeping is quadratic in its connections."""
 
 IDLE_PER_CLIENT = 20
-"""So many of a pool's connections are kept for later."""
+"""The number of idle connections that a pool keeps."""
 
 _ACCEPTED = {"accept-encoding": "gzip, deflate"}
 
 
 class Client:
-    """A connection pool, and the number of calls that use it now. With `single_use` it is closed with its one
-    reply."""
+    """A connection pool and its number of calls. With `single_use` it is closed after its one reply."""
 
     def __init__(self, pool: httpx.AsyncClient | ConnectionPool, *, single_use: bool = False) -> None:
         self.pool = pool
@@ -115,7 +112,7 @@ class Client:
 
 
 class _Address(NamedTuple):
-    """A URL as the pool takes it, and the header that repeats its host."""
+    """A URL as the pool accepts it, and the header with its host."""
 
     url: httpcore.URL
     host: tuple[bytes, bytes]
@@ -134,7 +131,7 @@ def _address_of(url: str) -> _Address:
 
 
 class HttpxTransport:
-    """Connections kept alive in httpx clients: one for each 16 calls at once, opened as needed."""
+    """Kept-alive connections in httpx clients, one for each 16 concurrent calls."""
 
     def __init__(self) -> None:
         self._clients: dict[UrlKind, list[Client]] = {}
@@ -159,17 +156,17 @@ class HttpxTransport:
             return await self._send_or_resend(kind, request)
         except Exception as error:
             failure, cause = translate(error, request.url), harmless(error)
-        raise failure from cause  # out here, or the original would stay attached as its context
+        raise failure from cause  # raised here, because the original would be its context
 
     async def _send_or_resend(self, kind: UrlKind, request: HttpRequest) -> HttpReply:
-        """Send a request, and send it again if the server had closed a connection that was kept alive.
+        """Send a request, and send it again if the server had closed a kept-alive connection.
 
-        The second sending opens a connection of its own, because the pool may hold several closed ones.
+        The second one opens a connection of its own, because the pool may have several closed ones.
         """
         try:
             return await self._send_on(self._pick(kind), request)
         except Exception as error:
-            from .httpx_connections import AgedConnectionError  # by now it is loaded
+            from .httpx_connections import AgedConnectionError  # it is loaded by now
 
             if not isinstance(error, AgedConnectionError):
                 raise
@@ -212,7 +209,7 @@ class HttpxTransport:
         response = await pool.handle_async_request(
             Request(request.method, address.url, headers, request.body, timeouts)
         )
-        body = cast("_Closable", response.stream)  # closing it is what closing the response comes to
+        body = cast("_Closable", response.stream)  # closing it closes the response
         return _Reply(response.status, response.headers, body, body, home)
 
     def _pick(self, kind: UrlKind) -> Client:
@@ -247,14 +244,14 @@ class HttpxTransport:
 
 
 def sendable(request: HttpRequest) -> dict[str, str]:
-    """The headers of a request that is to go over an httpx client. Raises what httpx raises of its address."""
+    """The headers of a request for an httpx client. Raises httpx's errors for its address."""
     check_sendable(request.headers)
     _address_of(request.url)
     return {**_ACCEPTED, **request.headers}
 
 
 async def send_built(home: Client, client: httpx.AsyncClient, built: httpx.Request) -> HttpReply:
-    """Send over a whole httpx client. Raises what httpx raises."""
+    """Send over a whole httpx client. Raises httpx's errors."""
     import httpx
 
     home.calls += 1
@@ -305,21 +302,21 @@ class _Reply(ClosableReply):
         except Exception as error:
             raise translate(error) from error
         if data is None:
-            await self.aclose()  # now, when it costs nothing: whoever closes it later need not wait
+            await self.aclose()  # now, when it costs nothing, so that a later close needs no wait
         return data
 
     async def aclose(self) -> None:
         if not self.closed:
             self.closed = True
             try:
-                with contextlib.suppress(Exception):  # a connection that fails while it is closed is closed
+                with contextlib.suppress(Exception):  # a connection that fails while closing is closed
                     await self._response.aclose()
             finally:
                 await _release(self._home)
 
 
 def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by their lower-case names. The values of a repeated header are joined by commas."""
+    """Headers by lower-case name. The values of a repeated header are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in raw:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -327,19 +324,18 @@ def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
-# HTTP over a client of the host's
+# --- The host's client ---
 
 
 class ClientTransport:
-    """Requests over a client of the host's.
+    """Requests over the host's own client.
 
-    A request is sent once. Which connections are kept alive, and which of them have aged, the client knows alone,
-    so one that breaks is told: a call tries again as its policy says, and what must not arrive twice ends in an
-    OutcomeUnknownError. What an address that a reply names leads to is for the client's transport to judge;
-    addresses that are numbers must be public.
+    A request is sent once, because only the client tracks the age of its connections. A broken one is an error: a
+    call is retried by its policy, and a request that must not arrive twice raises OutcomeUnknownError. The
+    client's transport checks the names in addresses from replies; numeric addresses must be public.
 
     Args:
-        client: The client. It must be open for as long as it is used.
+        client: The client. It must stay open during use.
     """
 
     def __init__(self, client: httpx.AsyncClient) -> None:
@@ -360,7 +356,7 @@ class ClientTransport:
             return await send_built(self._home, self._client, self._built(request))
         except Exception as error:
             failure, cause = translate(error, request.url), harmless(error)
-        raise failure from cause  # out here, or the original would stay attached as its context
+        raise failure from cause  # raised here, because the original would be its context
 
     async def aclose(self) -> None:
         self._closed = True

@@ -1,7 +1,8 @@
-"""The one place that says over which client requests go.
+"""The choice of the client for requests.
 
-On asyncio they go over our own, `http1`. Where the environment names a proxy for them, and on trio, they go over
-httpx and httpcore. A host that gives a client of its own is asked for nothing else.
+On asyncio it is our own, `http1`. With a proxy in the environment, and on trio, it is httpx or httpcore. A host's
+own
+client is always used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
-    """Connections of our own, or those of a host's client."""
+    """Our own connections, or those of the host's client."""
     if client is None:
         return HttpTransport()
     from .httpx_transport import ClientTransport
@@ -31,7 +32,7 @@ def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
 
 
 class HttpTransport:
-    """Connections kept alive to any number of servers, over whichever client each request needs."""
+    """Kept-alive connections to any number of servers, over the client that each request needs."""
 
     def __init__(self) -> None:
         self._own = Http1Transport()
@@ -48,11 +49,11 @@ class HttpTransport:
         return TransportStatistics(own.clients + other.clients, own.in_use + other.in_use)
 
     def send(self, request: HttpRequest) -> Coroutine[object, object, HttpReply]:
-        """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
+        """Send, and wait for the reply's head. Raises AdapterError only."""
         return self._way(request.url).send(request)
 
     def is_own(self, url: str) -> bool:
-        """Whether requests to a URL go over connections of our own."""
+        """Whether requests to a URL use our own connections."""
         return self._way(url) is self._own
 
     def _way(self, url: str) -> Transport:
@@ -63,9 +64,9 @@ class HttpTransport:
         return way
 
     def _chosen(self, kind: UrlKind) -> Transport:
-        """Decided with the first request of a kind: an adapter stays on one event loop's library."""
+        """Chosen with the first request of a kind, because an adapter stays on one event loop's library."""
         if self._closed or (on_asyncio() and not has_proxy(kind)):
-            return self._own  # which says when it is closed
+            return self._own  # it reports when it is closed
         if self._other is None:
             from .httpx_transport import HttpxTransport
 

@@ -1,7 +1,7 @@
-"""HTTP, for all providers: bytes out, bytes in, and every failure as an AdapterError. What a transport promises.
+"""The protocol of transports: HTTP requests and replies, with every failure as an AdapterError.
 
-A transport knows no endpoint. Time limits other than the connection's are the caller's, who scopes each read.
-`opening` says which one there is.
+A transport has no endpoint. It only limits the time to connect; the caller limits each read. `opening` chooses
+one.
 """
 
 from __future__ import annotations
@@ -18,40 +18,39 @@ from callboard.bus.errors import AdapterError, InvalidRequestError, NetworkError
 from .bodies import MAX_REPLY_BYTES, too_large
 
 ERROR_BODY_BYTES = 1024 * 1024
-"""The number of bytes that are read of an error's body. The rest of a longer body is left."""
+"""The number of bytes that are read of an error's body."""
 
 _LONG_READ_BYTES = 1024 * 1024
-"""After so much of a body everybody else has a turn, though the next piece may be there already."""
+"""The number of bytes of a body after which other tasks get a turn."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """An HTTP request. Its headers may hold keys, so it is never logged."""
 
     method: str
-    """The HTTP method."""
     url: str
-    """The whole address."""
     headers: Mapping[str, str]
-    """The headers, the key among them."""
     body: bytes
     """The body; empty if there is none."""
     connect_timeout: float = 10.0
-    """Seconds for a connection."""
+    """Seconds for the connection."""
     once: bool = False
-    """Whether the request must not arrive twice. It then goes over a connection of its own: a transport sends
-    again only where a connection that was kept alive may have broken of its age."""
+    """Whether the request must not arrive twice. It then has a connection of its own: only a request over an aged
+    kept-alive connection is sent again.
+    """
     on_resend: Callable[[], object] | None = None
-    """Told when the request is sent again."""
+    """Called when the request is sent again."""
     public_only: bool = False
-    """Whether the address was named by a reply. The request then goes over a connection of its own, to a public
-    address or not at all."""
+    """Whether the address comes from a reply. The request then has a connection of its own, to a public address
+    only.
+    """
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
 
 
 class HttpReply(Protocol):
-    """A reply whose head has arrived. It must be closed, whatever happens."""
+    """A reply with its head. Always close it."""
 
     status: int
     """The HTTP status."""
@@ -63,34 +62,31 @@ class HttpReply(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give the connection back, or close it if the body was not read to its end."""
+        """Return the connection, or close it if the body was not read to its end."""
         ...
 
 
 class ClosableReply:
-    """A reply that knows whether it is closed, so that closing it again needs no time limit."""
+    """A reply that reports whether it is closed, so that closing it again needs no time limit."""
 
     closed = False
-    """Whether the connection was given back or closed. At the body's end that is so already."""
+    """Whether the connection was returned or closed, also by the body's end."""
 
 
 class TransportStatistics(msgspec.Struct, frozen=True):
-    """A transport's connections.
-
-    Not counted are connections kept alive for later.
-    """
+    """A transport's connections, without idle ones."""
 
     clients: int
-    """Connection pools that are open: one for each server, or for each client of httpx's."""
+    """Open connection pools: one for each server, or for each httpx client."""
     in_use: int
-    """Connections with a request or a reply on them."""
+    """Connections with a request or a reply."""
 
 
 class Transport(Protocol):
-    """Sends requests. Safe to use by many calls at once."""
+    """Sends requests. Many calls may use it concurrently."""
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
+        """Send, and wait for the reply's head. Raises AdapterError only."""
         ...
 
     async def aclose(self) -> None:
@@ -116,12 +112,12 @@ async def read_body(reply: HttpReply, limit: int = MAX_REPLY_BYTES) -> bytes:
 
 
 async def read_error_body(reply: HttpReply) -> bytes:
-    """The body of an error, or the beginning of one that is larger than an error should be."""
+    """The body of an error, cut at the usual size of errors."""
     return (await _read(reply, ERROR_BODY_BYTES))[:ERROR_BODY_BYTES]
 
 
 async def _read(reply: HttpReply, limit: int) -> bytes:
-    """The body as far as the piece that goes beyond the limit."""
+    """The body up to the piece that exceeds the limit."""
     parts: list[bytes] = []
     size, pause = 0, _LONG_READ_BYTES
     while size <= limit and (chunk := await reply.chunk()) is not None:
@@ -134,7 +130,7 @@ async def _read(reply: HttpReply, limit: int) -> bytes:
 
 
 async def close_reply(reply: HttpReply) -> None:
-    """Close a reply whatever is being cancelled, but not for ever."""
+    """Close a reply in spite of cancellations, for a limited time."""
     if isinstance(reply, ClosableReply) and reply.closed:
         return
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
@@ -142,34 +138,34 @@ async def close_reply(reply: HttpReply) -> None:
 
 
 def not_in_time(host: str) -> RequestTimeoutError:
-    """No connection within its time."""
+    """The error for a connection timeout."""
     error = RequestTimeoutError(f"no connection to {host} within the connect timeout")
     error.before_sending = True
     return error
 
 
 def unreachable(host: str, said: str) -> NetworkError:
-    """No connection at all."""
+    """The error for a failed connection."""
     error = NetworkError(f"could not connect to {host}: {said}")
     error.before_sending = True
     return error
 
 
 def broken(host: str, said: str) -> StreamError:
-    """What came is no reply, or only the beginning of one."""
+    """The error for an invalid or incomplete reply."""
     return StreamError(f"the connection to {host} broke: {said}")
 
 
 def failed(host: str, said: str) -> NetworkError:
-    """The network failed under a request."""
+    """The error for a network failure during a request."""
     return NetworkError(f"the connection to {host} failed: {said}")
 
 
 def unsendable(what: str) -> InvalidRequestError:
-    """A request that can't be written. The text must not quote it."""
+    """The error for a request that can't be written. The text must not quote it."""
     return InvalidRequestError(f"base_url, api_key or extra_headers can't be sent as they are ({what})")
 
 
 def not_made(error: Exception) -> AdapterError:
-    """What nobody foresaw."""
+    """The error for an unforeseen failure."""
     return AdapterError(f"the request could not be made: {type(error).__name__}: {error}")

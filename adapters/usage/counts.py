@@ -1,4 +1,4 @@
-"""The one reading of counts that providers report: of tokens, images, searches and calls of tools."""
+"""Reading the counts that providers report: tokens, images, searches, tool calls and costs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .estimate import TokenRates, estimate_request, estimate_tokens
 
 
 def reported_count(value: object) -> int | None:
-    """A count as a provider reports it; None if the value is missing or no finite number.
+    """A reported count; None if missing or no finite number.
 
-    Some proxies send counts as floats. A negative number counts as 0. `contradictions` makes such a usage partial.
+    Some proxies send floats. A negative number counts as 0, and `contradictions` makes such a usage partial.
     """
     if type(value) is int:
         return max(0, value)
@@ -29,7 +29,7 @@ def reported_count(value: object) -> int | None:
 
 
 def first_count(*counts: int | None) -> int | None:
-    """The first count above zero; else zero if any was there. Zero never replaces a count."""
+    """The first count above zero, or else zero if any is present. Zero never replaces a count."""
     found = None
     for count in counts:
         if count:
@@ -39,15 +39,16 @@ def first_count(*counts: int | None) -> int | None:
 
 
 def reported_detail(details: Json, name: str) -> int | None:
-    """A count in an object of counts; None if there is no such object or no such count."""
+    """A count in an object of counts; None if missing."""
     return reported_count(details.get(name)) if isinstance(details, dict) else None
 
 
 def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
-    """Tokens that were written to a cache, and the part of them that is kept for an hour.
+    """Tokens written to a cache, and the part of them for an hour.
 
-    Servers of OpenAI's protocols name them in the details of the prompt or beside it. The names are OpenRouter's
-    and OpenAI's `cache_write_tokens`, LiteLLM's `cache_creation_tokens`, and Anthropic's, which Qwen shares.
+    They are in the details of the prompt or outside of it, as OpenRouter's and OpenAI's `cache_write_tokens`,
+    LiteLLM's
+    `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
     """
     total = first_count(
         reported_detail(details, "cache_write_tokens"),
@@ -67,7 +68,7 @@ _JSON = msgspec.json.Decoder(Json)
 
 
 def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
-    """The trust that a reported usage deserves."""
+    """The source of a reported usage."""
     for part, total in parts:
         if part is not None and part > (total or 0):
             return UsageSource.INCONSISTENT
@@ -77,7 +78,7 @@ def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, w
 
 
 def has_negative(raw: bytes | msgspec.Raw) -> bool:
-    """Whether a count in a usage is below zero. Amounts of money are left out."""
+    """Whether a count in a usage is below zero, ignoring money."""
     data = bytes(raw)
     return b"-" in data and _negative(_JSON.decode(data))
 
@@ -94,36 +95,37 @@ def _negative(value: Json) -> bool:
             return False
 
 
-# What a server says that it charged, in its usage
+# --- Reported costs ---
 
 MOST_DOLLARS = 1_000_000
-"""The largest cost of one call in US dollars. A larger or infinite number is no cost."""
+"""The largest cost of one call in US dollars. A larger or infinite number is ignored."""
 
 _UPSTREAM_PARTS = (
     ("upstream_inference_prompt_cost", "upstream_inference_completions_cost"),
     ("upstream_inference_input_cost", "upstream_inference_output_cost"),
 )
-"""Where the upstream cost isn't named as a whole: on Chat, on Responses."""
+"""The parts of the upstream cost, if it has no total: on Chat, on Responses."""
 
 
 class StatedCost(NamedTuple):
-    """The cost that a server states, in nano-USD."""
+    """The cost that a server reports, in nano-USD."""
 
     total: int | None = None
-    """The cost of the call; None if the server states nothing that makes sense."""
+    """The cost of the call; None without a valid one."""
     upstream: int | None = None
-    """The part that is paid to somebody else than the server; None if the server states none."""
+    """The part that is paid to another provider; None if not reported."""
 
 
 _NOTHING = StatedCost()
 
 
 def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = None) -> StatedCost:
-    """The cost of a call, as the server states it.
+    """The reported cost of a call.
 
-    With the caller's own key (BYOK) the server charges only its fee, which may be zero, and the provider behind it
-    bills the rest. The cost of the call is their sum. A server that doesn't say whose key it was, and charges
-    nothing for a call with a cost behind it, used the caller's key.
+    With the caller's own key (BYOK) the server charges only its fee, possibly zero, and the provider behind it
+    bills the
+    rest. The cost is their sum. A server without a fee and without information about the key used the caller's
+    key.
     """
     if cost is None and cost_details is None:
         return StatedCost(_of_ticks(ticks)) if ticks else _NOTHING
@@ -161,10 +163,11 @@ def _dollars(value: Json) -> int | None:
 
 
 def only_written(cached: int, written: int, prompt: int) -> int:
-    """The tokens written to a cache and not read from it.
+    """The tokens written to the cache and not read from it.
 
-    OpenRouter bills Gemini's cache for reading and for writing the same tokens in one call, and reports them under
-    both. Together they are then more than the prompt. Buckets are disjoint, so such tokens count as read.
+    OpenRouter reports tokens of Gemini's cache as read and as written in one call. Together they exceed the
+    prompt. Buckets
+    are disjoint, so such tokens count as read.
     """
     return written if cached + written <= prompt else max(0, written - cached)
 
@@ -172,10 +175,7 @@ def only_written(cached: int, written: int, prompt: int) -> int:
 def fill_usage(
     assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
 ) -> TokenUsage | None:
-    """The usage of a complete reply whose end is missing; None if nothing of it is known.
-
-    An estimate is reported in the assembler's warnings.
-    """
+    """The usage of a complete reply without its end; None if unknown. An estimate adds a warning."""
     request = assembler.request
     if (prompt is None and generated is None) or (prompt is None and request is None):
         return None

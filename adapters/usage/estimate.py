@@ -1,13 +1,12 @@
-"""How many tokens a request has, from its text alone.
+"""Estimates of a request's tokens, from its text alone.
 
-Tokenizers differ, and no provider publishes all of theirs. So this counts what a request is made of (`count`): the
-tokens of its text by the nearest published vocabulary (`vocabularies`), how many messages, tools and properties
-there are, images and their pixels. Each has a rate in tokens, and the estimate is the sum. The rates are data
-(`rates`), fitted to requests whose tokens a provider had counted, for each protocol, server and family of
-models.
-
-It runs before every call, so it looks at nothing twice: what a text and a tool come to is remembered. Pages of
-documents and seconds of audio are not looked at.
+No provider publishes all tokenizers. So `count` measures a request: text tokens by the nearest published
+vocabulary,
+messages, tools, properties, images and their pixels. Each has a rate, and the estimate is the sum. The rates are
+data,
+fitted to requests counted by providers, for each protocol, server and family of models. It runs before every call,
+so
+texts and tools are cached. Pages of documents and seconds of audio are ignored.
 """
 
 from __future__ import annotations
@@ -43,39 +42,38 @@ from ..requests.media import image_pixels
 from ..requests.text import mend_object
 from .text_traits import text_tokens, tokens_of_all, vocabulary_of
 
-# The rates of estimates
+# --- Rates ---
 
 
 class TokenRates(msgspec.Struct, frozen=True, dict=True):
-    """Tokens for each part of a request. The fields up to `document` are in the order of the numbers that `count`
-    gives."""
+    """Tokens for each part of a request. The fields up to `document` are in the order of `count`."""
 
     request: float = 3.0
-    """Tokens of a request, whatever is in it."""
+    """Tokens of a request, independent of its content."""
     message: float = 4.0
-    """Tokens of a message, besides its content."""
+    """Tokens of a message without its content."""
     system: float = 2.0
-    """Tokens that a system prompt adds, besides its text."""
+    """Tokens of a system prompt without its text."""
     tools: float = 10.0
-    """Tokens that any tools add at all: providers then add a prompt of their own."""
+    """Tokens added by the presence of tools, because providers add a prompt."""
     tool: float = 8.0
-    """Tokens of a tool, besides its text."""
+    """Tokens of a tool without its text."""
     property: float = 2.0
     """Tokens of a property in a tool's schema."""
     text: float = 1.0
-    """Tokens for each token of text that the vocabulary has."""
+    """Tokens for each token of text by the vocabulary."""
     json: float = 1.0
-    """Tokens for each such token in the arguments of a call."""
+    """Tokens for each such token in a call's arguments."""
     schema: float = 0.7
-    """Tokens for each such token in a tool's name and schema, which providers write in their own way."""
+    """Tokens for each such token in a tool's name and schema, which providers rewrite."""
     opaque: float = 0.1
     """Tokens of a character of signatures and the like."""
     call: float = 3.0
-    """Tokens of a tool call, besides its name and arguments."""
+    """Tokens of a tool call without its name and arguments."""
     result: float = 3.0
-    """Tokens of a tool's result, besides its text."""
+    """Tokens of a tool's result without its text."""
     image: float = 30.0
-    """Tokens of an image, besides its pixels."""
+    """Tokens of an image without its pixels."""
     pixels: float = 1.33
     """Tokens of a thousand pixels."""
     audio: float = 500.0
@@ -83,11 +81,11 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     document: float = 1500.0
     """Tokens of a document that is no text."""
     vocabulary: str = "o200k"
-    """The vocabulary by which text is counted; see `vocabularies`."""
+    """The vocabulary for counting text."""
 
     @cached_property
     def numbers(self) -> tuple[float, ...]:
-        """The rates, in the order of what `count` gives."""
+        """The rates in the order of `count`."""
         rates: tuple[float, ...] = msgspec.structs.astuple(self)[:-1]
         return rates
 
@@ -96,21 +94,17 @@ class RateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rates for some hosts and models of a protocol."""
 
     host: str
-    """A regular expression that finds the host in an address."""
+    """A regular expression for the host in an address."""
     model: str
-    """A regular expression that finds the model's name."""
+    """A regular expression for the model's name."""
     samples: int
-    """How many requests the rates were fitted to."""
+    """The number of requests that the rates were fitted to."""
     rates: TokenRates
-    """The rates."""
 
 
 @cache
 def rate_rows(protocol: str) -> tuple[RateRow, ...]:
-    """The rows of a protocol; the first that fits a model counts.
-
-    Empty if no rates were fitted for the protocol.
-    """
+    """The rows of a protocol; the first match counts. Empty without fitted rates."""
     provider = provider_named(protocol)
     if provider is None or provider.rates is None:
         return ()
@@ -118,7 +112,7 @@ def rate_rows(protocol: str) -> tuple[RateRow, ...]:
 
 
 ESTIMATE_ERROR = 0.25
-"""The largest error of an estimate of a prompt's size, as a part of it. Decisions hold only beyond this error."""
+"""The largest relative error of an estimate of a prompt. Decisions need a margin above it."""
 
 
 UPPER_FACTOR = 1.5
@@ -128,31 +122,32 @@ _FIELDS = len(TokenRates.__struct_fields__) - 1
 (_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _JSON, _SCHEMA, _OPAQUE, _CALL, _RESULT, _IMAGE,
  _PIXELS, _AUDIO, _DOCUMENT) = range(_FIELDS)  # fmt: skip
 
-_MOST_PIXELS = 1_600_000  # larger images are made smaller by those who read them
+_MOST_PIXELS = 1_600_000  # providers shrink larger images
 _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
 _MOST_MEASURED = 512
 _Measured: TypeAlias = tuple[object, int, float, float]
-"""A tool, or all tools of a request, with the number of properties, and the tokens of descriptions and schemas."""
+"""A tool, or all tools of a request, with the number of properties and the tokens of descriptions and schemas."""
 _measured: dict[str, dict[int, _Measured]] = {}
-"""By vocabulary and identity. What was measured is kept, so that no other object gets its identity."""
+"""By vocabulary and identity. The measured object is kept, so that its identity is not reused."""
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
-    """The estimated tokens of a text. A text that isn't empty has at least one."""
+    """The estimated tokens of a text, at least one if it isn't empty."""
     return max(round(text_tokens(text, rates.vocabulary) * rates.text), 1 if text else 0)
 
 
 def at_most(estimated_tokens: int) -> int:
-    """How large a prompt is that was estimated to be so large, if it was underestimated."""
+    """The largest size of a prompt with this estimate."""
     return math.ceil(estimated_tokens * (1 + ESTIMATE_ERROR))
 
 
 def upper_end(estimated_tokens: int) -> int:
-    """The tokens that an estimate stands for at most.
+    """The upper bound of the tokens behind an estimate.
 
-    When it was fitted, it was above all 6,528 counts of generated text by eight tokenizers, and above 368 of 371
-    recorded counts. The other three held text that their server had added.
+    When fitted, it was above all 6,528 counts of generated text by eight tokenizers, and above 368 of 371 recorded
+    counts.
+    The other three included text that their server had added.
     """
     return math.ceil(estimated_tokens * UPPER_FACTOR) + UPPER_TOKENS
 
@@ -167,7 +162,7 @@ def estimate_request(
 
 @functools.lru_cache(maxsize=256)
 def rates_for(protocol: str, host: str, model: str) -> TokenRates:
-    """The rates of the first row that fits."""
+    """The rates of the first matching row."""
     vocabulary = vocabulary_of(protocol, model)
     for row in rate_rows(protocol):
         if re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):
@@ -178,7 +173,7 @@ def rates_for(protocol: str, host: str, model: str) -> TokenRates:
 def count(
     messages: Sequence[Message], tools: Sequence[ToolDefinition], system_prompt: str | None, vocabulary: str
 ) -> list[float]:
-    """What a request is made of, in the order of the fields of TokenRates."""
+    """Measure a request, in the order of the fields of TokenRates."""
     counts = [0.0] * _FIELDS
     counts[_REQUEST], counts[_MESSAGE] = 1, len(messages)
     if system_prompt:
@@ -256,7 +251,7 @@ def _add_document(counts: list[float], block: DocumentBlock, vocabulary: str) ->
 
 
 def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
-    """What a provider wants back is counted by its size: long strings, wherever they stand."""
+    """Count opaque data by size: long strings anywhere."""
     if raw is not None:
         counts[_OPAQUE] += sum(
             len(value) for value in raw.data.values() if isinstance(value, str) and len(value) >= _SHORTEST_OPAQUE
@@ -264,7 +259,7 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
 
 
 def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> _Measured:
-    """What the tools of a request come to. A session's come as the same tuple each time, and are found at once."""
+    """Measure the tools of a request. A session passes the same tuple each time, which is found in the cache."""
     measured = _measured.setdefault(vocabulary, {})
     known = measured.get(id(tools))
     if known is not None and known[0] is tools:
@@ -293,7 +288,7 @@ def _remembered(measured: dict[int, _Measured], made: _Measured) -> _Measured:
 
 
 def _json_text(value: JsonObject) -> str:
-    """An object as JSON, also if it holds half a surrogate pair."""
+    """An object as JSON, also with half a surrogate pair."""
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
@@ -301,7 +296,7 @@ def _json_text(value: JsonObject) -> str:
 
 
 def _properties(schema: Json) -> int:
-    """How many properties are described, at any depth."""
+    """The number of described properties, at any depth."""
     match schema:
         case dict():
             own = schema.get("properties")

@@ -1,8 +1,9 @@
-"""What a text is made of, as far as tokenizers care: letters, digits and marks, where words begin, and scripts.
+"""Traits of a text that tokenizers depend on, and its estimated tokens by vocabulary.
 
-A tokenizer cuts a text where its characters change their kind, and knows a piece the better the commoner it is. So
-this counts the characters of each kind, the changes from one kind to another, and the characters of each script.
-Every count is one call into C over the text's bytes, and a long text is known by samples.
+A tokenizer cuts a text where characters change their kind, and common pieces are single tokens. So this counts the
+characters of each kind, the changes of kinds, and the characters of each script. Every count is one call into C
+over
+the text's bytes, and long texts are sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..provider import provider_named
 
 
 class TextRates(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens for each trait of a text. The fields are in the order of the numbers that `traits` gives.
+    """The tokens for each trait of a text, in the order of `traits`.
 
     The fields up to `foreign` are traits of text in Latin letters. The others are the tokens of one character of a
     script.
@@ -67,12 +68,14 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     space_pair: float = -0.05
     """Two spaces in a row."""
     indent: float = 0.5
-    """A line that begins with a space."""
+    """A line that starts with a space."""
     long_word: float = 1.5
     """Eight small letters in a row."""
     foreign: float = 3.0
-    """A small word of another language in Latin letters, whose longer words are less common than English ones. It
-    is looked for only in texts with characters beyond ASCII."""
+    """A short word of another language in Latin letters, with less common long words than English.
+
+    It is counted only in texts with characters beyond ASCII.
+    """
     latin: float = 0.6
     """A character of western Europe beyond ASCII."""
     far_latin: float = 1.5
@@ -111,7 +114,7 @@ _STRIP = _SAMPLED // _STRIPS
 
 _JOINTS = "._-/("
 _AFTER_ASCII = bytes(range(0x80, 0xC0))
-"""The bytes of a character behind its first."""
+"""The bytes of a character after its first."""
 _BEFORE_SCRIPTS = bytes(range(0xC0))
 _SCRIPTS = tuple(
     bytes(byte for first, last in blocks for byte in range(first, last + 1))
@@ -151,7 +154,7 @@ _KINDS = "".join(map(_kind, range(256))).encode()
 
 
 def traits(text: str) -> list[float]:
-    """The number of times that each trait of TextRates occurs. For a long text it is an approximation."""
+    """The number of occurrences of each trait of TextRates; approximate for a long text."""
     if len(text) <= _SAMPLED:
         return _count(text)
     strips = [
@@ -164,7 +167,7 @@ def traits(text: str) -> list[float]:
 
 def _count(text: str) -> list[float]:
     data = text.encode("utf-8", "replace")
-    # a text begins as if behind a space, so that its first word counts
+    # the start of a text counts as after a space, so that its first word counts
     of = (b" " + data).translate(_KINDS, _AFTER_ASCII).count
     ascii_traits: list[float] = [
         of(b"a"), of(b"A"), of(b"0"), of(b"000"), of(b"_"), of(b"."), of(b" "), of(b"n"),
@@ -179,13 +182,14 @@ def _count(text: str) -> list[float]:
 
 
 def _scripts(data: bytes) -> list[float]:
-    """The number of characters of each script, by their first bytes, or by their second bytes where scripts share
-    the first."""
+    """The number of characters of each script, by their first bytes, or by the second if scripts share
+    the first.
+    """
     firsts = data.translate(None, _BEFORE_SCRIPTS)
     size = len(firsts)
     found: list[float] = [size - len(firsts.translate(None, script)) for script in _SCRIPTS]
     thai = data.count(b"\xe0\xb8") + data.count(b"\xe0\xb9")
-    dressed = data.count(b"\xef\xb8\x8f")  # asks for an emoji where there is a plain sign, too
+    dressed = data.count(b"\xef\xb8\x8f")  # requests an emoji instead of a plain sign
     found[_HINDI] -= thai
     found[_THAI] = thai
     found[_WIDE_MARK] -= dressed
@@ -193,7 +197,7 @@ def _scripts(data: bytes) -> list[float]:
     return found
 
 
-# What each trait of a text comes to in each vocabulary
+# --- Fitted rates ---
 
 # -- written by labs/estimates/fit_vocabularies.py
 # fmt: off
@@ -242,19 +246,19 @@ VOCABULARIES: dict[str, TextRates] = {
 # fmt: on
 
 
-# Tokens of a text by the published vocabularies of tokenizers
+# --- Tokens by vocabulary ---
 
 _OF_MODELS: tuple[tuple[str, str], ...] = (
     (r"claude", "claude"),
     (r"gemini|gemma", "gemma"),
-    (r"llama-?4", "o200k"),  # not published by a registry; of the same size
-    (r"(?<!o)llama", "llama"),  # a model may have its provider's name before it, and one is Ollama's
+    (r"llama-?4", "o200k"),  # unpublished; of the same size
+    (r"(?<!o)llama", "llama"),  # a provider's name may precede a model's, and one is Ollama
     (r"qwen|qwq|glm", "qwen"),
     (r"deepseek", "deepseek"),
     (r"mistral|mixtral|pixtral|codestral|devstral|magistral", "tekken"),
     (r"gpt-3|gpt-4(?![.o])|text-embedding", "cl100k"),
 )
-"""Patterns of models' names with their vocabularies. The first pattern that fits counts."""
+"""Patterns of models' names with their vocabularies. The first match counts."""
 
 _USUAL = "o200k"
 
@@ -264,11 +268,11 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
 
 _REMEMBERED = 8192
 _known: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
-"""What texts came to in each vocabulary, by their hash: a text isn't kept for it, and each is looked at once."""
+"""The results by vocabulary and hash, so that the texts are not kept."""
 
 
 def vocabulary_of(protocol: str, model: str) -> str:
-    """The name of the vocabulary that is nearest to a model's."""
+    """The vocabulary nearest to a model's."""
     for pattern, vocabulary in _OF_MODELS:
         if re.search(pattern, model, re.IGNORECASE):
             return vocabulary

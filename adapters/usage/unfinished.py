@@ -1,9 +1,10 @@
-"""The usage of a call that ended early or is still under way: one rule for every wire.
+"""The usage of a call that ended early or is in progress: one rule for every wire.
 
-Providers report the billed usage at the end of a reply, and some report a part of it before. For a call that ended
-early, the output is the larger of the reported output and an estimate of the delivered output. The input is the
-reported one, or else an estimate of the request. A request that surely was never sent has used nothing. If the
-answer was nothing but an error, neither usage nor bill is known.
+Providers report the billed usage at the end of a reply, and some report a part before. For an early end, the
+output is
+the larger of the reported one and an estimate of the delivered one. The input is the reported one, or an estimate.
+A
+request that was certainly not sent used nothing. After an error alone, usage and bill are unknown.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 from .estimate import at_most
 
 NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
-"""Of a request that was never sent."""
+"""For a request that was never sent."""
 
 
 def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
-    """The usage of a reply as far as it has come."""
+    """The usage of a reply so far."""
     if reported is None:
         return estimate
     if reported.source is UsageSource.INCONSISTENT:
@@ -39,7 +40,7 @@ def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenU
 def usage_of_failure(
     error: AdapterError, used: Callable[[], TokenUsage | None], *, heard: bool
 ) -> TokenUsage | None:
-    """The usage of an attempt that failed; None if nothing is known of it, as after a refusal."""
+    """The usage of a failed attempt; None if unknown, as after a refusal."""
     if heard:
         return used()
     if isinstance(error, NetworkError) and error.before_sending:

@@ -37,7 +37,7 @@ BY_STATUS = {
     502: ErrorClass.SERVER_ERROR,
     503: ErrorClass.SERVER_ERROR,
 }
-"""What a status means when the body says nothing."""
+"""The exception of a status without a body."""
 
 
 @check("6.2", ERRORS)
@@ -155,14 +155,14 @@ async def a_bad_key_is_an_auth_error(kit: Kit) -> None:
             require(at.asked() == 1, "it was tried again")
 
 
-# Sections 6.4 and 3.1
+# --- Sections 6.4 and 3.1 ---
 
 RETRIES = "Retry configuration tuned"
 NO_JITTER = RetryPolicy(jitter=False)
 
 
 async def ask(at: Stage, request: CanonicalRequest, *, streamed: bool) -> list[AttemptReport]:
-    """Make a call, well or not, and return what it reports."""
+    """Make a call, successful or not, and return its reports."""
     reports: list[AttemptReport] = []
     try:
         if streamed:

@@ -1,4 +1,4 @@
-"""Sections 3.1 and 8: an adapter is made, used, watched and closed, and its key goes nowhere else."""
+"""Sections 3.1 and 8: the life of an adapter, and the secrecy of its key."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _listening() -> Iterator[Callable[[], str]]:
         root.setLevel(level)
 
 
-# Section 5.4
+# --- Section 5.4 ---
 
 CANCELLING = "Streaming adapter implemented and tested"
 
@@ -220,7 +220,7 @@ async def _complete_into(at: Stage, raised: list[CancelledError]) -> None:
 def _check_end(heard: Heard, *, cancelled: bool, when: str) -> None:
     require(heard.error is None, f"cancelled {when}, the stream raised {heard.error!r}")
     last = check_stream(heard.events)
-    if not cancelled:  # the reply was whole before its last event was read
+    if not cancelled:  # the reply was complete before its last event was read
         require(last.stop_reason is not StopReason.CANCELLED, f"cancel() {when} was False, and cancelled the call")
         return
     require(last.stop_reason is StopReason.CANCELLED, f"cancelled {when}, it ends with {last.stop_reason!r}")

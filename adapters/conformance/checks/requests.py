@@ -1,5 +1,4 @@
-"""Sections 3.2, 3.4 and 4: requests that are sent, requests that are refused, and histories that never fail a
-request."""
+"""Sections 3.2, 3.4 and 4: sent requests, refused requests, and histories."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ async def a_tool_choice_is_sent_or_refused(kit: Kit) -> None:
 
 
 async def _sent_or_refused(at: Stage, request: CanonicalRequest, what: str) -> bool:
-    """True if it was sent. What is refused is a CapabilityError, and nothing was sent."""
+    """Whether the request was sent. A refusal must be a CapabilityError before anything is sent."""
     try:
         await at.adapter.complete(request)
     except CapabilityError:
@@ -237,7 +236,7 @@ async def no_history_is_poison(kit: Kit) -> None:
 
 
 def _asks(at: Stage) -> dict[str, CanonicalRequest]:
-    """A request for each capability that only a model with it can fulfil."""
+    """A request for each capability that requires it."""
     audio = AudioBlock(data=b"RIFF\x24\x00\x00\x00WAVEfmt ", media_type="audio/wav")
     document = DocumentBlock(data=b"%PDF-1.4\n%%EOF", media_type=PDF, name="a.pdf")
     documents = at.capabilities.accepted_document_media_types
@@ -293,12 +292,12 @@ async def capabilities_declared_true_are_sent(kit: Kit) -> None:
             require(at.asked() == 1, f"{name}: {at.asked()} requests were sent")
 
 
-# Section 3.2
+# --- Section 3.2 ---
 
 SETTINGS = "Model mapping defined"
 
 EFFORT = "heroic"
-"""No reasoning effort that there is."""
+"""An unknown reasoning effort."""
 
 
 async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> InvalidRequestError | None:
@@ -320,7 +319,7 @@ async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> Inv
 
 
 def names_it(error: InvalidRequestError, name: str) -> None:
-    """Raise AssertionError unless the error names what is refused."""
+    """Raise AssertionError unless the error names the refused field."""
     require(name in str(error), f"the error for {name!r} does not name it: {error}")
 
 
@@ -418,7 +417,7 @@ async def every_warning_has_a_known_code(kit: Kit) -> None:
             try:
                 response = await at.adapter.complete(msgspec.structs.replace(at.request(), **fields))
             except AdapterError:
-                continue  # refused, which is no warning
+                continue  # it was refused, without a warning
             codes |= {warning.code for warning in response.warnings}
     unknown = codes - set(WarningCode)
     require(not unknown, f"these codes are no WarningCode: {sorted(unknown)}")

@@ -1,4 +1,4 @@
-"""Sections 5.1 to 5.3 and 5.5: what a streamed reply looks like."""
+"""Sections 5.1 to 5.3 and 5.5: the form of a streamed reply."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
 
 def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when: str) -> None:
     if error is None:
-        # the protocol may have said its last word before its last piece
+        # the protocol may have ended before its last piece
         whole = bool(events) and check_stream(events).stop_reason is not StopReason.ERROR
         require(whole, f"{when}: nothing was raised, and the events are {events}")
         return

@@ -1,4 +1,4 @@
-"""Amazon Bedrock's embeddings as an adapter: its addresses, keys and errors."""
+"""Amazon Bedrock's embeddings: wire, addresses, keys and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ...requests.text import encode_json
 from ...transport.transport import HttpReply, Transport
 from ...usage.counts import reported_count
 
-# Amazon Bedrock's InvokeModel for embeddings
+# --- InvokeModel for embeddings ---
 
 TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
 
@@ -66,7 +66,7 @@ class _Part(msgspec.Struct, gc=False):
 
 
 class _Reply(msgspec.Struct, gc=False):
-    """The reply of any family. Each family has its own of these fields."""
+    """The reply of any family, each with fields of its own."""
 
     embedding: list[float] | None = None
     """The vector of Titan."""
@@ -80,7 +80,7 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class BedrockEmbeddings(msgspec.Struct, frozen=True):
-    """InvokeModel, for the families that embed."""
+    """InvokeModel for the embedding families."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         match _family(model):
@@ -172,11 +172,11 @@ class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``bedrock``."""
 
     region: str = "us-east-1"
-    """Where the models are; `base_url` goes before it."""
+    """The region of the models; `base_url` overrides it."""
 
 
 class BedrockWire(EmbeddingOnlyWire):
-    """Bedrock's embedding models. There is no question that costs nothing and that one of its API keys may ask."""
+    """Bedrock's embedding models. No free request is open to one of its API keys."""
 
     default_name = "bedrock"
     default_base_url = "https://bedrock-runtime.us-east-1.amazonaws.com"
@@ -187,7 +187,7 @@ class BedrockWire(EmbeddingOnlyWire):
         return None
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
-        """The error's name stands in a header, and the body has but a sentence."""
+        """The error of a reply: its name is in a header, and the body has only a sentence."""
         said = read_error(body)
         name = reply.headers.get("x-amzn-errortype", "").partition(":")[0]
         return build_error(
@@ -203,9 +203,8 @@ class BedrockWire(EmbeddingOnlyWire):
 class BedrockAdapter(HttpAdapter):
     """The embedding models of Amazon Bedrock, with one of Bedrock's API keys (a bearer token, not a signature).
 
-    `config.options`: ``region``, ``us-east-1`` if it isn't given. A request's ``provider_options["bedrock"]`` is
-    merged into the body. A conversation is refused with CapabilityError. Raises ConfigurationError for options
-    that it doesn't understand.
+    `config.options`: ``region``, defaults to ``us-east-1``. A request's ``provider_options["bedrock"]`` is merged
+    into the body. A conversation is refused with CapabilityError. Raises ConfigurationError for invalid options.
     """
 
     wire_type = BedrockWire

@@ -1,4 +1,4 @@
-"""A provider that is a recording: the adapter of what was recorded plays it, or records it."""
+"""A provider from a cassette: the adapter plays or records it."""
 
 from callboard.adapters.provider import Provider
 

@@ -1,4 +1,4 @@
-"""An adapter of any type over HTTP whose provider is a cassette: for tests and demos that models.yaml sets up."""
+"""An adapter of any type over HTTP with a cassette as its provider, for tests and demos in models.yaml."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `AdapterConfig.options` of type ``cassette``."""
 
     type: str
-    """The type of the adapter that was recorded, or is to be recorded."""
+    """The type of the recorded adapter."""
     file: str
     """The path of the cassette, from the working directory."""
     record: bool = False
-    """Whether to ask the real provider, and to write the file when the adapter is closed."""
+    """Whether to use the real provider, and to write the file when the adapter is closed."""
     options: dict[str, Json] = {}
     """The options of that adapter."""
 

@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class CohereEmbeddings(msgspec.Struct, frozen=True):
-    """What is billed counts, not what was tokenised."""
+    """The wire of Cohere's embeddings. Usage is the billed one, not the tokenised one."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         return cohere_capabilities(model)
@@ -91,8 +91,8 @@ class CohereAdapter(HttpAdapter):
     """Cohere's embedding models. A conversation is refused with CapabilityError.
 
     A request's ``provider_options["cohere"]``, or under the adapter's own name, is merged into the body. Usage is
-    what Cohere bills (``billed_units``). Without an input type, which its models want, texts are embedded as
-    documents, with a warning.
+    Cohere's
+    bill (``billed_units``). Its models require an input type; the default ``document`` gives a warning.
     """
 
     wire_type = CohereWire

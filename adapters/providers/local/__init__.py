@@ -1,4 +1,4 @@
-"""A model on this machine: llama.cpp in a child process, spoken to over its own HTTP server."""
+"""A model on this machine: llama.cpp in a child process, over its own HTTP server."""
 
 from callboard.adapters.provider import Preset, Provider, Vendor
 from callboard.bus._lazy_names import face

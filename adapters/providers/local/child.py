@@ -1,7 +1,4 @@
-"""The operating system's side of a local server: one process, its three pipes, and how it ended.
-
-`server.py` is what runs in it, and describes what is said over the pipes.
-"""
+"""The process of a local server: its pipes and its end. `server.py` runs in it."""
 
 from __future__ import annotations
 
@@ -31,10 +28,10 @@ STAMP = re.compile(r"^\d+\.\d+\.\d+\.\d+ [A-Z] ")
 
 
 class Child:
-    """One process. Belongs to no event loop."""
+    """One process, independent of event loops."""
 
     def __init__(self, settings: LocalServerSettings, api_key: str) -> None:
-        """Start the process; takes 1 to 2 ms and waits for nothing. Raises ServerError when there can be none."""
+        """Start the process in 1 to 2 ms, without waiting. Raises ServerError if it can't be started."""
         module = importlib.util.find_spec("xllamacpp")
         origin = module.origin if module is not None else None
         configuration = {
@@ -56,7 +53,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                # A Ctrl-C in the terminal is the parent's to answer; it stops us in its own order.
+                # A Ctrl-C in the terminal is for the parent, which stops us in its own order.
                 start_new_session=True,
             )
         except OSError as error:
@@ -68,10 +65,10 @@ class Child:
         self._reading = threading.Lock()  # of stdout
         self._owner = os.getpid()
         self._last_words = b""
-        # A thread, because a task would need an owner for as long as the process lives. It ends with the process.
+        # A thread, because a task would need an owner for the life of the process. It ends with the process.
         self._listener = threading.Thread(target=self._listen, name="callboard-local-stderr", daemon=True)
         self._listener.start()
-        with contextlib.suppress(OSError):  # dead already: reading its answer will say so
+        with contextlib.suppress(OSError):  # dead already: reading its answer will report it
             self._stdin.write(msgspec.json.encode(configuration) + b"\n")
 
     @property
@@ -80,17 +77,17 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Alive, and not told to end."""
+        """Whether it is alive and was not told to end."""
         return not self._stdin.closed and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """None while it lives; negative for a signal."""
+        """The exit code; None while it lives, negative for a signal."""
         return self._process.poll()
 
     async def wait_ready(self) -> str:
-        """The server's address, once it answers. Raises ConfigurationError or ServerError when it won't."""
-        # Abandoned when cancelled: the process is killed then, and the thread reads the end of its pipe.
+        """The server's address, once it answers. Raises ConfigurationError or ServerError if it fails."""
+        # Abandoned when cancelled: then the process is killed, and the thread reads the end of its pipe.
         line = await anyio.to_thread.run_sync(
             self._read_answer, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
         )
@@ -116,15 +113,15 @@ class Child:
         )
 
     def dismiss(self) -> None:
-        """Tell the process to end, and don't wait. Idempotent."""
+        """Request the end of the process, without waiting. Idempotent."""
         if self._stdin.closed:
             return
         with contextlib.suppress(OSError):
-            self._stdin.write(b"\n")  # heard even if a forked copy of us keeps the pipe open
+            self._stdin.write(b"\n")  # it arrives even if a forked copy of us keeps the pipe open
         self._stdin.close()
 
     async def end(self, grace: float) -> bool:
-        """End the process: `grace` seconds to go by itself, then by force. True when it is gone and reaped."""
+        """End the process: `grace` seconds to end by itself, then by force. True when it is gone and reaped."""
         self.dismiss()
         if grace <= 0 or not await self._wait_exit(grace):
             self._process.kill()
@@ -135,7 +132,7 @@ class Child:
         return gone
 
     def abandon(self) -> None:
-        """Kill and reap it now; for finalizers. A forked copy of the parent leaves it alone."""
+        """Kill and reap it now; for finalizers. In a forked copy of the parent it does nothing."""
         if os.getpid() != self._owner:
             return
         self.dismiss()
@@ -145,10 +142,11 @@ class Child:
         self._close_stdout()
 
     async def _wait_exit(self, seconds: float) -> bool:
-        """Whether it is gone, after at most that long.
+        """Whether it is gone, after at most this time.
 
-        By looking again and again: a thread can't be started in an interpreter that shuts down, where we are
-        stopped too, and a child watcher belongs to an event loop. It takes 15 ms, so it is few looks.
+        It polls a few times of 15 ms: a thread can't be started in an interpreter that shuts down, and a child
+        watcher belongs
+        to an event loop.
         """
         deadline = time.monotonic() + seconds
         pause = 0.001
@@ -160,21 +158,23 @@ class Child:
         return True
 
     async def _listened(self) -> None:
-        """Wait, not for long, until the thread has read the end of the pipe and is gone."""
+        """Wait shortly until the thread has read the end of the pipe and is gone."""
         for _ in range(50):
             if not self._listener.is_alive():
                 return
             await anyio.sleep(0.01)
 
     async def _hear_last_words(self) -> str:
-        """What llama.cpp said last, once its pipe has ended: each line once, without its time stamp."""
+        """llama.cpp's last output after the end of its pipe: each line once, without its time stamp."""
         await self._listened()
         lines = self._last_words.decode(errors="replace").splitlines()
         words = dict.fromkeys(STAMP.sub("", line).strip() for line in lines)
         return "; ".join(line for line in list(words)[-LAST_WORDS_LINES:] if line)
 
     def _read_answer(self) -> bytes:
-        """In a thread. A start that is cancelled early never comes here; then `end` closes the pipe."""
+        """Read the answer, in a thread. A start that is cancelled early never gets here; then `end` closes the
+        pipe.
+        """
         with self._reading:
             if self._stdout.closed:
                 return b""
@@ -182,7 +182,7 @@ class Child:
                 return self._stdout.readline()
 
     def _close_stdout(self) -> None:
-        """Unless a thread still reads: only that one can close it safely, and does."""
+        """Close the pipe, unless a thread still reads: only that thread can close it safely."""
         if self._reading.acquire(blocking=False):
             self._stdout.close()
             self._reading.release()

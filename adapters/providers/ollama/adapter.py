@@ -1,4 +1,4 @@
-"""Ollama's protocol as a wire, with what it learns of its server's models, and the adapter that speaks it."""
+"""The wire and the adapter of Ollama's own protocol, with the facts about its server's models."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class OllamaEmbeddings(msgspec.Struct, frozen=True):
-    """Ollama's embeddings."""
-
     defaults: Mapping[str, Json] = {}
-    """Further fields of the body, such as how long the model stays loaded."""
+    """Further fields of the body, such as the time that the model stays loaded."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         return EmbeddingCapabilities(max_inputs=128, supports_truncation=True)
@@ -72,10 +70,10 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
 
 
 LOOK_UP_SECONDS = 5.0
-"""How long the server may take to say what it has, in all; a call that needs to know waits no longer than that."""
+"""Seconds for all requests about the server's models; a call that needs them waits no longer."""
 
 ASKED_AT_START = 64
-"""So many of the server's models, the latest, are asked about when the adapter starts; others when first used."""
+"""The number of the server's latest models to look up at the adapter's start; others at their first use."""
 
 QUESTIONS_AT_ONCE = 4
 
@@ -84,20 +82,19 @@ class OllamaOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``ollama``."""
 
     num_ctx: int | None = None
-    """A fixed window for all calls, in tokens; without it each call asks for what it needs."""
+    """A fixed window for all calls, in tokens; None lets each call request its own."""
     keep_alive: str | float | None = None
-    """How long the server keeps the model loaded (``5m``, seconds, -1 for ever)."""
+    """The time that the server keeps the model loaded (``5m``, seconds, -1 for ever)."""
     options: dict[str, Json] = msgspec.field(default_factory=dict)
     """Further options of the model (``top_k``, ``num_gpu``, …)."""
     tools: Literal["native", "emulate"] = "native"
     """``emulate`` for models that can't call tools; see `adapters.requests.emulation`."""
     discover: bool = True
-    """Whether to ask the server what its models can do; without it, every model is taken to be able to do
-    everything."""
+    """Whether to look up the models' abilities; if not, every model counts as able to do everything."""
 
 
 class OllamaWire(ChatWire):
-    """Ollama's `/api/chat` and `/api/embed`. The wire remembers what the server said of each model."""
+    """Ollama's `/api/chat` and `/api/embed`. The wire caches the server's facts about each model."""
 
     default_name = "ollama"
     default_base_url = "http://localhost:11434"
@@ -112,10 +109,10 @@ class OllamaWire(ChatWire):
         self._catalogue = Catalogue()
         self._windows = Windows()
 
-    # -- the models
+    # --- Models ---
 
     async def initialize(self, look_up: LookUp) -> None:
-        """Ask what models there are and what they can do; a server that doesn't answer is asked again later."""
+        """Look up the models and their abilities. A server that doesn't answer is tried again later."""
         if not self.options.discover:
             return
         with anyio.move_on_after(LOOK_UP_SECONDS):
@@ -139,7 +136,7 @@ class OllamaWire(ChatWire):
         self._catalogue.learn(model, read_show(answer), self._seconds())
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """What the server said of a model; the adapter's `capabilities` until it was asked."""
+        """The server's facts about a model; the adapter's `capabilities` until it was looked up."""
         facts = self._catalogue.facts(model)
         known = facts.capabilities() if facts is not None else self.capabilities
         if not self.emulates_tools:
@@ -151,7 +148,7 @@ class OllamaWire(ChatWire):
     def _seconds(self) -> float:
         return self.endpoint.clock.monotonic_ns() / 1e9
 
-    # -- what goes over the wire
+    # --- Requests and replies ---
 
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         return bearer(key)
@@ -199,7 +196,7 @@ class OllamaWire(ChatWire):
 
 
 async def list_models(look_up: LookUp) -> tuple[str, ...]:
-    """The names of the models that the server has, the latest first; none if it doesn't answer."""
+    """The names of the server's models, the latest first; none if it doesn't answer."""
     return read_tags(await look_up(get(response.TAGS_PATH), LOOK_UP_SECONDS))
 
 
@@ -207,11 +204,11 @@ class OllamaAdapter(HttpAdapter):
     """Ollama's `/api/chat` and `/api/embed`, on this machine or elsewhere; see `OllamaOptions` for its options.
 
     A request's ``provider_options["ollama"]`` (or under the adapter's own name) is merged into the body, its
-    ``options`` one by one. Raises ConfigurationError for options that it doesn't understand.
+    ``options`` one by one. Raises ConfigurationError for invalid options.
     """
 
     wire_type = OllamaWire
 
     async def list_models(self) -> tuple[str, ...]:
-        """The names of the models that the server has, the latest first; none if it doesn't answer."""
+        """The names of the server's models, the latest first; none if it doesn't answer."""
         return await list_models(self.client.look_up)

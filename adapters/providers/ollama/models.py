@@ -1,4 +1,4 @@
-"""A server's answers about its models: their names, their abilities and their context windows."""
+"""A server's models: names, abilities and context windows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...contract import AdapterCapabilities
 T = TypeVar("T")
 
 IMAGE_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
-"""What the server decodes."""
+"""The types that the server decodes."""
 
 MAX_MODELS = 256
-"""The number of models that are remembered. The one learned first is forgotten first."""
+"""The largest number of cached models. The oldest entry is dropped first."""
 
 ASK_AGAIN_SECONDS = 60.0
-"""How long a model that the server said nothing about is not asked about again."""
+"""Seconds before a model without an answer is looked up again."""
 
 UNKNOWN = AdapterCapabilities(
     supports_images=True,
@@ -31,26 +31,26 @@ UNKNOWN = AdapterCapabilities(
     supports_parallel_tool_calls=True,
     accepted_image_media_types=IMAGE_MEDIA_TYPES,
 )
-"""The assumed capabilities of a model until the server is asked. The server refuses missing ones by name."""
+"""The assumed capabilities of a model before its lookup. The server refuses missing ones by name."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """The server's facts about one model."""
 
     abilities: frozenset[str] | None = None
-    """The model's abilities; None if the server doesn't say (older servers)."""
+    """The model's abilities; None if not reported (older servers)."""
     context_tokens: int | None = None
-    """The largest window of the model; None if it is unknown. The window of a call is its `num_ctx`."""
+    """The largest window of the model; None if unknown. The window of a call is its `num_ctx`."""
     family: str = ""
 
     @property
     def thinks(self) -> bool | None:
-        """Whether it reasons; None if that isn't known."""
+        """Whether it reasons; None if unknown."""
         return None if self.abilities is None else "thinking" in self.abilities
 
     @property
     def has_think_levels(self) -> bool:
-        """Whether its reasoning has levels; elsewhere it is on or off."""
+        """Whether its reasoning has levels. Otherwise it is on or off."""
         return self.family.replace("-", "").startswith("gptoss")
 
     def capabilities(self) -> AdapterCapabilities:
@@ -69,7 +69,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def read_show(value: Json) -> ModelFacts | None:
-    """The answer to `/api/show`; None if it is none."""
+    """Parse an answer of `/api/show`; None if it is invalid."""
     if not isinstance(value, dict) or not {"capabilities", "details", "model_info"} & value.keys():
         return None
     abilities, details = value.get("capabilities"), value.get("details")
@@ -94,7 +94,7 @@ def _context_length(info: Json) -> int | None:
 
 
 def read_tags(value: Json) -> tuple[str, ...]:
-    """The names in an answer to `/api/tags`, as the server orders them: the latest first."""
+    """The names in an answer of `/api/tags`, in the server's order: the latest first."""
     models = value.get("models") if isinstance(value, dict) else None
     names: list[str] = []
     for model in models if isinstance(models, list) else ():
@@ -105,7 +105,7 @@ def read_tags(value: Json) -> tuple[str, ...]:
 
 
 class Catalogue:
-    """The models that are known, by their full names. Times are in seconds, of any clock that only goes on."""
+    """The known models by full name. Times are in seconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._facts: dict[str, ModelFacts] = {}
@@ -115,7 +115,7 @@ class Catalogue:
         return self._facts.get(full_name(model))
 
     def learn(self, model: str, facts: ModelFacts | None, now: float) -> None:
-        """Remember an answer, or that there was none."""
+        """Cache an answer, or its absence."""
         name = full_name(model)
         if facts is None:
             put(self._asked, name, now)
@@ -124,7 +124,7 @@ class Catalogue:
             put(self._facts, name, facts)
 
     def wants(self, model: str, now: float) -> bool:
-        """Whether to ask about a model: it isn't known, and wasn't asked about in vain just now."""
+        """Whether to look up a model: it is unknown, and its last lookup did not fail recently."""
         name = full_name(model)
         asked = self._asked.get(name)
         return name not in self._facts and (asked is None or now - asked >= ASK_AGAIN_SECONDS)
@@ -136,7 +136,7 @@ def full_name(model: str) -> str:
 
 
 def put(table: dict[str, T], model: str, value: T) -> None:
-    """Put what is latest into a table of at most MAX_MODELS."""
+    """Put the latest entry into a table of at most MAX_MODELS."""
     table.pop(model, None)
     while len(table) >= MAX_MODELS:
         table.pop(next(iter(table)))
@@ -147,7 +147,7 @@ SMALLEST = 4096
 
 
 def window_size(needed: int, limit: int | None) -> int:
-    """The smallest size that holds `needed` tokens: a power of two, or what the model has at most (`limit`)."""
+    """The smallest window for `needed` tokens: a power of two, or the model's `limit`."""
     size = max(SMALLEST, 1 << max(0, needed - 1).bit_length())
     return size if limit is None else min(size, limit)
 

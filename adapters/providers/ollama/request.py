@@ -1,9 +1,10 @@
-"""A canonical request as the body of `/api/chat`. This module is pure.
+"""The body of `/api/chat`. Pure.
 
-Every request has `truncate: false` and `shift: false`. With them a newer server refuses a prompt that is too long,
-and doesn't drop the oldest messages. It also ends a reply at the end of the window, and doesn't forget the
-beginning. Older servers don't know these fields, so they need a window that is large enough (see `window`). A
-prompt that is clearly larger than its window is refused here.
+Every request has `truncate: false` and `shift: false`. So a newer server refuses a prompt that is too long, and
+ends a
+reply at the end of the window, without dropping messages. Older servers ignore these fields and need a large
+window
+(see `window`). A prompt that clearly exceeds its window is refused here.
 """
 
 from __future__ import annotations
@@ -48,18 +49,17 @@ from ...usage.estimate import at_most
 from .models import ModelFacts
 from .response import CHAT_PATH, NDJSON
 
-# A fitted history as Ollama's messages.
+# --- History as messages ---
 
 
 def write_messages(
     history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
 ) -> tuple[list[Json], list[Loss]]:
-    """Write a history as messages."""
     return _HistoryWriter(history, capabilities, provider, session_id).write()
 
 
 def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str | None:
-    """Why an image can't be sent; None if it can."""
+    """The reason why an image can't be sent; None if it can."""
     accepted = capabilities.accepted_image_media_types
     if accepted is not None and image.media_type is not None and image.media_type not in accepted:
         return f"the server takes no images of type {image.media_type}"
@@ -69,7 +69,7 @@ def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str |
 
 
 def image_data(image: ImageBlock) -> str | None:
-    """An image as base64 without any prefix; None if it has only an address."""
+    """An image as base64 without a prefix; None if it has only an address."""
     if image.data is not None:
         return base64.b64encode(image.data).decode()
     head, comma, data = (image.url or "").partition(",")
@@ -109,7 +109,7 @@ class _HistoryWriter:
         return self.messages, self.losses
 
     def _say(self, text: str, images: list[Json]) -> None:
-        """A user's words and images, if there are any left."""
+        """A user's words and images, if any are left."""
         if text or images:
             wire: JsonObject = {"role": "user", "content": text}
             if images:
@@ -178,10 +178,10 @@ class _HistoryWriter:
 
 
 _OPTIONS = "ollama"
-"""Under this name, or the adapter's own, a request carries what only this protocol knows."""
+"""The key of the protocol's options in a request, besides the adapter's own name."""
 
 _LEVELS = ("low", "medium", "high")
-"""Of reasoning, in models that have any; all servers that know levels know these."""
+"""The levels of reasoning, the same on all servers."""
 
 
 def write_request(
@@ -195,7 +195,6 @@ def write_request(
     defaults: Mapping[str, Json],
     stream: bool,
 ) -> WireCall:
-    """The request on the wire."""
     return _Writer(request, provider, facts, capabilities).write(estimated_tokens, num_ctx, defaults, stream)
 
 
@@ -224,7 +223,7 @@ class _Writer:
         body: JsonObject = {
             "model": request.wire_model,
             "messages": messages,
-            "stream": stream,  # left out, it is on
+            "stream": stream,  # the default is on
             "truncate": False,
             "shift": False,
             **self._think(),
@@ -242,7 +241,7 @@ class _Writer:
         return WireCall(CHAT_PATH, encode_json(body), headers, warnings, history.losses)
 
     def _check(self) -> None:
-        """What the current turn itself asks for must be there."""
+        """Check that the server supports the content of the current turn."""
         model, can = self.request.model, self.capabilities
         if self.request.tools and not can.supports_tools:
             raise CapabilityError(f"{model} calls no tools; `options: {{tools: emulate}}` emulates them")
@@ -258,7 +257,7 @@ class _Writer:
                         pass
 
     def _check_size(self, estimated_tokens: int, body: JsonObject) -> None:
-        """Whether the prompt fits the window that is asked for in the end, as far as an estimate can tell."""
+        """Whether the prompt fits the final window, by an estimate."""
         options = body["options"]
         window = options.get("num_ctx") if isinstance(options, dict) else None
         if not isinstance(window, int) or estimated_tokens <= window:
@@ -299,8 +298,10 @@ class _Writer:
         return {"format": "json" if schema == {"type": "object"} else without_booleans(schema)}
 
     def _think(self) -> JsonObject:
-        """Whether to reason. Said outright to models that do: where it isn't, older servers leave the reasoning
-        in the text, between tags."""
+        """Whether to reason.
+
+        Explicit for models that do: otherwise older servers leave the reasoning in the text.
+        """
         asked, thinks = self.request.reasoning_effort, self.facts.thinks
         if not self.capabilities.supports_thinking:
             thinks = False

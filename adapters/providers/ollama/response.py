@@ -1,12 +1,10 @@
-"""From lines to content. One reader serves whole replies and streams, because a whole reply is a stream of one
-line.
+"""Content from lines. One reader serves whole replies and streams, because a whole reply is one line.
 
 * Reasoning has a field of its own. Text and reasoning may close each other.
-* A tool call comes whole, with its arguments. A reply with tool calls has the stop reason of tool calls, although
-  the server says ``stop``.
-* Older servers give no stop reason. The limit is then the reason if as many tokens as were allowed were generated.
-* Counts of zero are left out. A prompt of zero tokens can't be. Older servers leave out the count when the whole
-  prompt was in their cache. An estimate then takes its place, and the usage says so.
+* A tool call is whole. A reply with tool calls has their stop reason, although the server reports ``stop``.
+* Older servers give no stop reason. It is the limit if the allowed number of tokens was generated.
+* Zero counts are omitted. A prompt is never of zero tokens: older servers omit the count of a fully cached prompt,
+  which is then estimated.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from ...replies.normaliser import NdjsonNormaliser
 from ...usage.counts import fill_usage, reported_count
 from ...usage.estimate import TokenRates
 
-# The fields of Ollama's `/api/chat` that are read here
+# --- Fields of `/api/chat` ---
 
 CHAT_PATH = "/api/chat"
 TAGS_PATH = "/api/tags"
@@ -51,22 +49,18 @@ SHOW_PATH = "/api/show"
 NDJSON = "application/x-ndjson"
 
 ABSENT = msgspec.Raw(b"null")
-"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+"""The value of a raw field that was not sent, equal to null."""
 
 
 class WireFunction(msgspec.Struct, gc=False):
-    """The function that a tool call names."""
-
     name: str | None = None
     arguments: msgspec.Raw = ABSENT
-    """An object. From some implementations it is a text that holds one."""
+    """An object. Some implementations send a text with the object."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):
-    """A tool call."""
-
     id: Json = None
-    """The call's id. Only newer servers send it."""
+    """The call's id, from newer servers only."""
     function: WireFunction | None = None
 
 
@@ -101,12 +95,12 @@ METRICS = (
     "eval_count",
     "eval_duration",
 )
-"""The fields that say what a reply took."""
+"""The fields of a reply's durations and counts."""
 
 decode_reply = msgspec.json.Decoder(WireReply).decode
 
 
-# The errors of Ollama.
+# --- Errors of Ollama ---
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     "server_busy": OverloadedError,
@@ -122,7 +116,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "cloud_disabled": AccessDeniedError,
     "bad_value": InvalidRequestError,
 }
-"""By the names that `named` gives to sentences."""
+"""By the names from `named`."""
 
 _SENTENCES: tuple[tuple[str, str], ...] = (
     (r"server busy|maximum pending requests exceeded|server overloaded", "server_busy"),
@@ -142,11 +136,11 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), code) for pattern, code in _SENTENCES)
 
 _LASTING = frozenset({"out_of_memory"})
-"""What another attempt on the same machine won't heal."""
+"""Failures that are the same for another attempt on this machine."""
 
 
 def named(body: ErrorBody) -> ErrorBody:
-    """The error with a code made of its sentence, if it is a known one and the server gave none."""
+    """The error with a code for its sentence, if it is known and has none."""
     if body.code or body.type:
         return body
     for pattern, code in _PATTERNS:
@@ -158,7 +152,7 @@ def named(body: ErrorBody) -> ErrorBody:
 def classify(
     body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
 ) -> AdapterError:
-    """The AdapterError for an error reply, or for an error inside a stream (then `status` is None)."""
+    """The AdapterError for an error reply, or for an error inside a stream (`status` is None)."""
     body = named(body)
     error = build_error(
         body,
@@ -174,13 +168,12 @@ def classify(
 
 
 def error_in_reply(error: Json, provider: str) -> AdapterError:
-    """The error that a reply of status 200, or a line of one, carries."""
+    """The error in a reply or line of status 200."""
     return classify(read_error_value({"error": error}), None, {}, provider=provider, now_us=0)
 
 
 STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
-"""By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload``, after which nothing was
-said: they answer an empty request."""
+"""By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload`` after an empty request."""
 
 _TEXT = "text"
 _THINKING = "thinking"
@@ -193,10 +186,10 @@ class ReplyReader:
         self.assembler = assembler
         self.rates = rates
         self._calls = 0
-        self._growing: dict[Json, tuple[str, int]] = {}  # calls with a part of their arguments, by id or place
+        self._growing: dict[Json, tuple[str, int]] = {}  # calls with partial arguments, by id or index
 
     def line(self, reply: WireReply) -> bool:
-        """One line, or a whole reply; True if it is the last. Raises AdapterError for an error that it carries."""
+        """Read one line or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
         assembler = self.assembler
         if reply.error:
             raise error_in_reply(reply.error, assembler.provider)
@@ -204,7 +197,8 @@ class ReplyReader:
             assembler.model = reply.model
         message = reply.message
         if message is not None:
-            calls = [(call, _arguments(call)) for call in message.tool_calls or ()]  # which may raise, so first
+            # first, because this may raise
+            calls = [(call, _arguments(call)) for call in message.tool_calls or ()]
             if message.thinking:
                 assembler.thinking(_THINKING, message.thinking, implicit_end=True)
             if message.content:
@@ -220,7 +214,7 @@ class ReplyReader:
         return True
 
     def _call(self, call: WireToolCall | None, arguments: str, place: int) -> None:
-        """One call of a line, or more of the arguments of a call that had only a part of them."""
+        """Read one call of a line, or more arguments of a partial call."""
         if call is None:
             return
         function = call.function
@@ -265,7 +259,7 @@ class ReplyReader:
 
 
 def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
-    """Feed a whole reply to the assembler and finish it; also one that was streamed without having been asked.
+    """Feed a whole reply to the assembler and finish it, also one that was streamed unrequested.
 
     Raises AdapterError, or msgspec's decoding errors.
     """
@@ -292,7 +286,7 @@ def _arguments(call: WireToolCall | None) -> str:
 
 
 class ChatNormaliser(NdjsonNormaliser):
-    """A body that ends without a last line was cut off, whatever it had said."""
+    """Reads a body. Without a last line it was cut off."""
 
     def __init__(self, assembler: Assembler, rates: TokenRates) -> None:
         super().__init__(assembler)

@@ -1,4 +1,4 @@
-"""A provider whose replies are written down beforehand, for tests and demos of hosts."""
+"""A provider with scripted replies, for tests and demos of hosts."""
 
 from callboard.adapters.provider import Provider
 from callboard.bus._lazy_names import face

@@ -1,7 +1,7 @@
-"""ScriptedAdapter: a ProviderAdapter that plays a script, over the very machinery of the real ones.
+"""ScriptedAdapter: a script in place of a network, with the machinery of the real adapters.
 
-It is an HttpAdapter whose network is a script. So attempts, retries, time limits, cancelling and usage are those
-of every other adapter, and a host that is tested against it meets nothing new when a provider takes its place.
+Attempts, retries, time limits, cancellation and usage are those of every HttpAdapter, so a host's tests cover
+them.
 """
 
 from __future__ import annotations
@@ -36,62 +36,42 @@ from ...replies.assembler import Assembler
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 from .replies import ScriptedReply, pieces_of, read_options
 
-# A scripted reply as the body of an HTTP reply
+# --- A reply as a body ---
 
 
 class Used(msgspec.Struct, frozen=True, tag="used"):
-    """The usage of the reply, known from its beginning."""
+    """The usage of the reply, known from its start."""
 
     usage: TokenUsage
-    """The usage."""
 
 
 class Thought(msgspec.Struct, frozen=True, tag="thought"):
-    """A piece of reasoning."""
-
     piece: str
-    """The piece."""
 
 
 class Signed(msgspec.Struct, frozen=True, tag="signed"):
-    """The reasoning is whole, and has its signature."""
-
     signature: str
-    """The signature."""
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """A piece of text."""
-
     piece: str
-    """The piece."""
 
 
 class Called(msgspec.Struct, frozen=True, tag="called"):
-    """A tool call begins."""
+    """A tool call starts."""
 
     number: int
-    """The number of the call, from 0."""
     name: str
-    """The tool's name."""
 
 
 class Argued(msgspec.Struct, frozen=True, tag="argued"):
-    """A piece of a call's arguments."""
-
     number: int
-    """The number of the call, from 0."""
     piece: str
-    """The piece."""
     last: bool
-    """Whether it is the last piece."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
-    """The reply is whole."""
-
     reason: StopReason
-    """The stop reason."""
 
 
 Step: TypeAlias = Used | Thought | Signed | Said | Called | Argued | Stopped
@@ -100,7 +80,7 @@ _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
-    """A reply step by step, and whether its pace holds each of them up. Without its end if it fails."""
+    """The steps of a reply, each with whether its pace delays it. Without an end if it fails."""
     if reply.usage is not None:
         yield Used(reply.usage), False
     for piece in pieces_of(reply.thinking):
@@ -141,12 +121,12 @@ def understand(step: Step, assembler: Assembler) -> bool:
 
 
 def read_lines(body: bytes, assembler: Assembler) -> bool:
-    """Feed the steps of a body, or of a piece of it; True at the end."""
+    """Feed the steps of a body or a piece of it; True at the end."""
     return any(understand(_decoder.decode(line), assembler) for line in body.splitlines())
 
 
 class ScriptedNormaliser:
-    """See `adapters.replies.normaliser.StreamNormaliser`. Every piece of a scripted body is whole lines."""
+    """Reads a scripted body, see `StreamNormaliser`. Every piece is whole lines."""
 
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
@@ -167,14 +147,14 @@ class ScriptedNormaliser:
 
 
 class ScriptedTransport:
-    """Answers each request with the reply that `choose` gives for the body of it, which is the request's id."""
+    """Answers each request with the reply from `choose` for its body, which is the request's id."""
 
     def __init__(self, choose: Callable[[str], ScriptedReply]) -> None:
         self._choose = choose
         self._open = 0
 
     def statistics(self) -> TransportStatistics:
-        """The statistics. What is in use are the replies that are being played."""
+        """The statistics. Replies in progress count as in use."""
         return TransportStatistics(clients=0, in_use=self._open)
 
     async def send(self, request: HttpRequest) -> HttpReply:
@@ -194,12 +174,12 @@ class ScriptedTransport:
         pass
 
     def closed(self) -> None:
-        """A reply was closed."""
+        """Count a closed reply."""
         self._open -= 1
 
 
 class _Playing:
-    """A reply under way."""
+    """A reply in progress."""
 
     status = 200
     headers: Mapping[str, str] = {"content-type": "application/x-ndjson"}
@@ -240,7 +220,7 @@ Script: TypeAlias = Sequence[str | ScriptedReply] | Callable[[CanonicalRequest],
 
 
 class ScriptedWire(ChatWire):
-    """The protocol of the scripted network: a request is its id, a reply is one line of JSON for each step."""
+    """The protocol of the scripted network: a request is its id, and a reply is one line of JSON for each step."""
 
     default_name = "scripted"
     default_base_url = "scripted://"
@@ -270,16 +250,14 @@ class ScriptedWire(ChatWire):
 
 
 class ScriptedAdapter(HttpAdapter):
-    """Plays one reply for each attempt. An attempt that fails and is repeated takes the next reply.
+    """Plays one reply for each attempt. A retry plays the next reply.
 
     `requests` holds the last 1000 requests, one for each attempt.
 
     Args:
-        replies: The replies in order, or a function of the request; None takes those of ``config.options``.
-        repeat: Whether the list begins anew after its end. Otherwise a call beyond the replies is an
-            InvalidRequestError.
-        capabilities: The abilities of the model, by default all. A request for an ability declared false is
-            refused.
+        replies: The replies in order, or a function of the request; None uses those of ``config.options``.
+        repeat: Whether the list starts again after its end. Otherwise a call after it is an InvalidRequestError.
+        capabilities: The abilities of the model; defaults to all. A request for one declared false is refused.
 
     Raises:
         ConfigurationError: There is no reply at all.
@@ -312,7 +290,7 @@ class ScriptedAdapter(HttpAdapter):
         """The answer to an attempt of a request. A subclass may override it.
 
         Raises:
-            InvalidRequestError: The script is over.
+            InvalidRequestError: The script has ended.
         """
         if callable(self._script):
             return self._script(request)
@@ -331,7 +309,7 @@ class ScriptedAdapter(HttpAdapter):
         reply = self.next_reply(request)
         return ScriptedReply(reply) if isinstance(reply, str) else reply
 
-    # -- embeddings, which need no script
+    # --- Embeddings, without a script ---
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
@@ -361,7 +339,7 @@ _WORDS = re.compile(r"\w+")
 
 
 def word_vector(text: str, dimensions: int) -> Vector:
-    """Of length 1: each word adds to or takes from one number, whichever its checksum says."""
+    """A vector of length 1: each word changes one number, by its checksum."""
     numbers = [0.0] * dimensions
     for word in _WORDS.findall(text.lower()) or [""]:
         checksum = zlib.crc32(word.encode("utf-8", "replace"))

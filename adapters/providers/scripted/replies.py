@@ -59,17 +59,17 @@ _EXCEPTIONS: Mapping[str, type[AdapterError]] = {
 
 
 class ScriptedFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The provider fails. It is retried like any other failure of its kind."""
+    """A failure of the provider. It is retried like any other of its kind."""
 
     kind: FailureKind = "server"
     """The kind of the failure."""
     message: str = "the script fails here"
     """The provider's message."""
     retry_after: float | None = None
-    """The provider's hint how long to wait, in seconds."""
+    """The wait that the provider asks for, in seconds."""
 
     def error(self) -> AdapterError:
-        """A fresh exception of that kind."""
+        """A new exception of that kind."""
         return _EXCEPTIONS[self.kind](self.message, retry_after_seconds=self.retry_after)
 
 
@@ -81,7 +81,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: JsonObject = {}
     """The arguments."""
     fragments: tuple[str, ...] = ()
-    """The text of the arguments as it is streamed. Without it, `input` comes in one piece."""
+    """The text of the arguments as it is streamed; defaults to `input` in one piece."""
 
     def pieces(self) -> tuple[str, ...]:
         """The text of the arguments."""
@@ -100,9 +100,9 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calls: tuple[ScriptedCall, ...] = ()
     """The tool calls."""
     stop: StopReason | None = None
-    """The stop reason; None is ``tool_use`` after calls, and else ``end_turn``."""
+    """The stop reason; defaults to ``tool_use`` after calls, and otherwise ``end_turn``."""
     usage: TokenUsage | None = None
-    """The usage that is reported; None has it estimated."""
+    """The reported usage; None leads to an estimate."""
     delay: float = 0.0
     """The time before the first piece, in seconds."""
     pace: float = 0.0
@@ -110,18 +110,18 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fails: ScriptedFailure | None = None
     """The failure in place of the end. Without any content it is the whole reply."""
     raises: Exception | None = None
-    """For Python only: an exception to fail with, also one that no adapter should raise."""
+    """For Python only: an exception to raise, also one that adapters should not raise."""
     pause: Callable[[], Awaitable[object]] | None = None
     """For Python only: awaited before each piece and before the end."""
 
     @property
     def stop_reason(self) -> StopReason:
-        """Why it ends."""
+        """The stop reason, given or default."""
         return self.stop or (StopReason.TOOL_USE if self.calls else StopReason.END_TURN)
 
     @property
     def failure(self) -> Exception | None:
-        """What it ends with instead."""
+        """The failure at its end."""
         return self.raises or (self.fails.error() if self.fails is not None else None)
 
 
@@ -136,9 +136,9 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replies: tuple[str | ScriptedReply, ...] = ()
     """The replies in order. A reply that is only text may be a string."""
     repeat: bool = False
-    """Whether the script begins anew after its end. Otherwise a call beyond the replies fails."""
+    """Whether the script starts again after its end. Otherwise a call after it fails."""
 
 
 def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
-    """Raises ConfigurationError that names the option."""
+    """Parse the options. Raises ConfigurationError with the option."""
     return settings.read_options(options, ScriptedOptions, name=name, type_name="scripted")

@@ -1,6 +1,6 @@
-"""Text Generation Inference by its own endpoints, `/generate` and `/generate_stream`: text in, text out.
+"""Text Generation Inference's own endpoints, `/generate` and `/generate_stream`: text in, text out.
 
-Its Chat Completions are served by `openai_compatible`, with ``quirks: tgi``.
+`openai_compatible` serves its Chat Completions, with ``quirks: tgi``.
 """
 
 from callboard.adapters.provider import Provider

@@ -1,4 +1,4 @@
-"""TGI's protocol as a wire, with what it learns of its server, and the adapter that speaks it."""
+"""The wire and the adapter of TGI's own protocol, with the limits of its server."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .request import choose_template, stop_sequences, write_request
 from .response import ReplyReader, TokenNormaliser, classify, loading_seconds, read_whole
 
 LOOK_UP_SECONDS = 5.0
-"""How long the server may take to say what it is."""
+"""Seconds for the request about the server's limits."""
 
 
 class TGIOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``tgi``."""
 
     template: str | dict[str, Json] = "plain"
-    """How a conversation becomes a prompt: a name of `prompt.TEMPLATES`, or the fields of a PromptTemplate."""
+    """The template of prompts: a name of `prompt.TEMPLATES`, or the fields of a PromptTemplate."""
     max_stop: int = 4
-    """Stop sequences that the server accepts (its ``--max-stop-sequences``)."""
+    """The largest number of stop sequences (the server's ``--max-stop-sequences``)."""
 
 
 class GenerateWire(ChatWire):
-    """Text Generation Inference's `/generate`. The wire remembers the server's window."""
+    """Text Generation Inference's `/generate`. The wire caches the server's window."""
 
     default_name = "tgi"
     default_base_url = "http://localhost:8080"
@@ -49,13 +49,13 @@ class GenerateWire(ChatWire):
         super().__init__(endpoint)
         self.options = read_options(self.config.options, TGIOptions, name=self.name, type_name="tgi")
         self.template = choose_template(self.options.template)
-        self._window: int | None = None  # for prompt and reply together; None until the server has said it
+        self._window: int | None = None  # for prompt and reply together; None until reported
         self.capabilities = AdapterCapabilities(
             supports_tools=True, supports_structured_output=True, max_context_tokens=4096, max_output_tokens=4096
         )
 
     async def initialize(self, look_up: LookUp) -> None:
-        """Ask for the limits that the server was started with; without an answer, cautious ones stand."""
+        """Request the server's limits. Without an answer, cautious defaults remain."""
         info = await look_up(get(wire.INFO_PATH), LOOK_UP_SECONDS)
         total = reported_count(info.get("max_total_tokens")) or None if isinstance(info, dict) else None
         self._window = total
@@ -64,7 +64,7 @@ class GenerateWire(ChatWire):
                 self.capabilities, max_context_tokens=total, max_output_tokens=total
             )
 
-    # -- what goes over the wire
+    # --- Requests and replies ---
 
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         return bearer(key)
@@ -115,7 +115,7 @@ class TGIAdapter(HttpAdapter):
     """Text Generation Inference's `/generate`, with tools emulated by its grammars; see `TGIOptions`.
 
     A request's ``provider_options["tgi"]`` (or under the adapter's own name) is merged into `parameters`. The
-    server has one model and answers to any name. Raises ConfigurationError for options that it doesn't understand.
+    server has one model and answers to any name. Raises ConfigurationError for invalid options.
     """
 
     wire_type = GenerateWire

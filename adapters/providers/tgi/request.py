@@ -1,7 +1,8 @@
-"""A canonical request as the body of `/generate`. This module is pure.
+"""The body of `/generate`. Pure.
 
-A setting that only tunes the reply is left out with a warning if the server doesn't know it. The server refuses a
-temperature of zero, which means that nothing is sampled. So the request says that nothing is sampled.
+An unsupported tuning setting is dropped with a warning. The server refuses a temperature of zero, so the request
+turns
+sampling off instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ...requests.history import fit_history
 from ...requests.host_options import merge_own_options
 from ...requests.text import current_turn, encode_json, join_text
 
-# A fitted history as one prompt.
+# --- History as one prompt ---
 
 
 class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,11 +36,11 @@ class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     user: str = "User: {text}\n"
     assistant: str = "Assistant: {text}\n"
     reply: str = "Assistant:"
-    """The text after everything, from which the model goes on."""
+    """The text after everything, which the model continues."""
     stop: tuple[str, ...] = ("\nUser:",)
-    """The texts that end the reply. They count among the server's stop sequences."""
+    """The texts that end the reply. They count as stop sequences of the server."""
     strip: bool = True
-    """Whether white space before the reply is left out."""
+    """Whether white space before the reply is dropped."""
 
 
 TEMPLATES: Mapping[str, PromptTemplate] = {
@@ -62,11 +63,11 @@ TEMPLATES: Mapping[str, PromptTemplate] = {
         strip=False,
     ),
 }
-"""By the name that ``options: {template: NAME}`` gives."""
+"""Templates by the name in ``options: {template: NAME}``."""
 
 
 def choose_template(option: Json) -> PromptTemplate:
-    """The template of a configuration: a name, or an object of fields that differ from those of its ``base``."""
+    """The template of a configuration: a name, or an object of fields that differ from its ``base``."""
     changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
     name = changes.pop("base", "plain") if isinstance(option, dict) else option
     if not isinstance(name, str) or name not in TEMPLATES:
@@ -79,7 +80,7 @@ def choose_template(option: Json) -> PromptTemplate:
 
 
 def write_prompt(history: FittedHistory, template: PromptTemplate) -> str:
-    """The whole prompt. The history has text only: tools are emulated before, and images fitted away."""
+    """The whole prompt. The history has only text: tools are emulated, and images fitted away."""
     parts = [template.start]
     if history.system is not None:
         parts.append(_fill(template.system, history.system))
@@ -100,11 +101,9 @@ INFO_PATH = "/info"
 
 
 class WireToken(msgspec.Struct, gc=False):
-    """One token."""
-
     text: str | None = None
     special: bool | None = None
-    """Whether the token stands for no text, such as the end of the sequence."""
+    """Whether the token has no text, such as the end of the sequence."""
 
 
 class WireDetails(msgspec.Struct, gc=False):
@@ -113,9 +112,9 @@ class WireDetails(msgspec.Struct, gc=False):
     finish_reason: Json = None
     generated_tokens: Json = None
     input_length: Json = None
-    """The number of the prompt's tokens, which only streams of newer servers have."""
+    """The number of the prompt's tokens, in streams of newer servers only."""
     prefill: list[Json] | None = None
-    """The prompt's tokens, if they were asked for."""
+    """The prompt's tokens, if requested."""
 
 
 class WireReply(msgspec.Struct, gc=False):
@@ -131,10 +130,10 @@ decode_list = msgspec.json.Decoder(list[WireReply]).decode
 
 
 _PROTECTED = frozenset({"details", "return_full_text"})
-"""Without these the reply has no usage, or begins with the prompt."""
+"""Without these the reply has no usage, or includes the prompt."""
 
 _OPTIONS = "tgi"
-"""Under this name, or the adapter's own, a request carries further parameters, such as ``repetition_penalty``."""
+"""The key of further parameters in a request, such as ``repetition_penalty``, besides the adapter's own name."""
 
 
 def write_request(
@@ -146,7 +145,7 @@ def write_request(
     room: int | None = None,
     stream: bool,
 ) -> WireCall:
-    """The request on the wire. It has no tools, for they are emulated before."""
+    """The request on the wire, without tools: they are emulated."""
     check_demands(request, request.capabilities, provider)
     for message in current_turn(request.messages):
         for block in message.content:
@@ -160,7 +159,7 @@ def write_request(
 
 
 def stop_sequences(request: CanonicalRequest, template: PromptTemplate, max_stop: int) -> tuple[str, ...]:
-    """The stops that are sent: the template's, without which the model goes on for the user, then the caller's."""
+    """The stops to send: the template's, without which the model continues for the user, then the caller's."""
     return tuple(dict.fromkeys(stop for stop in (*template.stop, *request.stop_sequences) if stop))[:max_stop]
 
 
@@ -194,10 +193,10 @@ class _Writer:
         return WireCall(path, encode_json(body), warnings=warnings, losses=history.losses)
 
     def _max_new_tokens(self, room: int | None) -> int:
-        """The limit that was asked for, or the room that there is: the server refuses a sum beyond its window."""
+        """The requested limit, or the available room: the server refuses a sum beyond its window."""
         asked = self.request.max_output_tokens
         if room is None or room < 1 or asked <= room:
-            return asked  # without any room, the server says so best
+            return asked  # without any room, the server's error is best
         self.warnings.append(
             CallWarning(
                 WarningCode.PARAMETER_CHANGED,
@@ -215,7 +214,7 @@ class _Writer:
                 fields["temperature"] = request.temperature
         if request.top_p is not None and 0 < request.top_p < 1:
             fields["top_p"] = request.top_p
-        elif request.top_p not in (None, 1):  # 1 means nothing, and is refused
+        elif request.top_p not in (None, 1):  # 1 has no effect and is refused
             self._left_out("top_p", "it must be above 0 and below 1")
         for name in ("frequency_penalty", "seed"):
             value = getattr(request, name)

@@ -1,7 +1,8 @@
-"""From tokens to text. One reader serves whole replies and streams.
+"""Text from tokens. One reader serves whole replies and streams.
 
-Special tokens are left out of the text. The stop sequence that ended a reply is cut off. If that sequence was the
-template's own, the model had simply finished. A reply without details has no finish reason, and none is made up.
+Special tokens are dropped. The stop sequence that ended a reply is cut off. The template's own means a regular
+end. A
+reply without details has no finish reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .request import PromptTemplate, WireDetails, WireReply, decode_list, decode
 
 
 class StopTrimmer:
-    """Text in pieces goes through `feed`; whatever may be the beginning of a stop sequence is held back."""
+    """Trims stop sequences from text in pieces. A possible start of one is held."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -47,7 +48,7 @@ class StopTrimmer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text are the beginning, or the whole, of a stop sequence."""
+    """The number of characters at the end of a text that may start or be a stop sequence."""
     return next((size for size in range(min(len(stop), len(text)), 0, -1) if stop.startswith(text[-size:])), 0)
 
 
@@ -61,7 +62,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "tool_error": InvalidRequestError,
     "missing_template_vertices": InvalidRequestError,
 }
-"""By `error_type`. ``validation`` is not among them: a prompt that is too long comes under that name as well."""
+"""By `error_type`. ``validation`` is missing: a prompt that is too long has that type too."""
 
 _VALIDATION = "validation"
 _VALIDATION_STATUS = 422
@@ -70,7 +71,7 @@ _VALIDATION_STATUS = 422
 def classify(
     body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
 ) -> AdapterError:
-    """The AdapterError for an error reply, or for an error inside a stream (then `status` is None)."""
+    """The AdapterError for an error reply, or for an error inside a stream (`status` is None)."""
     codes = dict(ERROR_CODES)
     if body.type == _VALIDATION:
         codes[_VALIDATION] = error_type(msgspec.structs.replace(body, type=""), _VALIDATION_STATUS, {})
@@ -85,7 +86,7 @@ def classify(
 
 
 def loading_seconds(value: Json) -> float | None:
-    """How long a model that is still being loaded may take, as hosted inference says with a 503."""
+    """Seconds that a model may take to load, as hosted inference reports with a 503."""
     seconds = value.get("estimated_time") if isinstance(value, dict) else None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
         return None
@@ -106,10 +107,10 @@ class ReplyReader:
     """Reads one reply into an assembler.
 
     Args:
-        assembler: The assembler. Its `usage` has what the head of the reply said.
+        assembler: The assembler. Its `usage` is from the reply's head.
         template: The template of the prompt.
-        stops: All stop sequences that were sent.
-        rates: The rates by which tokens are estimated.
+        stops: All stop sequences of the request.
+        rates: The rates for estimating tokens.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ReplyReader:
         self._spoke = False
 
     def piece(self, reply: WireReply) -> bool:
-        """One token, or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
+        """Read one token or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
         if reply.error is not None:
             body = read_error_value({"error": reply.error, "error_type": reply.error_type})
             raise classify(body, None, {}, provider=self.assembler.provider, now_us=0)
@@ -183,7 +184,7 @@ def read_whole(body: bytes, reader: ReplyReader) -> None:
 
 
 class TokenNormaliser(SseNormaliser):
-    """A body that ends before its last event was cut off: there is no other mark of an end."""
+    """Reads a body. Without a last event it was cut off, because there is no other end mark."""
 
     def __init__(self, reader: ReplyReader) -> None:
         super().__init__(reader.assembler)

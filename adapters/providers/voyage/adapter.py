@@ -1,7 +1,7 @@
-"""Voyage AI: OpenAI's shape of a reply, and a request of its own.
+"""Voyage AI: OpenAI's form of a reply, and its own form of a request.
 
-Limits are those of docs.voyageai.com (its reference of the endpoint, and its table of models), seen on 2026-11-22:
-1000 texts a request, and by model 120,000, 320,000 or 1,000,000 tokens in all of them together.
+Limits from docs.voyageai.com on 2026-11-22: 1000 texts a request, and by model 120,000, 320,000 or 1,000,000
+tokens.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
 )
 
 _OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensions=True)
-"""What is known of a model that isn't in the table: the tightest of the limits."""
+"""The facts of an unlisted model: the lowest of the limits."""
 
 
 class VoyageEmbeddings(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
             "truncation": request.truncate,
         }
         if request.encoding == "base64":
-            body["encoding_format"] = "base64"  # there is no name for the other
+            body["encoding_format"] = "base64"  # the other has no name
         if request.input_type is not None:
             body["input_type"] = request.input_type
         if request.dimensions is not None:
@@ -92,8 +92,8 @@ class VoyageWire(EmbeddingOnlyWire):
 class VoyageAdapter(HttpAdapter):
     """Voyage AI's embedding models. A conversation is refused with CapabilityError.
 
-    A request's ``provider_options["voyage"]``, or under the adapter's own name, is merged into the body. Where no
-    input type is said, Voyage embeds the text as it is.
+    A request's ``provider_options["voyage"]``, or under the adapter's own name, is merged into the body. Without
+    an input type, Voyage embeds the text unchanged.
     """
 
     wire_type = VoyageWire

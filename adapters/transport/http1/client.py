@@ -1,4 +1,4 @@
-"""HTTP/1.1 over connections of our own. On asyncio alone, without a proxy between."""
+"""HTTP/1.1 over our own connections, on asyncio without a proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..transport import HttpReply, HttpRequest, TransportStatistics, not_in_time
 from .connection import AgedConnectionError, Connection
 from .protocol import Origin, Target, target_of, write_head
 
-# New connections
+# --- New connections ---
 
 
 async def connect(
@@ -36,8 +36,8 @@ async def connect(
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: connection, sock=connected, ssl=context, server_hostname=name)
     except BaseException:
-        # At the end of its handshake, the event loop would yet say good-bye over a socket that is closed here, and
-        # whose number may be another's by then.
+        # At the end of its handshake, the event loop would close TLS on a socket that is closed here. Its number
+        # may be another socket's by then.
         connection.give_up()
         connected.close()
         raise
@@ -47,9 +47,9 @@ async def connect(
 async def _connected(host: str, port: int) -> socket.socket:
     """A connected socket.
 
-    anyio races a host's addresses well: asyncio leaks sockets when its own race is cancelled, and uvloop tries one
-    address after the other, however long each may take. Where there is nothing to race, it would be a task and a
-    stream of its own for each connection: 10 KB while it is made.
+    anyio races a host's addresses well: asyncio leaks sockets when its race is cancelled, and uvloop tries one
+    address
+    after the other. Without a race, anyio's task and stream would cost 10 KB for each connection.
     """
     if (family := _family_of(host)) is not None:
         return await _connected_at(family, host, port)
@@ -64,7 +64,7 @@ async def _connected(host: str, port: int) -> socket.socket:
 
 
 def _family_of(host: str) -> socket.AddressFamily | None:
-    """The family of an address; None of a name."""
+    """The family of an address; None for a name."""
     try:
         return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
@@ -93,8 +93,7 @@ async def _connected_to_public(host: str, port: int) -> socket.socket:
 
 
 def tls_context() -> ssl.SSLContext:
-    """The settings of TLS: certificates are checked against those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names,
-    else against certifi's."""
+    """The TLS settings, with the certificates of `SSL_CERT_FILE` or `SSL_CERT_DIR`, or else certifi's."""
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     if file:
         context = ssl.create_default_context(cafile=file)
@@ -108,7 +107,7 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-# The connections to one server
+# --- Connections to one server ---
 
 
 class Pool:
@@ -116,7 +115,7 @@ class Pool:
 
     Args:
         origin: The server.
-        name: The server, as errors name it.
+        name: The server's name in errors.
         context: Makes the settings of TLS.
     """
 
@@ -126,7 +125,7 @@ class Pool:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._open: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # the one that was used last is the last
+        self._idle: dict[Connection, None] = {}  # the most recently used is last
         self._closing: list[Connection] = []
         self._opening = 0
         self._closed = False
@@ -134,12 +133,12 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """The connections with a request or a reply on them."""
+        """The connections with a request or a reply."""
         return self._opening + len(self._open) - len(self._idle)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no connection, and none about to be."""
+        """Whether there is no connection, open or opening."""
         return not self._open and not self._opening
 
     def pick(self) -> Connection | None:
@@ -153,8 +152,6 @@ class Pool:
         return None
 
     async def open(self, timeout: float, *, single_use: bool = False, public_only: bool = False) -> Connection:
-        """A new connection."""
-
         def make() -> Connection:
             return Connection(self._host, Connection.close if single_use else self._keep, self._forget)
 
@@ -183,14 +180,14 @@ class Pool:
         return connection
 
     def close(self) -> None:
-        """Close all connections, also those in use, and those that are being opened."""
+        """Close all connections, including those in use or opening."""
         self._closed = True
         self._closing = list(self._open)
         for connection in self._closing:
             connection.close()
 
     async def wait_closed(self) -> None:
-        """Wait until none of the connections that were closed has a socket any more."""
+        """Wait until all closed connections have released their sockets."""
         for connection in self._closing:
             await connection.wait_closed()
 
@@ -220,7 +217,7 @@ class Pool:
 
 
 class Http1Transport:
-    """Connections kept alive, to any number of servers. For one event loop at a time."""
+    """Kept-alive connections to any number of servers, for one event loop at a time."""
 
     def __init__(self) -> None:
         self._pools: dict[Origin, Pool] = {}
@@ -234,7 +231,6 @@ class Http1Transport:
         return TransportStatistics(clients=len(pools), in_use=sum(pool.in_use for pool in pools))
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        """See `adapters.transport.transport.Transport`."""
         if self._closed:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
@@ -245,7 +241,7 @@ class Http1Transport:
             raise
         except Exception as error:
             failure = unsendable("UnicodeError") if isinstance(error, UnicodeError) else not_made(error)
-        raise failure  # out here, or the original, which may quote a key, would stay attached as its context
+        raise failure  # raised here, because the original would be its context and may quote a key
 
     async def _send(self, request: HttpRequest, target: Target, head: bytes) -> HttpReply:
         pool = self._pool(target)
@@ -259,12 +255,12 @@ class Http1Transport:
             pass
         if request.on_resend is not None:
             request.on_resend()
-        fresh = await self._pool(target).open(request.connect_timeout)  # of the idle ones, others may have ended
+        fresh = await self._pool(target).open(request.connect_timeout)  # other idle ones may have ended
         return await fresh.exchange(request.method, head, request.body)
 
     def _pool(self, target: Target) -> Pool:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # the connections of a loop that ended are of no use to another
+        if loop is not self._loop:  # the connections of an ended loop are useless to another
             self._pools, self._loop = {}, loop
         pool = self._pools.get(target.origin)
         if pool is None:
@@ -278,7 +274,7 @@ class Http1Transport:
         return self._context
 
     async def aclose(self) -> None:
-        """Close all connections, also those in use. Idempotent."""
+        """Close all connections, including those in use. Idempotent."""
         self._closed = True
         pools, self._pools = self._pools, {}
         if pools and asyncio.get_running_loop() is self._loop:

@@ -1,13 +1,12 @@
-"""One connection to a server, and the replies that come over it, one after the other.
+"""One connection to a server, the replies over it, and cancel scopes for waits.
 
-    idle        no request is under way; whatever comes ends the connection
-    sending     a request leaves; its reply may come already
-    reading     the reply's head is there, and somebody reads the body
+    idle        no request is in progress; any data end the connection
+    sending     a request is being sent; its reply may arrive already
+    reading     the reply's head is there, and its body is read
     ended       the socket is closed, or closes with the event loop's next turn
 
-A connection is one task's at a time, from the request to the reply's end. The event loop calls the methods of
-`asyncio.Protocol`. They only take things in and wake the task. Nothing here has a time limit: those who wait
-have them.
+One task at a time uses a connection, from the request to the reply's end. The event loop calls the methods of
+`asyncio.Protocol`, which store data and wake the task. There are no time limits here: the waiting tasks set them.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from ..bodies import Unpacker
 from ..transport import ClosableReply, broken, failed
 from .protocol import ReplyParser, keep_alive_seconds
 
-# A reply as its reader sees it
+# --- A reply for its reader ---
 
 
 class Line(Protocol):
-    """What a reply asks of its connection."""
+    """The calls from a reply to its connection."""
 
     def read_on(self) -> None:
-        """All that came was read."""
+        """Continue receiving, because all data were read."""
         ...
 
     def abort(self) -> None:
-        """Nobody wants the rest."""
+        """Abort, because the rest is not needed."""
         ...
 
 
 class Reply(ClosableReply):
-    """A reply. One task at a time reads it; another may close it.
+    """One reply. One task at a time reads it; another may close it.
 
     Args:
-        line: The connection that it comes over.
-        pieces: What came of the body, which the connection goes on filling until the reply is over.
+        line: The connection of the reply.
+        pieces: The received pieces of the body, which the connection appends to until the end.
         loop: The event loop.
     """
 
@@ -61,7 +60,7 @@ class Reply(ClosableReply):
         self._unpacker: Unpacker | None = None
         self._unpacked: Iterator[bytes] = iter(())
 
-    # -- what its reader asks
+    # Calls of its reader:
 
     async def head(self) -> None:
         """Wait for the head. Raises NetworkError if the connection breaks before it."""
@@ -76,7 +75,7 @@ class Reply(ClosableReply):
         if self._unpacker is None:
             self._unpacker = Unpacker(self._coding)
         piece = next(self._unpacked, None)
-        if piece is not None:  # others have a turn, as little may unpack to much
+        if piece is not None:  # other tasks get a turn, because little may unpack to much
             await asyncio.sleep(0)
         while piece is None and (data := await self._piece()) is not None:
             self._unpacked = self._unpacker.unpack(data)
@@ -90,7 +89,7 @@ class Reply(ClosableReply):
                 self._line.abort()
 
     async def _piece(self) -> bytes | None:
-        """All that came since the last piece, as soon as there is something."""
+        """Wait for data, and return everything received since the last piece."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -112,20 +111,20 @@ class Reply(ClosableReply):
         finally:
             self._waiter = None
 
-    # -- what its connection says
+    # Calls of its connection:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head is there."""
+        """Set the head."""
         self.status, self.headers = status, headers
         self._coding = headers.get("content-encoding")
 
     def wake(self) -> None:
-        """Something came."""
+        """Wake the reader."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def end(self, error: NetworkError | None) -> None:
-        """The body is over, or the connection broke. From now on the connection is not this reply's any more."""
+        """End the body, complete or broken. The connection is released."""
         self._pieces, pieces = self._pieces.copy(), self._pieces
         pieces.clear()
         self._over, self._error = True, error
@@ -133,22 +132,22 @@ class Reply(ClosableReply):
 
 
 HIGH_WATER_BYTES = 256 * 1024
-"""With so much received and not yet read, the server is made to wait."""
+"""The number of received and unread bytes at which the server must wait."""
 
 PIECE_BYTES = 64 * 1024
-"""So much of a request's body is handed to the event loop at once."""
+"""The number of bytes of a request's body that are passed to the event loop together."""
 
 KEPT_SECONDS = 5.0
-"""How long an idle connection is kept for later."""
+"""Seconds for which an idle connection is kept."""
 
 _MARGIN = 0.8
-"""The part that is used of the time for which a server says that it keeps an idle connection."""
+"""The usable part of a server's keep-alive time."""
 
 
 class AgedConnectionError(NetworkError):
-    """A connection that had served before broke, and the server had said nothing to this request.
+    """A used connection broke before the server answered a request.
 
-    So it may have let go of the connection before the request came.
+    The server may have closed it before the request arrived.
     """
 
 
@@ -156,9 +155,9 @@ class Connection(asyncio.Protocol):
     """A connection, which the event loop opens.
 
     Args:
-        host: The server, as errors name it.
-        on_free: Called when a reply is over and the connection can take another request.
-        on_end: Called once, when it never will again.
+        host: The server's name in errors.
+        on_free: Called when a reply has ended and the connection can send another request.
+        on_end: Called once, when the connection has ended.
     """
 
     def __init__(
@@ -185,18 +184,18 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether no request will go over it any more."""
+        """Whether it can't send any more requests."""
         return self._ended
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way, and another may be."""
+        """Whether it has no request and can send one."""
         return self._reply is None and not self._ended
 
-    # -- what a task asks
+    # Calls of a task:
 
     async def exchange(self, method: str, head: bytes, body: bytes) -> Reply:
-        """Send a request, and wait for the head of its reply."""
+        """Send a request and wait for the head of its reply."""
         reply = self._reply = Reply(self, self._parser.pieces, self._loop)
         self._parser.begin(method)
         self._heard = False
@@ -213,7 +212,7 @@ class Connection(asyncio.Protocol):
         return reply
 
     async def _send(self, head: bytes, body: bytes) -> None:
-        """Send a large body as fast as the server takes it, or until it has refused it."""
+        """Send a large body at the server's pace, or until the server refuses it."""
         self._sent = False
         self._transport.write(head)
         view = memoryview(body)
@@ -226,37 +225,37 @@ class Connection(asyncio.Protocol):
         self._sent = True
 
     def read_on(self) -> None:
-        """Everything was read: the server may go on."""
+        """Continue receiving, because all data were read."""
         self._unread = 0
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close the socket with the event loop's next turn, whatever is under way. Idempotent."""
+        """Close the socket with the event loop's next turn, in any state. Idempotent."""
         if not self._ended:
             self._transport.abort()
             self._end()
 
     def give_up(self) -> None:
-        """As `abort`, for a connection that may have no transport yet; then the event loop closes the socket."""
+        """Like `abort`, for a connection that may have no transport yet. Then the event loop closes the socket."""
         if hasattr(self, "_transport"):
             self.abort()
 
     def close(self) -> None:
-        """As `abort`, after the good-bye that TLS has."""
+        """Like `abort`, after TLS's closing message."""
         if not self._ended:
             self._transport.close()
             self._loop.call_soon(self._transport.abort)
             self._end()
 
     async def wait_closed(self) -> None:
-        """Wait until a connection that was aborted or closed has no socket any more."""
+        """Wait until an aborted or closed connection has released its socket."""
         if not self._lost:
             self._closing = self._loop.create_future()
             await self._closing
 
-    # -- what the event loop says
+    # Calls of the event loop:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
@@ -297,15 +296,15 @@ class Connection(asyncio.Protocol):
         _release(self._writer)
         self._writer = None
 
-    # -- what follows
+    # Consequences:
 
     def _begin(self, reply: Reply) -> None:
         reply.begin(self._parser.status, self._parser.headers())
-        if not self._sent:  # and whoever sends looks whether it was refused
+        if not self._sent:  # the sender checks whether the request was refused
             _release(self._writer)
 
     def _complete(self, reply: Reply) -> None:
-        """The reply is over: what is left of it is the reader's, and the connection anybody's."""
+        """End the reply. Its reader owns the remaining data, and the connection is free."""
         self._reply = None
         reply.end(None)
         if not self._parser.keeps_open or not self._sent:
@@ -320,7 +319,7 @@ class Connection(asyncio.Protocol):
         self._on_free(self)
 
     def _lose(self, error: Exception | None) -> None:
-        """The server has ended the connection, or the network has."""
+        """Handle the end of the connection by the server or the network."""
         reply = self._reply
         if reply is None:
             self.abort()
@@ -345,7 +344,7 @@ class Connection(asyncio.Protocol):
         self.abort()
 
     def _end(self) -> None:
-        """From now on nothing comes and nothing goes."""
+        """End the connection for receiving and sending."""
         self._ended = True
         reply, self._reply = self._reply, None
         if reply is not None:
@@ -360,7 +359,9 @@ def _release(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
-# Cancel scopes for waits over connections of our own, at a third of what anyio's cost.
+# --- Cancel scopes for waits ---
+#
+# They cost a third of anyio's.
 
 _MOST_KEPT = 64
 
@@ -370,22 +371,22 @@ class WaitScope:
 
     Args:
         loop: The event loop of the tasks that wait.
-        kept: Where it is put when a wait is over.
+        kept: The list for reuse after a wait.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, kept: list[WaitScope]) -> None:
         self.loop = loop
         self._kept = kept
         self._deadline = math.inf
-        self._task: asyncio.Task[object] | None = None  # that waits
-        self._cancelling = 0  # what others have asked of the task, when its wait began
+        self._task: asyncio.Task[object] | None = None  # the waiting task
+        self._cancelling = 0  # the task's cancellation requests at the start of its wait
         self._waits = 0
         self._delivered = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def deadline(self) -> float:
-        """The event loop's time at which the wait is cancelled."""
+        """The event loop's time of the cancellation."""
         return self._deadline
 
     @deadline.setter
@@ -397,14 +398,15 @@ class WaitScope:
             self._timer = self.loop.call_at(at, self._look)
 
     def cancel(self) -> None:
-        """End the wait. If there is none any more, nothing happens."""
+        """End the wait, if there is one."""
         self._cancel(self._waits)
 
     def _cancel(self, wait: int) -> None:
         task = self._task
         if task is None or wait != self._waits or self._delivered:
             return
-        if asyncio.current_task(self.loop) is task:  # it would be cancelled wherever it waits next, here or not
+        # a cancellation would hit the task's next wait, here or elsewhere
+        if asyncio.current_task(self.loop) is task:
             self.loop.call_soon(self._cancel, wait)
         else:
             self._delivered = True
@@ -447,10 +449,10 @@ class WaitScopes:
         self._kept: list[WaitScope] = []
 
     def until(self, at: float) -> WaitScope:
-        """A scope to enter at once. It is cancelled at the event loop's time `at`, if the wait takes so long."""
+        """A scope to enter immediately, which is cancelled at the event loop's time `at`."""
         loop = asyncio.get_running_loop()
         scope = self._kept.pop() if self._kept else WaitScope(loop, self._kept)
-        if scope.loop is not loop:  # of a loop that ended
+        if scope.loop is not loop:  # from a loop that has ended
             self._kept.clear()
             scope = WaitScope(loop, self._kept)
         scope.deadline = at

@@ -1,12 +1,11 @@
-"""Replies out of bytes, in whatever pieces they come: httptools, and what it leaves open. No socket, no clock.
+"""Parsing replies and writing requests, without sockets or clocks.
 
-    waiting     no byte of the reply's head is through; early hints and other heads of the 1xx kind leave it so
-    body        the head is there: `status` and `headers` stand, and what came of the body lies in `pieces`
-    complete    the reply is over, and the connection is free if `keeps_open`
-    failed      `error` says what was wrong; what came before it stands
+    waiting     the reply's head is incomplete; heads of status 1xx don't change that
+    body        `status` and `headers` are set, and `pieces` has the body so far
+    complete    the reply has ended, and the connection is free if `keeps_open`
+    failed      `error` has the reason; earlier data remain valid
 
-What follows a complete reply was asked for by nobody. It would be taken for the beginning of the next reply, so
-`keeps_open` is then false.
+Data after a complete reply would be taken for the next reply, so `keeps_open` is then false.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from ..headers import check_sendable
 from ..transport import unsendable
 
 MOST_HEAD_BYTES = 100 * 1024
-"""So many bytes may come in a row that bring nothing of a body: heads, early hints, trailers, chunk extensions."""
+"""The largest number of bytes without body data: heads, early hints, trailers, chunk extensions."""
 
 _TOO_LONG = f"more than {MOST_HEAD_BYTES} bytes of headers"
 _TIMEOUT = re.compile(r"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,9})")
 
 
 class ReplyParser:
-    """Reads the replies of one connection, one after the other."""
+    """Parses the replies of one connection, one after the other."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -43,21 +42,21 @@ class ReplyParser:
         self.status = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_head = False
-        self._informs = False  # the head that is read is of the 1xx kind
+        self._informs = False  # the current head has a 1xx status
         self._until_close = False
-        self._ends_at = 0  # so many pieces are of this reply, once it is complete
+        self._ends_at = 0  # the number of this reply's pieces, set at its end
         self._barren = 0
         self._parser = httptools.HttpResponseParser(self)
 
     def begin(self, method: str) -> None:
-        """Expect the reply to a request with this method. Nothing of an earlier reply may be left."""
+        """Expect the reply to a request with this method. The earlier reply must have ended."""
         self.waits, self.complete, self.error, self.keeps_open = True, False, None, True
         self.status, self._headers = 0, []
         self._is_head, self._informs, self._until_close = method == "HEAD", False, False
         self._barren = 0
 
     def feed(self, data: bytes) -> None:
-        """Take in what came."""
+        """Parse received bytes."""
         if self.complete or self.error is not None:
             self.keeps_open = False
             return
@@ -74,14 +73,14 @@ class ReplyParser:
             self._fail(_TOO_LONG)
 
     def end(self) -> bool:
-        """Take in that nothing more will come. True if the reply is whole."""
+        """Handle the end of the data. Returns whether the reply is complete."""
         self.keeps_open = False
         if self._until_close and self.error is None:
             self.complete = True
         return self.complete
 
     def headers(self) -> Mapping[str, str]:
-        """Headers by their lower-case names. The values of a repeated header are joined by commas."""
+        """Headers by lower-case name. The values of a repeated header are joined by commas."""
         headers: dict[str, str] = {}
         for name, value in self._headers:
             key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
@@ -89,13 +88,13 @@ class ReplyParser:
         return headers
 
     def close(self) -> None:
-        """Let go of httptools' parser, which holds this one. Nothing can be read any more."""
+        """Release httptools' parser, which references this one. No more parsing is possible."""
         del self._parser, self.on_body
 
-    # -- what httptools calls
+    # Callbacks of httptools:
 
     def on_message_begin(self) -> None:
-        if self.complete:  # another reply, to nothing
+        if self.complete:  # another, unrequested reply
             self.keeps_open = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -145,14 +144,14 @@ class ReplyParser:
             if self._is_head:
                 self.complete, self._ends_at = True, len(self.pieces)
 
-    # -- ends
+    # Ends of replies:
 
     def _end_here(self) -> None:
-        """Leave out what came behind the reply."""
+        """Drop data after the reply."""
         if len(self.pieces) > self._ends_at:
             del self.pieces[self._ends_at :]
             self.keeps_open = False
-        if self._is_head:  # httptools can't be told that there is no body, and waits for it
+        if self._is_head:  # httptools has no option for a reply without a body, and waits for one
             self._parser = httptools.HttpResponseParser(self)
 
     def _fail(self, said: str) -> None:
@@ -162,12 +161,12 @@ class ReplyParser:
 
 
 def keep_alive_seconds(header: str) -> float | None:
-    """How long a `keep-alive` header says that the server keeps an idle connection; None if it doesn't say."""
+    """The seconds in a `keep-alive` header; None if missing."""
     found = _TIMEOUT.search(header.lower())
     return None if found is None else float(found[1])
 
 
-# What is sent before a request's body, as bytes; and where a URL leads.
+# --- Heads of requests and targets of URLs ---
 
 _PORTS = {"http": 80, "https": 443}
 _MOST_URL_BYTES = 65536
@@ -179,35 +178,32 @@ _ACCEPTED = "gzip, deflate"
 
 
 class Origin(NamedTuple):
-    """A server, as requests share their connections."""
+    """A server, the unit for sharing connections."""
 
     secure: bool
-    """Whether it is asked over TLS."""
+    """Whether it uses TLS."""
     host: str
-    """The host's name or address, without brackets."""
     port: int
-    """The port."""
 
 
 class Target(NamedTuple):
-    """Where a URL leads."""
+    """The server and path of a URL."""
 
     origin: Origin
-    """The server."""
     path: str
-    """The path and the query, as they are sent."""
+    """The path and the query, as sent."""
     authority: str
-    """Host and port, as the header `Host` has them."""
+    """Host and port for the header `Host`."""
 
 
 @lru_cache(maxsize=256)
 def target_of(url: str) -> Target:
-    """Where a URL leads. A user, a password and a fragment are left out."""
+    """Parse a URL. A user, a password and a fragment are dropped."""
     try:
         return _parsed(url)
     except (ValueError, KeyError) as error:  # UnicodeError is a ValueError, and idna's errors are UnicodeErrors
         said = type(error).__name__
-    raise unsendable(said)  # out here, or the original, which quotes, would stay attached as its context
+    raise unsendable(said)  # raised here, because the original would be its context and may quote a key
 
 
 def write_head(method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:
@@ -228,7 +224,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
                 packed = False
             case "content-length" if value.strip() == str(length):
                 continue
-            case _:  # it would contradict what is said of the body above
+            case _:  # it would contradict the header of the body above
                 raise unsendable(f"a header {name} of its own")
         lines.append(f"{name}: {value}")
     if packed:
@@ -238,7 +234,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
 
 @lru_cache(maxsize=512)
 def _known(name: str) -> str | None:
-    """The lower-case name of a header that needs a look; None for all others."""
+    """The lower-case name of a header with special handling; None for all others."""
     if not _is_token(name):
         raise unsendable("a header's name")
     known = name.lower()
