@@ -79,7 +79,6 @@ class CallHandle(Generic[T]):
         self._abandoned = False
 
     async def wait(self) -> T:
-        """Wait for the response."""
         try:
             if not self._in_place:
                 return await self._task.wait()

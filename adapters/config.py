@@ -29,7 +29,6 @@ class KeyFile(msgspec.Struct, frozen=True):
     """The path of the file."""
 
     def __call__(self) -> str:
-        """The text of the file."""
         return Path(self.path).read_text(encoding="utf-8")
 
 

@@ -58,18 +58,12 @@ class ChecksHealth(Protocol):
 class ReportsStatistics(Protocol):
     """An adapter that counts its calls."""
 
-    def statistics(self) -> AdapterStatistics:
-        """A snapshot."""
-        ...
+    def statistics(self) -> AdapterStatistics: ...
 
 
 @runtime_checkable
 class CountingTransport(Protocol):
-    """A transport that counts its connections."""
-
-    def statistics(self) -> TransportStatistics:
-        """A snapshot."""
-        ...
+    def statistics(self) -> TransportStatistics: ...
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:

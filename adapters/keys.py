@@ -28,8 +28,6 @@ from .transport.headers import fault_of, hide_in_logs, secrets, with_secret
 
 
 class KnownKey(NamedTuple):
-    """The value of a key in a request."""
-
     value: str | None
     """The value; None for a server without keys."""
     version: int
@@ -126,7 +124,6 @@ class KeyRest(msgspec.Struct, frozen=True):
     """The reason and the end of a key's pause."""
 
     key: str
-    """The name of the key's entry."""
     model: str | None
     """The model on the wire; None for all models."""
     weight: Weight
@@ -134,10 +131,8 @@ class KeyRest(msgspec.Struct, frozen=True):
     until_us: int
     """The end of the pause, in microseconds since the epoch."""
     reason: str
-    """The reason, in words."""
 
     def in_words(self) -> str:
-        """The pause as a sentence."""
         return f"its key {self.key!r} was {self.weight} ({self.reason})"
 
 
@@ -165,7 +160,6 @@ class KeyRests:
             self._rests.pop((key, model), None)
 
     def failed(self, key: str, model: str, error: AdapterError, now_us: int) -> bool:
-        """Record a failed attempt with a key."""
         match error:
             case AccessDeniedError():
                 rest = KeyRest(key, model, "refused", now_us + REFUSED_US, type(error).__name__)
@@ -260,7 +254,6 @@ class Keyring:
         self.secrets = secrets(config)
         """The values to mask. It grows as keys are requested."""
         self.rests = KeyRests()
-        """The pauses of the named keys."""
         self.pool = KeyPool(tuple(dict.fromkeys(config.key_pool)), self.rests) if config.key_pool else None
         """The keys for calls without a named key."""
         self._adapter = adapter
@@ -289,7 +282,6 @@ class Keyring:
             )
 
     def named(self, name: str) -> Key:
-        """The key of a name."""
         key = self._named.get(name)
         if key is None:
             raise ConfigurationError(f"{self._adapter} has no key {name!r}: {self._known()}")
@@ -298,7 +290,6 @@ class Keyring:
     def choose(
         self, name: str | None, session: str, model: str, now_us: int, *, without: Collection[str] = ()
     ) -> Key | None:
-        """The key of an attempt."""
         if name is None and self.unnamed is not None:
             return self.unnamed
         self.check(name)

@@ -30,27 +30,20 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: str
     """The provider's name of the model."""
     display_name: str
-    """The name for people."""
     context_window: int | None
     """The tokens of input and output together."""
     max_output: int | None
-    """The tokens of a reply."""
     aliases: tuple[str, ...] = ()
     """Callboard's short names of the model."""
     also: tuple[str, ...] = ()
     """Further names that the provider has for the model."""
     general: bool = True
-    """Whether the model is generally available and for any purpose."""
     released: str | None = None
-    """The date of its release."""
     deprecated: bool = False
     """Whether the provider advises against the model."""
     retires: str | None = None
-    """The date of its end."""
     images: bool = True
-    """Whether the model accepts images."""
     tools: bool = True
-    """Whether the model calls tools."""
     structured: bool = True
     """Whether the model enforces a schema on its reply."""
 
@@ -81,12 +74,8 @@ Row = TypeVar("Row", bound=ModelRow)
 
 
 class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table as written in its file."""
-
     date: str
-    """The date of its facts."""
     source: str
-    """The source of its facts."""
     models: tuple[Row, ...]
     """The models, the best first."""
     like: tuple[tuple[str, str], ...] = ()

@@ -64,7 +64,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[Kind, ...] = ("chat",)
     """The interfaces of its adapter: those of `adapters.contract`, `embeddings`, `images` and `videos`."""
 
-    # Environment:
+    # --- Environment ---
 
     key_variables: tuple[str, ...] = ()
     """The environment variables of its key, the usual one first. Empty: there are none."""
@@ -79,14 +79,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     runs_here: bool = False
     """Whether its models run on this machine, so that a health check needs no network."""
 
-    # Owner of keys:
+    # --- Owner of keys ---
 
     home: str | None = None
     """The host that gets the key by default. None: any key may go there."""
     key_words: tuple[str, ...] = ()
     """Words in an environment variable's name for a key of `home`."""
 
-    # Models:
+    # --- Models ---
 
     models: str | None = None
     """The module with the table of its models as `TABLE`, and `find_model`. None: there is no table."""
@@ -95,7 +95,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: str | None = None
     """The nearest vocabulary for models with unknown names; defaults to the common one."""
 
-    # Names elsewhere:
+    # --- Names elsewhere ---
 
     vendor: Vendor | None = None
     """The vendor of its models. None: it depends on the address, or is unknown."""

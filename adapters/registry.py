@@ -36,8 +36,6 @@ _log = Log("plugins")
 
 
 class Loaded(NamedTuple):
-    """A plugin that was loaded or has failed."""
-
     value: object
     """The loaded object; None after a fault."""
     fault: str | None
@@ -48,13 +46,10 @@ class Plugin(NamedTuple):
     """One entry point of an installed package."""
 
     group: Group
-    """The kind of the plugin."""
     name: str
-    """The name that selects it."""
     place: str
     """The place of its object: ``module:name``."""
     package: str
-    """The package of the plugin, with its version."""
 
     def load(self) -> Loaded:
         """The object, imported on first use. A failure is logged once."""
@@ -127,8 +122,6 @@ def adapter_class(name: str) -> object:
 
 
 class _Models(Protocol):
-    """A provider's module of models."""
-
     @property
     def TABLE(self) -> ModelTable[ModelRow]: ...
 

@@ -147,8 +147,6 @@ def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
 
 
 class Scope(Protocol):
-    """The interface of a cancel scope."""
-
     deadline: float
 
     def cancel(self) -> None: ...
@@ -173,7 +171,6 @@ class MovingDeadline:
         self.move(at)
 
     def move(self, at: float) -> None:
-        """Set the deadline."""
         self._at = at
         if self._loop is None:
             self._scope.deadline = at

@@ -414,7 +414,7 @@ class WarningCode(StrEnum):
         member.meaning = meaning
         return member
 
-    # Requested, and dropped or changed before sending:
+    # --- Requested, and dropped or changed before sending ---
 
     PARAMETER_DROPPED = "parameter_dropped", "A setting was not sent, because the model or the protocol lacks it."
     PARAMETER_CHANGED = "parameter_changed", "A setting was sent with the nearest value that the model takes."
@@ -441,7 +441,7 @@ class WarningCode(StrEnum):
         "The provider refused its reasoning in the history, which was left out.",
     )
 
-    # Received, and not as expected:
+    # --- Received, and not as expected ---
 
     USAGE_ESTIMATED = (
         "usage_estimated",

@@ -25,14 +25,12 @@ class UnfinishedFile:
     def __init__(self, path: str | Path) -> None:
         """Create a temporary file in the folder of `path`."""
         self.target = Path(path)
-        """The final path of the file."""
         refuse_link(self.target)
         prefix = f".{self.target.name[:_LONGEST_PREFIX]}."
         import tempfile  # it loads random and more, which most programs don't need
 
         handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=prefix, suffix=".part")
         self.path = Path(name)
-        """The path of the temporary file."""
         self.file: BinaryIO = os.fdopen(handle, "w+b")
         """The temporary file, open for reading and writing."""
 
@@ -49,7 +47,6 @@ class UnfinishedFile:
             raise
 
     def drop(self) -> None:
-        """Delete the temporary file."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
@@ -90,7 +87,6 @@ def _is_stream(path: Path) -> bool:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a symbolic link."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

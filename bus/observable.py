@@ -155,7 +155,6 @@ def topic_matches(pattern: str, topic: str) -> bool:
 
 
 def check_pattern(pattern: str) -> None:
-    """Check a pattern."""
     tokens = pattern.split(".")
     if not all(tokens):
         raise ValueError(f"pattern {pattern!r}: a token between dots must not be empty")

@@ -207,8 +207,6 @@ class HttpAdapter:
         """Cancel all calls and release all connections. Idempotent."""
         await self.client.close()
 
-    # --- Embeddings ---
-
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
@@ -222,8 +220,6 @@ class HttpAdapter:
     def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
         """Estimate the tokens of a text for a model."""
         return estimate_tokens(text, self.wire.token_rates(model))
-
-    # --- Images ---
 
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None

@@ -61,10 +61,7 @@ _ESTIMATED = UsageSource.ESTIMATED
 
 
 class Limit(NamedTuple):
-    """The time limit of one wait."""
-
     seconds: float
-    """Seconds of this wait."""
     of: float
     """Seconds of the whole limit, if this wait is its last part."""
 
@@ -367,7 +364,6 @@ class HttpAttempts:
         return self._count_used() if self.sent else NOTHING_USED
 
     def _count_used(self) -> TokenUsage | None:
-        """The usage of the current attempt, which was sent."""
         return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
 
     async def cancel(self, *, at_once: bool = False) -> None:
@@ -400,13 +396,11 @@ class SingleReply(NamedTuple):
     """A whole reply of status 2xx."""
 
     body: bytes
-    """The body, as it came."""
     headers: Mapping[str, str]
     """The headers, with lower-case names and without the key."""
 
     @property
     def provider_request_id(self) -> str | None:
-        """The provider's own id of the request."""
         return self.headers.get("request-id") or self.headers.get("x-request-id")
 
 

@@ -58,7 +58,6 @@ class HttpCall(HttpAttempts):
         self._message_id = request.message_id or client.clock.new_id("msg")
 
     def new_assembler(self) -> Assembler:
-        """An assembler for one attempt's reply."""
         return Assembler(
             message_id=self._message_id,
             provider=self.client.name,
@@ -211,7 +210,6 @@ class HttpCall(HttpAttempts):
         return events
 
     def response(self, written: WireCall, reply: HttpReply | None) -> CanonicalResponse:
-        """The response of a call that has ended."""
         assembler, client = self.assembler, self.client
         assert assembler.usage is not None
         assert assembler.stop_reason is not None
@@ -236,16 +234,12 @@ class HttpCall(HttpAttempts):
             raw=None if assembler.raw is None else assembler.raw.reply(hidden),
         )
 
-    # --- Counting ---
-
     @property
     def heard(self) -> bool:
         return self.sent and self.assembler.heard
 
     def _count_used(self) -> TokenUsage:
         return self.assembler.usage_so_far()
-
-    # --- Early end ---
 
     async def cancel(self, *, at_once: bool = False) -> None:
         if self.on_drain is None or self._drain_seconds <= 0 or at_once:

@@ -27,8 +27,6 @@ from .wire_call import WireCall
 
 
 class RunningCall(Protocol):
-    """A call of any kind in progress."""
-
     ended: bool
     """Whether there will be no more waits."""
 
@@ -198,7 +196,6 @@ class HttpClient:
         return None if call is None else call.usage_so_far()
 
     def statistics(self) -> AdapterStatistics:
-        """A snapshot of the calls and connections."""
         transport = self.transport
         return AdapterStatistics(
             calls=len([*self.running]),

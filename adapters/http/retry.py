@@ -65,7 +65,6 @@ async def retry(
 
 
 def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
-    """The seconds before a retry."""
     jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
     try:
         return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)

@@ -44,24 +44,18 @@ class Endpoint(msgspec.Struct, frozen=True):
     base_url: str
     """The server's address, normalised."""
     config: AdapterConfig
-    """The adapter's configuration."""
     clock: Clock
-    """The clock of times and of randomness."""
 
 
 class OtherWires(NamedTuple):
     """The wires of a provider's other operations; None if it lacks the operation."""
 
     embeddings: EmbeddingWire | None = None
-    """The wire of embeddings."""
     images: Callable[[str], ImageWire] | None = None
     """The wire of images for a model, by the model's name on the wire."""
     videos: VideoWire | None = None
-    """The wire of videos."""
     batches: BatchWire | None = None
-    """The wire of batches of conversations."""
     background: BackgroundWire | None = None
-    """The wire of background replies."""
 
 
 class ChatWire(ABC):
@@ -132,7 +126,6 @@ class ChatWire(ABC):
         """A normaliser that reads a streamed reply into the assembler."""
 
     def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
-        """The exception for an error reply."""
         return build_error(
             read_error(body),
             status=reply.status,
@@ -172,7 +165,6 @@ class ChatWire(ABC):
     # --- Models ---
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """The capabilities of a model, by its name on the wire."""
         return self.capabilities
 
     def can_stream(self, request: CanonicalRequest) -> bool:
@@ -193,10 +185,7 @@ class ChatWire(ABC):
     async def learn_model(self, model: str, look_up: LookUp) -> None:  # noqa: B027 (most servers need no requests)
         """Request the model's capabilities from the server."""
 
-    # --- Counting ---
-
     def token_rates(self, model: str | None) -> TokenRates:
-        """The rates for estimating a model's tokens."""
         return rates_for(self.default_name, self.base_url, model or "")
 
     def estimate_input_tokens(

@@ -27,13 +27,11 @@ class WireCall(msgspec.Struct, frozen=True):
     tool_ids: Mapping[str, str] = {}
     """Our id of each tool call to its id in the body, for errors that name an id."""
     method: str = "POST"
-    """The HTTP method."""
     once: bool = False
     """Whether the provider bills the request each time that it arrives; see `HttpRequest`."""
 
 
 def get(path: str, headers: Mapping[str, str] = {}) -> WireCall:
-    """A GET of a path."""
     return WireCall(path, b"", headers, method="GET")
 
 

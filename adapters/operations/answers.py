@@ -42,7 +42,6 @@ class HttpEmbeddings:
         self.wire = wire
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
-        """The capabilities of a model, by its name on the wire."""
         return self.wire.capabilities(model)
 
     async def embed(self, request: EmbeddingRequest, on_attempt: AttemptObserver | None) -> EmbeddingResponse:
@@ -141,7 +140,6 @@ class HttpImages:
         self._wire_of = wire_of
 
     def capabilities(self, model: str) -> ImageCapabilities:
-        """The capabilities of a model, by its name on the wire."""
         return self._wire_of(model).capabilities(model)
 
     async def make(self, request: ImageRequest, on_attempt: AttemptObserver | None) -> ImageResponse:

@@ -109,7 +109,6 @@ class BackgroundCall(HttpCall):
     # --- The whole reply ---
 
     async def complete(self) -> CanonicalResponse:
-        """The reply, once it is complete."""
         try:
             while True:
                 self.begin_attempt()
@@ -152,7 +151,6 @@ class BackgroundCall(HttpCall):
         return self.response(written, reply)
 
     async def _looked(self) -> tuple[HttpReply, bytes]:
-        """The reply when it has ended."""
         looks, request = 0, self._wire.look(self.response_id)
         schedule = POLLING.schedule()
         while True:
@@ -245,7 +243,6 @@ class BackgroundCall(HttpCall):
             yield events
 
     async def _read(self, normaliser: NumberedNormaliser, waits: EventWait) -> list[StreamEvent]:
-        """Read the next piece of the stream."""
         reply = self._reply
         assert reply is not None
         chunk = await self.wait(reply.chunk, waits.left(), what="the next event")
@@ -290,7 +287,6 @@ class BackgroundCall(HttpCall):
         return self.response(self.written or WireCall("", b""), self._reply)
 
     async def close_connection(self) -> None:
-        """Close the open reply, if there is one."""
         reply, self._reply = self._reply, None
         if reply is not None:
             await close_reply(reply)
@@ -553,5 +549,4 @@ class BackgroundStream:
 def background_stream(
     client: HttpClient, wire: BackgroundWire, request: CanonicalRequest, on_attempt: AttemptObserver | None
 ) -> BackgroundStream:
-    """The stream of a call that has not started."""
     return BackgroundStream(BackgroundCall(client, wire, request, on_attempt, stream=True))

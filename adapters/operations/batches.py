@@ -146,8 +146,6 @@ class HttpBatches(HttpJobs):
         self._handed_out.add(found.id)
         return found_again(msgspec.structs.replace(found, key=key), "its process ended before it came")
 
-    # --- Polling and cancelling ---
-
     async def retrieve(self, job_id: str, model: str, key: str | None) -> BatchJob:
         job = await self._ask(self.wire.retrieve(job_id), self._read_job, model, key)
         return msgspec.structs.replace(job, key=key)
@@ -254,7 +252,6 @@ class Downloads:
         self._job = job
         self._left = list(wire.results(job))
         self.lines = ReplyFile()
-        """The received results."""
 
     @property
     def short(self) -> bool:
@@ -387,7 +384,6 @@ class ReplyFile:
         return request_id in self._lines
 
     def add(self, line: BatchLine) -> None:
-        """Add a line, unless the request has one."""
         if line.id in self._lines:
             return
         self.replies += line.error is None
@@ -400,7 +396,6 @@ class ReplyFile:
         self._end += len(line.reply)
 
     def get(self, request_id: str) -> BatchLine | None:
-        """The line of a request; None if it has none."""
         kept = self._lines.get(request_id)
         if not isinstance(kept, _Place):
             return kept

@@ -20,11 +20,8 @@ from ..usage.counts import StatedCost
 
 
 class EmbeddingReply(msgspec.Struct):
-    """A parsed reply."""
-
     vectors: list[Vector]
     input_tokens: int | None = None
-    """The counted tokens; None if the reply has no count."""
     model: str | None = None
     response_id: str | None = None
     usage: bytes | None = None

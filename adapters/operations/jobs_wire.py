@@ -92,17 +92,13 @@ class BatchWire(Protocol):
 
     def read_latest(self, body: bytes, provider: str) -> ListPage: ...
 
-    def results(self, job: BatchJob) -> Sequence[WireCall]:
-        """The downloads with the results of a job; none if it has none."""
-        ...
+    def results(self, job: BatchJob) -> Sequence[WireCall]: ...
 
     def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
         """The results in one line of a download, or in a whole reply. Raises msgspec's decoding errors."""
         ...
 
-    def cancel(self, job_id: str) -> WireCall:
-        """The request to cancel a job."""
-        ...
+    def cancel(self, job_id: str) -> WireCall: ...
 
 
 def fields_of(call: WireCall, *without: str) -> JsonObject:
@@ -168,7 +164,6 @@ def expired_item(provider: str) -> AdapterError:
 
 
 def json_lines(lines: Sequence[bytes]) -> bytes:
-    """Lines as a file of JSON lines."""
     return b"".join(line + b"\n" for line in lines)
 
 
@@ -186,8 +181,6 @@ def moment_of(text: str | None) -> int | None:
 
 
 class BackgroundStatus(NamedTuple):
-    """The state of a background reply."""
-
     response_id: str
     """The provider's id of the reply; empty if missing."""
     done: bool

@@ -68,14 +68,11 @@ def size_of_ratio(ratio: tuple[int, int], step: int) -> tuple[int, int]:
 
 
 class ImageReply(msgspec.Struct):
-    """A parsed reply."""
-
     images: list[GeneratedImage]
     usage: TokenUsage | None = None
     model: str | None = None
     response_id: str | None = None
     said: str = ""
-    """The text of the reply in place of an image."""
 
 
 class ImageWire(Protocol):
@@ -253,9 +250,7 @@ class VideoWire(Protocol):
         """The request for the latest jobs; None if the provider doesn't list them."""
         ...
 
-    def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]:
-        """The latest jobs with the terms of a request."""
-        ...
+    def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]: ...
 
 
 def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
@@ -297,7 +292,6 @@ USUAL_SIDE = 720
 
 
 def video_usage(terms: VideoTerms) -> TokenUsage:
-    """The usage of a completed job."""
     if terms.seconds is None:
         return TokenUsage(details={"video": 1})
     name = "video_second"

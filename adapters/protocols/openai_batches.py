@@ -57,7 +57,6 @@ class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
     path: str = "/v1"
     """The path of files and jobs."""
     codes: Mapping[str, ErrorType] = {}
-    """The exceptions for error codes."""
     marks: bool = True
     in_lines: bool = True
 
@@ -87,7 +86,6 @@ class FileBatches(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self._jobs}/{quote(job_id, safe='')}"
 
     def _failure(self, told: Json, provider: str) -> AdapterError:
-        """The error of a job that failed as a whole."""
         return error_without_status(read_error_value(told), self.codes, provider)
 
 

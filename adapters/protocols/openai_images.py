@@ -194,7 +194,6 @@ def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireC
 
 
 def file_part(name: str, block: ImageBlock, filename: str) -> FormPart:
-    """An image as a file of a form."""
     media_type, data = input_bytes(block)
     return FormPart(name, data, f"{filename}.{media_type.removeprefix('image/')}", media_type)
 

@@ -98,7 +98,6 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
     protocol: str = "openai"
     """The key of `provider_options` for all servers of this protocol."""
     codes: Mapping[str, ErrorType] = {}
-    """The exceptions for a job's error codes."""
 
     def capabilities(self, model: str) -> VideoCapabilities:
         found = re.match(r"sora-2(-pro)?(?:$|-\d)", model)

@@ -38,8 +38,6 @@ def _limit(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-# --- Times of resets ---
-
 _EPOCH_SECONDS = 1e9
 _EPOCH_MILLISECONDS = 1e12
 

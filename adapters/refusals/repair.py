@@ -80,7 +80,6 @@ def protocol_objects(value: Json) -> Iterator[JsonObject]:
 
 
 def edited(body: bytes, edits: Iterable[Edit]) -> bytes:
-    """A body with its edits."""
     value: JsonObject = msgspec.json.decode(body)
     for edit in edits:
         if edit.anywhere:
@@ -133,11 +132,9 @@ class Refusal(msgspec.Struct, frozen=True):
     """The dotted paths of parameters that are refused together with it."""
     entry: Json | UnsetType = UNSET
     named: str = ""
-    """The parameter in the error."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All refused parameters."""
         return (self.path or self.named, *self.also)
 
 
@@ -168,16 +165,12 @@ class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
     essential: frozenset[str] = frozenset()
     """Dotted paths of parameters that are never removed, because the reply depends on them."""
     whole: frozenset[str] = frozenset()
-    """Objects that are removed as a whole."""
     renames: Mapping[str, str] = {}
     """The other name of each parameter that has two names."""
     anywhere: frozenset[str] = frozenset()
-    """Keys that may be removed anywhere."""
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """The repair of a refused request."""
-
     kind: RepairKind
     request: CanonicalRequest
     edits: tuple[Edit, ...]
@@ -247,7 +240,7 @@ def _warning(provider: str, what: str) -> CallWarning:
     )
 
 
-# Reasoning:
+# --- Reasoning ---
 
 
 def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRules) -> bool:
@@ -269,9 +262,6 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
     return Repair("signature", mended, (), warning)
 
 
-# Length of the reply:
-
-
 def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider: str) -> Repair | None:
     limit = stated_limit(messages, request.max_output_tokens)
     if limit is None:
@@ -283,7 +273,7 @@ def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider
     return Repair("output_limit", mended, (), _warning(provider, said))
 
 
-# Parameters:
+# --- Parameters ---
 
 
 def _without_parameter(
@@ -305,7 +295,6 @@ def _without_parameter(
 
 
 def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[Refusal]:
-    """The refusals in the error, each with its path."""
     for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
         match = _matched((refusal.pattern,), messages)
         if match is not None:
@@ -370,7 +359,7 @@ def _holds(value: Json, key: str) -> bool:
     return any(key in inner for inner in protocol_objects(value))
 
 
-# Tool calls and results:
+# --- Tool calls and results ---
 
 
 def _with_told_tools(

@@ -24,7 +24,6 @@ FORCING = ("required", "named")
 
 
 def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities | None, provider: str) -> None:
-    """Check a request against the capabilities of its model."""
     effort = request.reasoning_effort
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequestError(

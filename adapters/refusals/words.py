@@ -65,7 +65,6 @@ class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """One sign of an error: `words` or `code`."""
 
     means: Meaning
-    """The meaning of the error."""
     servers: tuple[str, ...]
     """The servers that send it, by their names in field notes."""
     words: str = ""
@@ -114,7 +113,6 @@ def error_of_code(code: str) -> type[AdapterError] | None:
 
 
 def error_of_words(message: str, status: int | None, *, certain: bool) -> type[AdapterError] | None:
-    """The error of the words in a message; None if they are not in the table."""
     words = _words()
     for meaning, pattern in words.certain if certain else words.weak:
         statuses = _STATUSES.get(meaning)

@@ -183,7 +183,6 @@ class Assembler:
             self._repeated.append((block, former))
 
     def tool_arguments(self, key: Key, fragment: str) -> None:
-        """Add a fragment of a call's arguments."""
         block = self._by_key.get(key)
         if block is None or block.kind != "tool":
             self.warn(
@@ -265,7 +264,6 @@ class Assembler:
 
     @property
     def usage(self) -> TokenUsage | None:
-        """The usage reported so far."""
         return self._usage if self._count_usage is None else self._count_usage()
 
     @usage.setter
@@ -368,12 +366,10 @@ class Assembler:
 
     @property
     def has_tool_use(self) -> bool:
-        """Whether the reply has a tool call."""
         return any(block.kind == "tool" for block in self._by_key.values())
 
     @property
     def has_content(self) -> bool:
-        """Whether any block has started."""
         return bool(self._by_key)
 
     def partial_text(self) -> str:

@@ -131,8 +131,6 @@ CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 
 @dataclass(slots=True)
 class ReplyBlock:
-    """A block of one message."""
-
     message_id: str
     kind: Literal["text", "thinking", "tool", "whole"]
     implicit_end: bool
@@ -143,9 +141,7 @@ class ReplyBlock:
     """The fragments in their order, emitted and held."""
     signature: str | None = None
     raw: JsonObject | None = None  # becomes provider_raw
-    """The provider's data of the block."""
     tool_id: str = ""
-    """The provider's id of the tool call."""
     tool_name: str = ""
     arguments: GrowingArguments | None = None
     """The arguments of a tool call. `parts` has their certain pieces."""
@@ -155,9 +151,7 @@ class ReplyBlock:
     """The arguments of a tool call, if sent as an object."""
     whole: ContentBlock | None = None  # for kind "whole"
     whole_raw: Json = None
-    """The provider's form of a whole block."""
     ended: bool = False  # reported by the provider, possibly before the block opens
-    """Whether the provider has reported the end of the block."""
     incomplete: bool = False  # reported by the provider: the call must not be executed
     closed: bool = False
     content: ContentBlock | None = None  # set when closed
@@ -200,7 +194,6 @@ class ReplyBlock:
                 return [*map(self.delta, self.parts)]
 
     def delta(self, fragment: str) -> StreamEvent:
-        """Add a fragment and return its event."""
         match self.kind:
             case "text":
                 return TextDelta(fragment, self.index, self.message_id)
@@ -283,11 +276,9 @@ class RawKept:
                 return
 
     def recording(self, decoder: BodyDecoder) -> BodyDecoder:
-        """A decoder that records the data of each event."""
         return _RecordingDecoder(decoder, self)
 
     def reply(self, hidden: Sequence[str]) -> RawReply:
-        """The recorded reply."""
         return RawReply(
             body=None if self._body is None else _decoded(self._body, hidden),
             events=tuple(_decoded(data, hidden) for data in self._events),

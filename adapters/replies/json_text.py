@@ -23,7 +23,6 @@ class Arguments(NamedTuple):
     """The arguments of a call, read from their text."""
 
     value: JsonObject | None
-    """The arguments; None if the text is not a JSON object."""
     unwrapped: bool = False
     """Whether the text was a JSON string that contains the object."""
 
@@ -89,7 +88,6 @@ def _may_become_token(rest: str, expected: str) -> bool:
 
 
 def _parse(text: str) -> Json:
-    """Parse a JSON value; None if it is invalid."""
     try:
         value: Json = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
     except (ValueError, RecursionError):

@@ -25,13 +25,10 @@ class StreamNormaliser(Protocol):
     """Reads a body as it arrives. It never raises: it sets `error` after the events before a failure."""
 
     error: AdapterError | None
-    """The failure of the stream; None if there was none."""
     finished: bool
     """Whether the protocol's end was seen. Then the assembler is complete, and all later data are ignored."""
 
-    def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """Return the events that this piece of the body completes."""
-        ...
+    def feed(self, chunk: bytes) -> list[StreamEvent]: ...
 
     def close(self) -> list[StreamEvent]:
         """End the body. Without the protocol's end, `error` is set afterwards."""

@@ -68,7 +68,6 @@ def emulate(request: CanonicalRequest) -> Emulation | None:
 
 
 def _offered(request: CanonicalRequest) -> tuple[ToolDefinition, ...]:
-    """The tools that the choice allows."""
     check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
     match request.tool_choice:
         case ToolChoice(mode="none"):
@@ -165,9 +164,6 @@ def _with_system(request: CanonicalRequest, text: str) -> CanonicalRequest:
         return request
     system = f"{request.system_prompt}\n\n{text}" if request.system_prompt else text
     return msgspec.structs.replace(request, system_prompt=system)
-
-
-# --- The history as text ---
 
 
 def _render(message: Message, names: dict[str, str]) -> Message:

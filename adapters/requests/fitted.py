@@ -44,14 +44,12 @@ class ToolIdRule(msgspec.Struct, frozen=True):
     pattern: str = "[A-Za-z0-9_-]"
     """A regular expression of one character."""
     prefix: str = "call_"
-    """The prefix of a derived id."""
 
     def __post_init__(self) -> None:
         if not self.allows(self.derive("")):
             raise ValueError(f"ids such as {self.derive('')!r} break the rule that they are derived by")
 
     def allows(self, wire_id: str) -> bool:
-        """Whether the provider accepts an id."""
         return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
 
     def derive(self, canonical_id: str) -> str:
@@ -71,7 +69,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """The model, if only the issuing model accepts its reasoning back. None: any model of the provider does."""
     tool_ids: ToolIdRule = ToolIdRule()
-    """The form of the ids of tool calls."""
     accepts_images: bool = True
     """Whether user messages may hold images."""
     accepts_audio: bool = False
@@ -93,7 +90,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     replays_images: bool = False
     """Whether the provider accepts its model's images back, as the model's own."""
     keeps_developer: bool = False
-    """Whether the provider has the role of a developer."""
     adopts_signatures: bool = False
     """Whether a signature of unstated origin counts as the provider's own."""
     begins_with_user: bool = False
@@ -149,8 +145,6 @@ Home = Message | tuple[str, tuple[ContentBlock, ...]]
 
 
 class FittedHistory(msgspec.Struct, frozen=True):
-    """The history to send."""
-
     system: str | None
     """The system text; None if there is none or a user message contains it."""
     messages: tuple[Message, ...]
@@ -187,7 +181,6 @@ class FittedHistory(msgspec.Struct, frozen=True):
         return Loss(self.session_id, self.home(block), kind, self.adapter, reason, block)
 
     def with_losses(self, more: Sequence[Loss]) -> FittedHistory:
-        """The history with the losses of the wire added."""
         return msgspec.structs.replace(self, losses=(*self.losses, *more)) if more else self
 
     @property
@@ -287,12 +280,10 @@ def is_own_image(block: ImageBlock, target: Target) -> bool:
 
 
 def keeps_blank(block: TextBlock, target: Target) -> bool:
-    """Whether the target needs a blank text of its own back."""
     return target.keeps_own_blanks and _is_own(block.provider_raw, target)
 
 
 def has_fields(block: TextBlock, target: Target) -> bool:
-    """Whether the host gave a text fields for the target."""
     raw = block.provider_raw
     return _is_own(raw, target) and raw is not None and bool(raw.data)
 

@@ -59,7 +59,6 @@ class Losses:
         self._provider = provider
 
     def note(self, message: Message, block: ContentBlock, reason: str) -> None:
-        """Note that a block of a message is dropped or changed."""
         kind = block_type(block)
         self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
 
@@ -96,7 +95,6 @@ class FittedCalls:
         self.ids: dict[str, str] = {}
         """The ids on the wire, by our ids."""
         self.names: dict[str, str] = {}
-        """The names of the tools, by our ids of the calls."""
         self._messages = messages
         self._target = target
         self._losses = losses
@@ -138,7 +136,6 @@ class FittedCalls:
         return wire_id
 
     def answer(self, call: ToolUseBlock) -> ToolResultBlock:
-        """The result of a call; a note if there is none."""
         if call.id not in self._results:
             return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
         message, result = self._results[call.id]
@@ -323,7 +320,6 @@ class _Fitter:
         return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
-        """Add blocks of a role."""
         blocks = tuple(content)
         if not blocks:
             return
@@ -349,8 +345,6 @@ class _Fitter:
         if self.shown:
             self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
             self.shown = []
-
-    # --- User messages ---
 
     def _said(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []

@@ -57,7 +57,6 @@ def joined_options(request: CallRequest, protocol: str, provider: str) -> JsonOb
 
 
 def add_host_fields(part: JsonObject, fields: JsonObject) -> JsonObject:
-    """A part of a message with the host's fields of its block."""
     if fields:
         merge_options(part, {name: fields[name] for name in fields if name not in OF_REPLIES}, protected=())
     return part

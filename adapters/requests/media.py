@@ -69,7 +69,6 @@ def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, by
 
 
 def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
-    """Whether a block's data or data URL is empty."""
     if block.data is not None:
         return not block.data
     url = block.url or ""

@@ -97,7 +97,6 @@ def dropped(parameter: str, provider: str, why: str) -> CallWarning:
 
 
 def changed(parameter: str, asked: object, sent: object, why: str) -> CallWarning:
-    """The warning for a setting that was sent with another value."""
     return CallWarning(WarningCode.PARAMETER_CHANGED, f"{parameter} {asked!r} was sent as {sent!r}: {why}")
 
 
@@ -110,7 +109,6 @@ def write_settings(
     refused: Mapping[str, str] | None = None,
     names: Iterable[str] = PORTABLE,
 ) -> list[CallWarning]:
-    """Write the given settings into a body."""
     warnings: list[CallWarning] = []
     for name in names:
         value: Json = getattr(request, name)
@@ -225,7 +223,6 @@ INPUT = "input"
 
 
 def is_free_form(tool: ToolDefinition, options: JsonObject) -> bool:
-    """Whether a tool is sent as a free-form tool."""
     if options.get("type") != CUSTOM:
         return False
     properties = tool.input_schema.get("properties")

@@ -41,8 +41,6 @@ class NotStrict(ValueError):
 
 
 class StrictSchema(msgspec.Struct, frozen=True):
-    """A schema for strict mode."""
-
     schema: JsonObject
     adds_nulls: bool
     """Whether optional properties have become nullable."""
@@ -206,7 +204,6 @@ def _nullable(schema: JsonObject) -> JsonObject:
 
 
 def _takes_null(schema: JsonObject, root: JsonObject, budget: int = MAX_DEPTH) -> bool:
-    """Whether the original schema allows null."""
     if "$ref" in schema:
         return budget > 0 and _takes_null(_resolve(schema, root), root, budget - 1)
     kind = schema.get("type")
@@ -268,7 +265,7 @@ def _required(schema: JsonObject) -> list[Json]:
     return required if isinstance(required, list) else []
 
 
-# Back:
+# --- Removal of added nulls ---
 
 
 def without_added_nulls(value: JsonObject, schema: JsonObject) -> JsonObject:

@@ -36,15 +36,12 @@ _MOST_REFERENCES = 16
 
 
 class FoldedSchema(msgspec.Struct, frozen=True):
-    """A schema with one object at its root."""
-
     schema: JsonObject
     """The schema. It is shared, so it must not be changed."""
     folded: tuple[str, ...]
     """The keywords that were folded; empty if the meaning is the same."""
 
     def warnings(self, what: str) -> list[CallWarning]:
-        """The warning, if keywords were folded."""
         if not self.folded:
             return []
         names = " and ".join(self.folded)

@@ -99,8 +99,6 @@ def _without_quotation(error: ValueError) -> str:
     return re.split(r"[:'\"]", str(error))[0].strip().lower()
 
 
-# --- Owners of keys ---
-
 OTHER_WORDS = frozenset({
     "ai21", "amazon", "aws", "azure", "bedrock", "cerebras", "dashscope", "deepinfra", "deepseek", "fireworks",
     "grok", "groq", "hf", "huggingface", "hyperbolic", "jina", "kimi", "litellm", "minimax", "mistral", "moonshot",
@@ -150,7 +148,6 @@ async def public_addresses(host: str, port: int) -> list[str]:
 
 
 def check_public(address: str, host: str) -> None:
-    """Require a public address."""
     if not is_public(address):
         named = host if host == address else f"{host} ({address})"
         said = f"the address {named} is not public, and what a reply names may lead to public ones only"
@@ -196,7 +193,6 @@ class UrlKind(NamedTuple):
     """The parts of a URL that determine the client of its requests."""
 
     secure: bool
-    """Whether it uses TLS."""
     loopback: bool
     """Whether it is this machine, which no proxy can reach."""
 

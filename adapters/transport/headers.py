@@ -107,7 +107,6 @@ def masked(text: str, hidden: Sequence[str]) -> str:
 
 
 def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
-    """Mask the secrets in all texts of an error."""
     error.args = (masked(str(error), hidden),)
     for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
         said = getattr(error, field)

@@ -56,8 +56,6 @@ class _Whole:
 
 
 class Line:
-    """The state of one connection."""
-
     heard = False
     """Whether a byte has arrived since this was last set to False."""
 
@@ -90,7 +88,6 @@ class ConnectionPool:
 
     @property
     def connections(self) -> list[_Connection]:
-        """All connections, open or opening."""
         return [*self._busy, *self._idle]
 
     async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:

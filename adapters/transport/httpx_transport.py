@@ -139,7 +139,6 @@ class HttpxTransport:
         self._closed = False
 
     def statistics(self) -> TransportStatistics:
-        """A snapshot."""
         homes = [home for clients in self._clients.values() for home in clients]
         return TransportStatistics(clients=len(homes), in_use=sum(home.calls for home in homes))
 
@@ -344,7 +343,6 @@ class ClientTransport:
         self._closed = False
 
     def statistics(self) -> TransportStatistics:
-        """A snapshot."""
         return TransportStatistics(clients=1, in_use=self._home.calls)
 
     async def send(self, request: HttpRequest) -> HttpReply:

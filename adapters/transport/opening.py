@@ -41,7 +41,6 @@ class HttpTransport:
         self._closed = False
 
     def statistics(self) -> TransportStatistics:
-        """A snapshot."""
         own = self._own.statistics()
         if self._other is None:
             return own

@@ -145,7 +145,6 @@ def not_in_time(host: str) -> RequestTimeoutError:
 
 
 def unreachable(host: str, said: str) -> NetworkError:
-    """The error for a failed connection."""
     error = NetworkError(f"could not connect to {host}: {said}")
     error.before_sending = True
     return error
@@ -167,5 +166,4 @@ def unsendable(what: str) -> InvalidRequestError:
 
 
 def not_made(error: Exception) -> AdapterError:
-    """The error for an unforeseen failure."""
     return AdapterError(f"the request could not be made: {type(error).__name__}: {error}")

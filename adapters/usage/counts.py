@@ -68,7 +68,6 @@ _JSON = msgspec.json.Decoder(Json)
 
 
 def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
-    """The source of a reported usage."""
     for part, total in parts:
         if part is not None and part > (total or 0):
             return UsageSource.INCONSISTENT

@@ -155,7 +155,6 @@ def upper_end(estimated_tokens: int) -> int:
 def estimate_request(
     messages: Sequence[Message], tools: Sequence[ToolDefinition], system_prompt: str | None, rates: TokenRates
 ) -> int:
-    """Input tokens of a request."""
     counts = count(messages, tools, system_prompt, rates.vocabulary)
     return math.ceil(math.fsum(map(mul, rates.numbers, counts)))
 

@@ -23,7 +23,6 @@ NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
 
 
 def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
-    """The usage of a reply so far."""
     if reported is None:
         return estimate
     if reported.source is UsageSource.INCONSISTENT:

@@ -52,7 +52,6 @@ class Letter:
 
     @property
     def asked(self) -> bool:
-        """Whether an asker waits for the answer."""
         return self._asked
 
     def answer(self, value: object) -> None:
@@ -314,7 +313,6 @@ class ActorRef:
         )
 
     def _post(self, letter: Letter) -> str | None:
-        """Put a letter into the mailbox."""
         self._bus.check_thread()
         if not self._open:
             self._rejected += 1

@@ -430,8 +430,6 @@ class Supervisor:
         lost = await self._endings.end(life, reason)
         self._lost += lost  # others count too, while this one waits
 
-    # --- Small helpers ---
-
     def _running_group(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping:
             raise ActorStopped(

@@ -243,7 +243,6 @@ class Tasks:
 
     def __init__(self) -> None:
         self.running: set[TaskHandle[object]] = set()
-        """The tasks that are not over."""
         self._group: anyio.abc.TaskGroup | None = None  # on trio
         self._new_scope: Callable[[], anyio.CancelScope] = anyio.CancelScope
 

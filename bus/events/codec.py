@@ -182,7 +182,7 @@ def _event_decoder() -> msgspec.json.Decoder[CatalogueEvent]:
     return msgspec.json.Decoder(CatalogueEvent)  # takes 3 ms, so only on the first read
 
 
-# Events:
+# --- Events ---
 
 
 def topic_of(event: Event) -> str:
@@ -311,38 +311,27 @@ def _with_raw(thing: _WithUsage, raw: msgspec.Raw) -> _WithUsage:
     return thing
 
 
-# Envelopes:
+# --- Envelopes ---
 
 
 class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An envelope with an encoded event. The fields are those of `Envelope`, and the event's topic."""
 
     seq: int
-    """As in `Envelope`."""
     run_id: str
-    """As in `Envelope`."""
     ts_us: int
-    """As in `Envelope`."""
     mono_ns: int
-    """As in `Envelope`."""
     topic: str | None = None
     """The topic of the event; None if the event's own ``type`` gives it."""
     data: msgspec.Raw
     """The JSON of the event."""
     session_id: str | None = None
-    """As in `Envelope`."""
     turn_id: str | None = None
-    """As in `Envelope`."""
     request_id: str | None = None
-    """As in `Envelope`."""
     attempt: int | None = None
-    """As in `Envelope`."""
     message_id: str | None = None
-    """As in `Envelope`."""
     caused_by: str | None = None
-    """As in `Envelope`."""
     tags: dict[str, str] | None = None
-    """As in `Envelope`."""
 
     def decoded(self) -> Envelope:
         """The envelope with its event. Raises ValueError if the topic is missing."""

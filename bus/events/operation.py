@@ -133,8 +133,6 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
 
 
 class _ActorEvent(Event, frozen=True, kw_only=True):
-    """An event of one actor."""
-
     actor: str
     """The actor's name in the tree of supervision."""
 

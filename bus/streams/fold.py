@@ -163,7 +163,6 @@ def _continues(first: _Delta, second: _Delta) -> bool:
 
 
 def _join(run: Sequence[_Delta]) -> _Delta:
-    """Join a run of deltas for which `_continues` holds."""
     first, last = run[0], run[-1]
     if len(run) == 1:
         return first

@@ -21,7 +21,6 @@ class Model(ModelRow, frozen=True, kw_only=True):
     """The parameters of a model that differ from the common ones."""
 
     thinking: tuple[str, ...] = ()
-    """The supported kinds of thinking."""
     thinks_unasked: bool = False
     """Whether the model thinks by default."""
     efforts: tuple[str, ...] = ()

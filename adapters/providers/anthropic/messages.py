@@ -91,7 +91,6 @@ def open_container(history: FittedHistory) -> str | None:
 
 
 def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
-    """The opaque blocks of messages."""
     unusual = [message for message in messages if message.plain_text is None]
     return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
 
@@ -316,7 +315,6 @@ class _Writer:
         return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
 
     def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
-        """A block's fields for this provider that a request may have."""
         own = self.history.own(raw)
         return {name: own[name] for name in (_MARK, *names) if own.get(name) is not None} if own else {}
 

@@ -274,6 +274,5 @@ def _object(value: Json) -> JsonObject:
 
 
 def _names(value: Json) -> list[str]:
-    """Names from a list, or from one string with commas."""
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return [name.strip() for name in given if isinstance(name, str) and name.strip()]

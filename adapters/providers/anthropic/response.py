@@ -130,10 +130,8 @@ class WireBlock:
     """A content block in progress."""
 
     key: int
-    """The assembler's key of the block."""
     kind: str
     block: JsonObject
-    """The wire's object, as it grows."""
     input_json: list[str] = field(default_factory=list)  # for a block that is kept unchanged
 
     @property
@@ -146,7 +144,6 @@ _STREAMED = frozenset({"text", "thinking", "tool_use", "redacted_thinking"})
 
 
 def wire_block(key: int, value: Json) -> WireBlock | None:
-    """The block of a JSON value; None if it is not a block."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(kind, str):
         return None
@@ -249,7 +246,6 @@ def begin_message(assembler: Assembler, reply: Reply) -> None:
 
 
 def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
-    """Record the reply's other data."""
     said = {
         "stop_sequence": message.stop_sequence,
         "stop_details": message.stop_details,

@@ -157,7 +157,6 @@ class Tuning:
 
 
 def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
-    """Check that the model accepts the tool choice."""
     if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
         return
     if not model.forced_tools:

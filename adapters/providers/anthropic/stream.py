@@ -264,7 +264,6 @@ class MessagesNormaliser(SseNormaliser):
 
 
 def _cite(state: WireBlock, citation: Json) -> None:
-    """Add a citation to a block."""
     if citation is None:
         return
     citations = state.block.get("citations")

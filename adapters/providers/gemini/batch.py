@@ -128,7 +128,6 @@ _decode_line = msgspec.json.Decoder(_FileLine).decode
 
 class GeminiBatches(msgspec.Struct, frozen=True):
     version: str
-    """The API's version."""
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=20 * 1000 * 1000 - _ROOM)
     """The provider's limit in bytes, and a number of requests that is never reached."""
     marks: bool = True

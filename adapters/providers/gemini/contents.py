@@ -263,7 +263,6 @@ class _Writer:
             yield {"inlineData": {**of_type, "data": sent.data}, **own}
 
     def _fields(self, raw: ProviderRaw | None, names: Iterable[str]) -> JsonObject:
-        """A block's fields for this provider that a request may have."""
         own = self.history.own(raw)
         return {name: own[name] for name in names if own.get(name) is not None} if own else {}
 
@@ -319,7 +318,6 @@ class _Writer:
         yield part
 
     def _own_image(self, block: ImageBlock) -> JsonObject:
-        """The part of the model's own image."""
         assert block.data is not None
         assert block.provider_raw is not None
         about = block.provider_raw.data.get("inlineData")
@@ -396,7 +394,6 @@ TOOL_IDS = ToolIdRule(max_length=64)
 def target_of(
     provider: str, model: str, row: Model, *, keeps_own_blanks: bool = False, takes_system: bool = True
 ) -> Target:
-    """The abilities of a model."""
     return Target(
         provider=provider,
         model=model,

@@ -44,7 +44,6 @@ class Model(ModelRow, frozen=True, kw_only=True):
     tools.
     """
     system: bool = True
-    """Whether the model accepts a system text."""
     media: bool = True
     """Whether the model accepts audio and documents."""
 

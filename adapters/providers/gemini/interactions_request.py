@@ -286,8 +286,6 @@ class _Builder:
         merge_options(written, tool_options(tool, OPTIONS, self.provider))
         return written
 
-    # --- The reply's form ---
-
     def _format(self, body: JsonObject) -> None:
         schema = self.request.output_schema
         if schema is None:

@@ -58,8 +58,6 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """An event of a stream."""
-
     event_type: str | None = None
     index: int | float | None = None
     delta: Delta | None = None
@@ -76,8 +74,6 @@ class _DeltaOf(msgspec.Struct, gc=False):
 
 
 class ModalityTokens(msgspec.Struct, gc=False):
-    """Tokens of one modality."""
-
     modality: object = None
     tokens: object = None
 
@@ -210,8 +206,6 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 
 
 class Steps:
-    """Reads the steps of one reply."""
-
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
         self.seen = False
@@ -272,7 +266,6 @@ class Steps:
     # --- Steps ---
 
     def whole(self, step: Json) -> None:
-        """Read a whole step."""
         if not isinstance(step, dict):
             return
         self.seen = True
@@ -321,7 +314,6 @@ class Steps:
             self.assembler.warn(WarningCode.UNKNOWN_CONTENT, f"the provider sent {what}, which was not understood")
 
     def thought(self, step: JsonObject) -> None:
-        """Read a whole thought."""
         key, assembler = self.next_key(), self.assembler
         summary = step.get("summary")
         parts = summary if isinstance(summary, list) else []
@@ -335,7 +327,6 @@ class Steps:
         assembler.end(key)
 
     def call(self, step: JsonObject) -> None:
-        """Read a whole call."""
         key = self.begin_call(step)
         self.assembler.tool_arguments(key, arguments_of(step.get("arguments")))
         self.assembler.end(key)
@@ -359,7 +350,6 @@ def failure_of(error: Json, provider: str) -> AdapterError:
 
 
 def has_more_than_text(parts: list[Json]) -> bool:
-    """Whether a summary is more than one plain text."""
     return len(parts) > 1 or any(not isinstance(part, dict) or part.keys() - {"type", "text"} for part in parts)
 
 

@@ -39,19 +39,13 @@ _STEP_OF = {
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step in progress."""
-
     kind: str
     step: JsonObject
     """The step so far, if it is kept unchanged."""
     key: int = 0
-    """The key of its open block; 0 if there is none."""
     annotations: list[Json] = field(default_factory=list)
-    """The annotations of that block's text."""
     summary: list[Json] = field(default_factory=list)
-    """The pieces of a thought's summary."""
     fragments: bool = False
-    """Whether a call's arguments are fragments."""
 
 
 class InteractionNormaliser(SseNormaliser):

@@ -50,7 +50,6 @@ def fit_schema(schema: JsonObject) -> JsonObject:
 
 @remembered
 def _fitted(schema: JsonObject) -> JsonObject | None:
-    """None if all of it is supported."""
     written = normalise_schema(schema)
     fitted = _Fitter(written).fit(written, at_root=True)
     return None if fitted == schema else fitted
@@ -270,8 +269,6 @@ class _Builder:
         if choice.tool_name is not None:
             mode["allowedFunctionNames"] = [choice.tool_name]
         return mode
-
-    # --- The reply's form ---
 
     def _format(self, config: JsonObject) -> str | None:
         """Request JSON. Returns an instruction if the model can't combine a schema with tools."""

@@ -97,8 +97,6 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 
 
 class ReplyReader:
-    """Reads one reply, chunk by chunk."""
-
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
         self.saw_candidate = False
@@ -134,7 +132,6 @@ class ReplyReader:
             self.assembler.text(self._key, text, implicit_end=True)
 
     def add(self, chunk: wire.Chunk, data: bytes) -> None:
-        """Read a chunk."""
         if chunk.error != wire.ABSENT:
             raise error_in_reply(wire.decode_json(data), self.assembler.provider)
         candidate: wire.Candidate | None = None

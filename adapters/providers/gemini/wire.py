@@ -50,15 +50,12 @@ class Part(msgspec.Struct, gc=False):
     text: str | None = None
     functionCall: FunctionCall | None = None
     thought: object = None
-    """Whether the text is reasoning."""
     thoughtSignature: str | None = None
     partMetadata: msgspec.Raw = ABSENT
     speechMetadata: msgspec.Raw = ABSENT
 
 
 class Content(msgspec.Struct, gc=False):
-    """The content of a candidate."""
-
     parts: list[Part] | None = None
 
 
@@ -115,21 +112,15 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 class TextPart(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A part with text only."""
-
     text: str
 
 
 class TextContent(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The content of a TextChunk."""
-
     parts: tuple[TextPart]
     role: str = ""
 
 
 class TextCandidate(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The candidate of a TextChunk."""
-
     content: TextContent
     index: Literal[0] = 0
 
@@ -185,7 +176,6 @@ class UsageCounts:
             self._counted = raw
 
     def _so_far(self) -> Usage:
-        """The last value of each count."""
         usage, former = decode_counts(self._latest) or Usage(), self._former
         for name in usage.__struct_fields__ if former is not None else ():
             if getattr(usage, name) is None:
@@ -308,7 +298,6 @@ class PartialArguments:
 
 
 def _at(root: JsonObject, steps: list[str | int]) -> Json:
-    """The value at a place; None if there is none."""
     here: Json = root
     for step in steps:
         if isinstance(here, dict) and isinstance(step, str):

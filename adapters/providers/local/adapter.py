@@ -68,7 +68,6 @@ class LocalTransport:
         return self._claim.server if self._claim is not None else None
 
     def statistics(self) -> TransportStatistics:
-        """The statistics of the connections to the server."""
         http = self._http
         return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
 

@@ -45,14 +45,10 @@ STOPPED_WHILE_STARTING = "the local model's server was stopped while it was star
 
 
 class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a server."""
-
     pid: int | None
     """The id of the child process; None if there is none."""
     running: bool
-    """Whether the server runs."""
     starts: int
-    """The number of successful starts."""
     startup_seconds: float
     """The duration of the last successful start, in seconds."""
     uptime_seconds: float

@@ -40,11 +40,9 @@ class Configuration(TypedDict):
     port: int
     """The port; 0 lets the system choose."""
     threads: int
-    """The number of computing threads."""
     embeddings: str
     """The pooling of a text's vectors, ``model`` for the model's own. Empty is no vectors."""
     parent: int
-    """The parent's process id."""
     import_path: str
     """The folder of xllamacpp, for a parent that changed its own import path."""
 

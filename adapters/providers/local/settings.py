@@ -31,7 +31,6 @@ class LocalServerSettings(msgspec.Struct, frozen=True):
     """
 
     model_path: Path
-    """The path of a GGUF file."""
     context_tokens: int = 4096
     """The tokens of each request, prompt and reply together. The model's training sets an upper limit."""
     slots: int = 4

@@ -35,8 +35,6 @@ UNKNOWN = AdapterCapabilities(
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """The server's facts about one model."""
-
     abilities: frozenset[str] | None = None
     """The model's abilities; None if not reported (older servers)."""
     context_tokens: int | None = None
@@ -131,7 +129,6 @@ class Catalogue:
 
 
 def full_name(model: str) -> str:
-    """A model's name with its tag."""
     return model if ":" in model.rpartition("/")[2] else f"{model}:latest"
 
 

@@ -168,7 +168,6 @@ def classify(
 
 
 def error_in_reply(error: Json, provider: str) -> AdapterError:
-    """The error in a reply or line of status 200."""
     return classify(read_error_value({"error": error}), None, {}, provider=provider, now_us=0)
 
 

@@ -34,9 +34,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
     efforts: tuple[str, ...] = ()
     """The efforts in increasing order; none if the model can't reason."""
     default_effort: str | None = None
-    """The default effort; None if unknown."""
     verbosity: bool = True
-    """Whether the model supports `text.verbosity`."""
 
     @property
     def reasons(self) -> bool:

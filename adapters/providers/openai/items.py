@@ -263,7 +263,6 @@ class _Writer:
         return kept[::-1]
 
     def _own_image(self, block: ImageBlock) -> JsonObject:
-        """The item of the model's own image."""
         assert block.data is not None
         absent = NEVER_NULL[IMAGE_CALL]
         own = self.history.own(block.provider_raw).items()
@@ -385,7 +384,6 @@ class _Writer:
         return [add_host_fields(part, self._fields(block))]
 
     def _fields(self, block: TextBlock | ImageBlock | DocumentBlock) -> JsonObject:
-        """The host's fields of a part for this provider."""
         return self.history.own(block.provider_raw)
 
     def _lose(self, block: ContentBlock, reason: str) -> None:

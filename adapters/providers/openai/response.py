@@ -78,7 +78,6 @@ class Reply:
         return item
 
     def reasoning_before(self, number: int) -> str | None:
-        """The id of the last reasoning item before an item."""
         before = (item.item_id for item in reversed(self.items[:number]) if item.kind == "reasoning")
         return next(before, None)
 
@@ -152,8 +151,6 @@ class Reply:
 
 
 class OutputItem:
-    """One item of the output."""
-
     def __init__(self, reply: Reply, number: int, kind: str) -> None:
         self.kind = kind
         self.number = number
@@ -176,7 +173,6 @@ class OutputItem:
         self._arguments: list[str] = []  # arguments before the call's name
 
     def text(self, part: int, fragment: str) -> None:
-        """Add text to a part of a message."""
         if fragment:
             if part != self._part:
                 self._enter(part)
@@ -219,7 +215,6 @@ class OutputItem:
                 self._assembler.tool_arguments(self._key, fragment)
 
     def arguments(self, fragment: str) -> None:
-        """Add arguments to a call."""
         if not fragment:
             return
         if self.placed:
@@ -372,7 +367,6 @@ _CUSTOM_HEAD, _CUSTOM_TAIL = '{"input":"', '"}'
 
 
 def custom_arguments(text: str) -> str:
-    """A custom tool's text as a call's arguments."""
     return msgspec.json.encode({"input": text}).decode()
 
 

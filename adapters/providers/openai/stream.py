@@ -93,7 +93,6 @@ class ResponsesNormaliser(SseNormaliser):
     # --- Finding an item ---
 
     def _find(self, event: Event, kind: str) -> OutputItem:
-        """The item of a delta."""
         index, item_id = event.output_index, event.item_id
         item = self._found.get((kind, index, item_id))
         if item is not None:

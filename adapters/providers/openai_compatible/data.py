@@ -153,7 +153,6 @@ ERROR_CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error in a reply of status 200."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 

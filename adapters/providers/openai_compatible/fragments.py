@@ -265,7 +265,6 @@ class Searches:
         self._ran: set[str] = set()
 
     def note(self, message: WireMessage) -> None:
-        """Count the searches in a message or a delta."""
         self._cites = self._cites or any(_kind(one) == "url_citation" for one in _list(message.annotations))
         for place, tool in enumerate(_list(message.executed_tools)):
             if isinstance(tool, dict) and _kind(tool) == "search":

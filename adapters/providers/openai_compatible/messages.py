@@ -52,7 +52,6 @@ PDF = "application/pdf"
 
 
 def hears(quirks: Quirks, model: str) -> bool:
-    """Whether a model accepts audio."""
     return bool(quirks.audio_models and re.search(quirks.audio_models, model))
 
 
@@ -87,7 +86,6 @@ def _address_refusal(block: MediaBlock, quirks: Quirks) -> str | None:
 
 
 def media_part(block: MediaBlock, quirks: Quirks) -> JsonObject:
-    """The part for a block that isn't refused."""
     match block:
         case ImageBlock():
             return _image(block)

@@ -62,7 +62,6 @@ def build_body(
 
 
 def target(quirks: Quirks, capabilities: AdapterCapabilities, provider: str) -> Target:
-    """The target for fitting histories."""
     return Target(
         provider=provider,
         tool_ids=_id_rule(quirks.tool_id_length, quirks.tool_id_alphanumeric),
@@ -145,8 +144,6 @@ class _Builder:
 
     def _left_out(self, parameter: str, why: str) -> None:
         self.warnings.append(dropped(parameter, self.provider, why))
-
-    # --- System text ---
 
     def _add_system(
         self, messages: list[JsonObject], history: FittedHistory, instruction: str, response_format: Json

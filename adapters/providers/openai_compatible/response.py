@@ -142,7 +142,6 @@ class ReplyReader:
             self.assembler.text(_TEXT, text, implicit_end=True)
 
     def complete(self) -> None:
-        """Finish the assembler."""
         assembler = self.assembler
         if self._tags is not None:
             self._tagged(self._tags.flush())
@@ -363,7 +362,6 @@ class ReplyReader:
 
 
 def read_whole(reply: WireReply, data: bytes, assembler: Assembler, quirks: Quirks) -> None:
-    """Feed a whole reply to the assembler and finish it."""
     reader = ReplyReader(assembler, quirks)
     reader.chunk(reply, data)
     if not any(_says_something(choice) for choice in reply.choices or ()):

@@ -101,8 +101,6 @@ class WireReply(msgspec.Struct, gc=False):
 
 
 class TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A delta with text only."""
-
     content: str
     role: Json = None
     refusal: None = None
@@ -113,8 +111,6 @@ class TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The choice of a TextChunk."""
-
     delta: TextDelta
     index: Literal[0] = 0
     finish_reason: None = None
@@ -252,7 +248,6 @@ def decode_usage(raw: msgspec.Raw) -> WireUsage | None:
 
 
 def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
-    """The usage in Groq's object, if any."""
     if not raw or raw == NULL:
         return NO_RAW
     try:

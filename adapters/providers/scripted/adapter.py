@@ -58,8 +58,6 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
 
 
 class Called(msgspec.Struct, frozen=True, tag="called"):
-    """A tool call starts."""
-
     number: int
     name: str
 
@@ -174,13 +172,10 @@ class ScriptedTransport:
         pass
 
     def closed(self) -> None:
-        """Count a closed reply."""
         self._open -= 1
 
 
 class _Playing:
-    """A reply in progress."""
-
     status = 200
     headers: Mapping[str, str] = {"content-type": "application/x-ndjson"}
 

@@ -126,7 +126,6 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pieces_of(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    """A text as its pieces."""
     return (text,) if isinstance(text, str) else text
 
 

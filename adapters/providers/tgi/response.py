@@ -31,14 +31,12 @@ class StopTrimmer:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text that is safe to show."""
         text = self._held + text
         cut = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - cut :]
         return text[: len(text) - cut]
 
     def finish(self, *, stopped: bool) -> tuple[str, str | None]:
-        """End the text."""
         held, self._held = self._held, ""
         if stopped:
             for stop in sorted(self._stops, key=len, reverse=True):

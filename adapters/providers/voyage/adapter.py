@@ -54,8 +54,6 @@ _OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensi
 
 
 class VoyageEmbeddings(msgspec.Struct, frozen=True):
-    """Voyage's ``/v1/embeddings``."""
-
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         if model == "voyage-3-lite":
             return msgspec.structs.replace(_FIXED, dimensions=512)

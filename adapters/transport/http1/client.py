@@ -25,7 +25,6 @@ from .protocol import Origin, Target, target_of, write_head
 async def connect(
     origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
 ) -> Connection:
-    """A new connection."""
     if public_only:
         connected = await _connected_to_public(origin.host, origin.port)
     else:
@@ -226,7 +225,6 @@ class Http1Transport:
         self._closed = False
 
     def statistics(self) -> TransportStatistics:
-        """A snapshot."""
         pools = self._pools.values()
         return TransportStatistics(clients=len(pools), in_use=sum(pool.in_use for pool in pools))
 

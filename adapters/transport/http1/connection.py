@@ -60,7 +60,7 @@ class Reply(ClosableReply):
         self._unpacker: Unpacker | None = None
         self._unpacked: Iterator[bytes] = iter(())
 
-    # Calls of its reader:
+    # --- Calls of its reader ---
 
     async def head(self) -> None:
         """Wait for the head. Raises NetworkError if the connection breaks before it."""
@@ -111,15 +111,11 @@ class Reply(ClosableReply):
         finally:
             self._waiter = None
 
-    # Calls of its connection:
-
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Set the head."""
         self.status, self.headers = status, headers
         self._coding = headers.get("content-encoding")
 
     def wake(self) -> None:
-        """Wake the reader."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -189,10 +185,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no request and can send one."""
         return self._reply is None and not self._ended
 
-    # Calls of a task:
+    # --- Calls of a task ---
 
     async def exchange(self, method: str, head: bytes, body: bytes) -> Reply:
         """Send a request and wait for the head of its reply."""
@@ -255,7 +250,7 @@ class Connection(asyncio.Protocol):
             self._closing = self._loop.create_future()
             await self._closing
 
-    # Calls of the event loop:
+    # --- Calls of the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
@@ -296,7 +291,7 @@ class Connection(asyncio.Protocol):
         _release(self._writer)
         self._writer = None
 
-    # Consequences:
+    # --- Ends of replies ---
 
     def _begin(self, reply: Reply) -> None:
         reply.begin(self._parser.status, self._parser.headers())
@@ -344,7 +339,6 @@ class Connection(asyncio.Protocol):
         self.abort()
 
     def _end(self) -> None:
-        """End the connection for receiving and sending."""
         self._ended = True
         reply, self._reply = self._reply, None
         if reply is not None:
@@ -398,7 +392,6 @@ class WaitScope:
             self._timer = self.loop.call_at(at, self._look)
 
     def cancel(self) -> None:
-        """End the wait, if there is one."""
         self._cancel(self._waits)
 
     def _cancel(self, wait: int) -> None:
@@ -443,8 +436,6 @@ class WaitScope:
 
 
 class WaitScopes:
-    """The scopes of one adapter's waits."""
-
     def __init__(self) -> None:
         self._kept: list[WaitScope] = []
 

@@ -91,7 +91,7 @@ class ReplyParser:
         """Release httptools' parser, which references this one. No more parsing is possible."""
         del self._parser, self.on_body
 
-    # Callbacks of httptools:
+    # --- Callbacks of httptools ---
 
     def on_message_begin(self) -> None:
         if self.complete:  # another, unrequested reply
@@ -144,8 +144,6 @@ class ReplyParser:
             if self._is_head:
                 self.complete, self._ends_at = True, len(self.pieces)
 
-    # Ends of replies:
-
     def _end_here(self) -> None:
         """Drop data after the reply."""
         if len(self.pieces) > self._ends_at:
@@ -161,7 +159,6 @@ class ReplyParser:
 
 
 def keep_alive_seconds(header: str) -> float | None:
-    """The seconds in a `keep-alive` header; None if missing."""
     found = _TIMEOUT.search(header.lower())
     return None if found is None else float(found[1])
 
@@ -181,7 +178,6 @@ class Origin(NamedTuple):
     """A server, the unit for sharing connections."""
 
     secure: bool
-    """Whether it uses TLS."""
     host: str
     port: int
 
