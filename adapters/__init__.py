@@ -1,4 +1,4 @@
-"""Provider facts: the adapter contract, one folder for each provider, and their shared code.
+"""Adapters: the contract, one folder for each provider, and their shared code.
 
 An adapter works alone: construct it, call it, close it. It needs no actor, bus or engine. It translates between
 canonical values and its provider's wire, classifies errors and retries. It computes no money and stores nothing.

@@ -1,4 +1,4 @@
-"""An adapter as a supervised actor, which owns the adapter and runs each call in a task of its own.
+"""An adapter as a supervised actor, with a task for each call.
 
 It publishes no events; it reports to the starter of each call. Starting a call is synchronous and no message, so a
 thousand calls in one tick are a thousand tasks and no full mailbox. A crash inside a call fails that call. A crash

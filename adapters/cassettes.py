@@ -1,4 +1,4 @@
-"""Cassettes: recorded HTTP exchanges with a provider, for replay in place of a network.
+"""Cassettes: recorded HTTP exchanges with a provider, for replay.
 
 A cassette is one JSON file for a scenario, meant for review:
 

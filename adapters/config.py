@@ -1,4 +1,4 @@
-"""The configuration of an adapter: the way to its provider, and its waits between attempts."""
+"""The configuration of an adapter and of its retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter contract: the protocol of every adapter, its requests, responses and reports of attempts."""
+"""The adapter contract: protocol, requests, responses and reports of attempts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_reset: str | None = None
     """The time at which all tokens are available again, as the provider writes it."""
     counts_output: bool = True
-    """Whether the tokens include those of replies."""
+    """Whether the tokens of replies count as well."""
     fixed_window: bool = False
     """Whether the limit resets completely at the start of the next period, not gradually."""
 
@@ -196,7 +196,7 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     """Whether one reply may call several tools."""
     reasoning_effort: str | None = None
-    """One of `effort.EFFORTS`, ``none`` to ``max``. A model with fewer uses the nearest, with a warning."""
+    """One of `settings.EFFORTS`, ``none`` to ``max``. A model with fewer uses the nearest, with a warning."""
     message_id: str = ""
     """The id of the reply, for its stream events; generated if empty."""
     session_id: str = ""

@@ -1,4 +1,4 @@
-"""Embeddings: the contract of adapters, and splitting any number of texts into requests.
+"""Embeddings: the contract of adapters, and batches of texts.
 
 A vector is an `array('f')`: four bytes for each dimension. Use `tolist()` for JSON, `tobytes()` for a database,
 and

@@ -1,4 +1,4 @@
-"""The contract of adapters with images: the protocol, its requests and its responses.
+"""The contract of adapters with images: protocol, requests and responses.
 
 The inputs decide the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the open
 area, and several images are *composed* into one. Each image costs money, so a request with a lost answer is not

@@ -1,4 +1,4 @@
-"""Polling a job until it ends. A poll that fails neither ends the job nor creates a second one."""
+"""Polling a job until it ends. A failed poll has no effect on the job."""
 
 from __future__ import annotations
 

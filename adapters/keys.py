@@ -1,4 +1,4 @@
-"""The keys of an adapter: their sources, the choice for a call, and pauses after refusals."""
+"""The keys of an adapter: sources, pools, and pauses after refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a provider's models: one JSON file in its folder, and the lookup of rows.
+"""The table of a provider's models, a JSON file in its folder.
 
 The file changes monthly, without the code. It has the date and source of its facts, and lists the models, the best
 first. `like` maps unlisted names to a listed model with the same facts. The file is read at the first lookup. A

@@ -1,4 +1,4 @@
-"""Adapter types by name, as in models.yaml, plugins, and the tables of vendors' models.
+"""Adapter types by name, plugins, and the tables of vendors' models.
 
 All of it is derived from the descriptors of `adapters.provider`. Code and tables are imported at their first use.
 """

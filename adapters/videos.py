@@ -1,4 +1,4 @@
-"""Videos: the contract of adapters, waiting for jobs, and downloads that continue after a break.
+"""Videos: the contract of adapters, waiting for jobs, and downloads.
 
 A video takes minutes, so it is a job of the provider, which continues without this process. Creating it costs
 money, so

@@ -1,4 +1,4 @@
-"""The bus: typed events in one total order, any number of readers, and a publisher that never waits.
+"""The bus: typed events in one order, and a publisher that never waits.
 
 `publish` numbers an event, puts it into the buffer of every matching subscription, and returns. It runs no code of
 a reader, so no reader can block it, recurse into it or raise through it. Each reader's policy decides what happens

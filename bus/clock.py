@@ -1,4 +1,4 @@
-"""Wall time, monotonic time, identifiers and randomness, injected so that tests control them.
+"""Clocks: time, identifiers and randomness, injected so that tests control them.
 
 A clock never waits: use anyio for that. Tests run it on a virtual-time loop.
 """

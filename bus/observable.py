@@ -59,7 +59,7 @@ class ObservableBus:
         name: str = "",
         without: Collection[str] = (),
     ) -> Subscription:
-        """Receive every event published from now on whose topic matches one of the patterns.
+        """Receive every later event with a topic that matches one of the patterns.
 
         Close the subscription, or use it as a context manager: the bus holds it until then. On a closed bus it is
         closed already.

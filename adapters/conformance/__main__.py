@@ -1,4 +1,4 @@
-"""Run all checks of a kit: ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``."""
+"""Run a kit's checks: ``python -m callboard.adapters.conformance package.kit:KIT``."""
 
 from __future__ import annotations
 

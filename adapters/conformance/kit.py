@@ -1,4 +1,4 @@
-"""The kit of an adapter: how the checks make it, and how they control its provider.
+"""The kit of an adapter: how checks make it and control its provider.
 
 A check puts *scenes* on a *stage*. Each scene is the provider's answer to one request, in order. For an adapter
 over

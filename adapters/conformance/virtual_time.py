@@ -1,4 +1,4 @@
-"""Virtual time: it advances only when all tasks wait, so waits end immediately and in order."""
+"""Virtual time, which advances only when all tasks wait."""
 
 from __future__ import annotations
 

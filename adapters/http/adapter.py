@@ -108,7 +108,7 @@ class HttpAdapter:
 
     @property
     def keys(self) -> Keyring:
-        """The keys by name, with those that are paused."""
+        """The keys by name, and their pauses."""
         return self.client.keys
 
     # --- Conversations ---

@@ -1,4 +1,4 @@
-"""The attempts of one request over HTTP: time limits, retries, keys and cancellation.
+"""Attempts of one HTTP request: time limits, retries, keys and cancellation.
 
     attempting    an attempt was reported, and is sent or read
     waiting       the attempt has failed, and the time until the next one passes

@@ -1,4 +1,4 @@
-"""One conversation call over HTTP: its attempts, their requests, and what was read so far."""
+"""One conversation call over HTTP: its attempts, requests and replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection of one adapter to its server: address, key, connections, and calls in progress."""
+"""An adapter's client: address, keys, connections and calls in progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries: pure functions of the error and the clock's randomness, and `retry()` for a host's own calls."""
+"""Retries: when and after how long, and `retry()` for a host's own calls."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Operations besides conversations: their pure wires, and what drives them over HTTP."""
+"""Operations besides conversations, and their wires."""

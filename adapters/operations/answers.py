@@ -1,4 +1,4 @@
-"""Embeddings and images over HTTP: one request with its attempts, and one whole reply."""
+"""Embeddings and images over HTTP: one request and one whole reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches over HTTP: creating, finding, polling and cancelling jobs, and reading their results.
+"""Batches over HTTP: jobs and their results.
 
 creating    the requests are uploaded, if the provider wants a file, and the job is requested once
 searching   the answer was lost; the provider's list is searched for a job with our mark

@@ -1,4 +1,4 @@
-"""The wire of a provider's embeddings: requests, replies, checks and vectors. Pure."""
+"""The wire of embeddings: requests, replies, checks and vectors. Pure."""
 
 from __future__ import annotations
 

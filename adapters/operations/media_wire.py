@@ -1,4 +1,4 @@
-"""The wires of a provider's images and videos: requests, replies, checks and billing. Pure.
+"""The wires of images and videos: requests, replies, checks and billing. Pure.
 
 Each image and each video costs money, so no field is dropped: a request that the model can't fulfil is refused. A
 video is billed by seconds. The rate is named by resolution and sound: ``video_second``, ``video_second_1080p``

@@ -1,4 +1,4 @@
-"""Videos over HTTP: creating, retrieving and deleting jobs, and downloading their files."""
+"""Videos over HTTP: jobs and the download of their files."""
 
 from __future__ import annotations
 

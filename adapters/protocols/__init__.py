@@ -1,1 +1,1 @@
-"""Wires of several providers: OpenAI's embeddings, images, videos and batches, and Cohere's embeddings."""
+"""Wires that several providers share."""

@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/embeddings``, with other servers' differences as fields, and Cohere's models.
+"""OpenAI's ``/v1/embeddings`` and compatible servers, and Cohere's models.
 
 Limits from OpenAI's own package (3.54.0): 8192 tokens a text, 300,000 in a request, and 2048 texts.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's batches, ``/v1/files`` and ``/v1/batches``, and compatible servers (Groq, Together, vLLM).
+"""OpenAI's batches, ``/v1/files`` and ``/v1/batches``, and compatible servers.
 
 * Fields of jobs, statuses, 50,000 requests and 200 MB a file, `metadata` of 16 pairs: `openai.types.batch`,
   `batch_create_params` (3.54.0).

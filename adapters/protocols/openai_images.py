@@ -1,4 +1,4 @@
-"""OpenAI's images API, ``/v1/images/generations`` and ``/v1/images/edits``, and compatible servers.
+"""OpenAI's images API, ``/v1/images``, and compatible servers.
 
 Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, a
 prompt of

@@ -1,1 +1,1 @@
-"""One folder for each provider, with its descriptor in `provider.py`; none imports another."""
+"""One folder for each provider, with a descriptor in `provider.py`."""

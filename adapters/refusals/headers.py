@@ -1,4 +1,4 @@
-"""Rate limits from OpenAI's `x-ratelimit-*` headers, which most servers of its protocols send."""
+"""Rate limits from OpenAI's `x-ratelimit-*` headers, which most servers send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories without a provider's reasoning, or with exchanges of tools in words. Pure.
+"""Histories without reasoning, or with exchanges of tools in words. Pure.
 
 Reasoning is mostly in blocks of its own. Gemini also signs texts and calls, in the provider's data of such a
 block, and

@@ -1,4 +1,4 @@
-"""The assembler: canonical events from a provider's fragments, with all invariants of a stream.
+"""The assembler: canonical events from a provider's fragments.
 
 - One block is open at a time. Its events are contiguous, and indexes only grow.
 - The first fragment of a later block closes the open block, if that block may be complete: text and reasoning

@@ -1,4 +1,4 @@
-"""One block of a reply: its fragments, its events and its content, and the raw reply."""
+"""One block of a reply: fragments, events and content; and the raw reply."""
 
 from __future__ import annotations
 

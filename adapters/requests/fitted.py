@@ -1,4 +1,4 @@
-"""Values for fitting a history: a target's abilities, the fitted history, and its losses."""
+"""Fitted histories: a target's abilities, the history to send, and its losses."""
 
 from __future__ import annotations
 

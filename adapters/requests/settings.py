@@ -1,4 +1,4 @@
-"""Portable settings, options and limits of a request. A setting that the protocol lacks gives a warning."""
+"""Portable settings, options and limits of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header values from a configuration: stripped, checked and masked before they are logged or sent."""
+"""Header values from a configuration: stripped, checked and masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of transports: HTTP requests and replies, with every failure as an AdapterError.
+"""The protocol of transports: HTTP requests, replies and failures.
 
 A transport has no endpoint. It only limits the time to connect; the caller limits each read. `opening` chooses
 one.

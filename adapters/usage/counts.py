@@ -1,4 +1,4 @@
-"""Reading the counts that providers report: tokens, images, searches, tool calls and costs."""
+"""Reported counts: tokens, images, searches, tool calls and costs."""
 
 from __future__ import annotations
 

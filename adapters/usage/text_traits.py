@@ -1,4 +1,4 @@
-"""Traits of a text that tokenizers depend on, and its estimated tokens by vocabulary.
+"""Traits of a text, and its estimated tokens by vocabulary.
 
 A tokenizer cuts a text where characters change their kind, and common pieces are single tokens. So this counts the
 characters of each kind, the changes of kinds, and the characters of each script. Every count is one call into C

@@ -117,7 +117,7 @@ class Actor:
 
 
 class ActorContext:
-    """What an actor may use of its surroundings. It stays the same for one life."""
+    """The services that an actor may use. They stay the same for one life."""
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref

@@ -1,4 +1,4 @@
-"""Children of a supervisor: their description, their lives, and how a life is ended."""
+"""Children of a supervisor: their description, lives and ends."""
 
 from __future__ import annotations
 

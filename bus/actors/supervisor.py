@@ -1,4 +1,4 @@
-"""Supervisors: start children in order, restart them, and stop them in reverse order.
+"""Supervisors: start, restart and stop children in order.
 
     wanted  life           the child is
     yes     not ended      starting, running or closing

@@ -59,7 +59,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     estimated_input_tokens: int | None = None
     """Our own estimate of the input, in tokens, before the provider counts."""
     priced_as: str | None = None
-    """The ``provider:name`` whose published prices apply, if it differs from `model`."""
+    """The ``provider:name`` of the prices, if it differs from `model`."""
     operation: str = "chat"
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     settings: CallSettings | None = None

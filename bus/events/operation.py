@@ -1,4 +1,4 @@
-"""Events of an engine in operation: providers, prices, store, actors, budgets and nodes."""
+"""Events of operation: providers, prices, store, actors, budgets and nodes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
     """The state of the trace's writer has changed.
 
     ``ok``: the writer writes. ``retrying``: the store fails, and events wait in memory. ``spilling``: events go to
-    a file beside the store. ``dropping``: that file is full as well.
+    a file next to the store. ``dropping``: that file is full as well.
     """
 
     previous: Literal["ok", "retrying", "spilling", "dropping"]

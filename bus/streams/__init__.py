@@ -1,1 +1,1 @@
-"""The streaming channel: one append-only log for each stream, and any number of readers."""
+"""The streaming channel: one append-only log for each stream."""

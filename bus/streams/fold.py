@@ -1,4 +1,4 @@
-"""The same stream with fewer events: merge deltas, fold a finished part, weigh events.
+"""Fewer events for the same stream: merge, fold and weigh events.
 
 All functions are pure. They change only events of `bus.streams.events`.
 """

@@ -1,4 +1,4 @@
-"""Usage and cost of a call: disjoint token counts, stop reasons, and money as integers."""
+"""Usage and cost of a call, with token counts in disjoint buckets."""
 
 from __future__ import annotations
 

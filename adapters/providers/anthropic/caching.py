@@ -1,4 +1,4 @@
-"""Breakpoints of Anthropic's prompt cache, placed so that a turn finds its former one. Pure.
+"""Breakpoints of Anthropic's prompt cache. Pure.
 
 A prompt is read in the order tools, system, messages. A request finds a cached prefix at its breakpoint, or at
 most 20

@@ -1,4 +1,4 @@
-"""An adapter of any type over HTTP with a cassette as its provider, for tests and demos in models.yaml."""
+"""An adapter of any type with a cassette as its provider, for tests and demos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos as Google's long-running operations: ``predictLongRunning``, ``operations``, and a file.
+"""Videos as Google's long-running operations (``predictLongRunning``).
 
 A job's id is the operation's name. A completed one has the address of a file, which needs the key (google-genai
 3.4.0). Veo offers 4, 6 or 8 seconds (5 to 8 before Veo 3), 16:9 and 9:16, and sound since Veo 3 (public pages).

@@ -1,8 +1,7 @@
-"""Fields of generateContent (v1beta), usage, and partial arguments. Any field may be missing or null.
+"""Fields of generateContent (v1beta), usage, and partial arguments.
 
-A reply is one Chunk, and so is each event of a stream. A Chunk is decoded once. Parts that are neither text nor
-calls
-of our tools may be of any kind, and are decoded again as plain JSON.
+Any field may be missing or null. A reply is one Chunk, and so is each event of a stream. A Chunk is decoded once.
+Parts that are neither text nor calls of our tools may be of any kind, and are decoded again as plain JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ollama's own API, `/api/chat` and `/api/embed`. (`openai_compatible` serves its `/v1`.)"""
+"""Ollama's own API. (`openai_compatible` serves its `/v1`.)"""
 
 from callboard.adapters.provider import Provider, Vendor
 

@@ -1,4 +1,4 @@
-"""The wire and the adapter of Ollama's own protocol, with the facts about its server's models."""
+"""The wire and the adapter of Ollama's own protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content from lines. One reader serves whole replies and streams, because a whole reply is one line.
+"""Content from lines. A whole reply is a stream of one line.
 
 * Reasoning has a field of its own. Text and reasoning may close each other.
 * A tool call is whole. A reply with tool calls has their stop reason, although the server reports ``stop``.

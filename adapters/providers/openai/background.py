@@ -1,4 +1,4 @@
-"""Background responses: ``background: true``, a numbered stream, polling, and cancellation.
+"""Background responses: a numbered stream, polling, and cancellation.
 
 Source: `openai.types.responses` (3.54.0: `response_retrieve_params`, `response_status`) and OpenAI's guide of
 background mode, which Azure and other servers follow.

@@ -1,4 +1,4 @@
-"""Chat Completions: OpenAI's older protocol, which most other servers use. Their differences are data."""
+"""Chat Completions, with the differences of its servers as data."""
 
 from callboard.adapters.provider import Provider, Vendor
 

@@ -1,4 +1,4 @@
-"""ScriptedAdapter: a script in place of a network, with the machinery of the real adapters.
+"""ScriptedAdapter: a real adapter with a script in place of a network.
 
 Attempts, retries, time limits, cancellation and usage are those of every HttpAdapter, so a host's tests cover
 them.
@@ -250,7 +250,7 @@ class ScriptedAdapter(HttpAdapter):
     `requests` holds the last 1000 requests, one for each attempt.
 
     Args:
-        replies: The replies in order, or a function of the request; None uses those of ``config.options``.
+        replies: The replies in order, or a function of the request; None uses the replies in ``config.options``.
         repeat: Whether the list starts again after its end. Otherwise a call after it is an InvalidRequestError.
         capabilities: The abilities of the model; defaults to all. A request for one declared false is refused.
 
@@ -309,7 +309,7 @@ class ScriptedAdapter(HttpAdapter):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """Vectors of words, see `vectors.word_vector`; 64 dimensions unless others are asked for."""
+        """Vectors of words, see `word_vector`; 64 dimensions unless others are asked for."""
         report = on_attempt or (lambda _: None)
         report(AttemptStarted(1))
         await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Text Generation Inference's own endpoints, `/generate` and `/generate_stream`: text in, text out.
+"""Text Generation Inference's own endpoints, `/generate` and `/generate_stream`.
 
 `openai_compatible` serves its Chat Completions, with ``quirks: tgi``.
 """

@@ -33,7 +33,7 @@ class TGIOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``tgi``."""
 
     template: str | dict[str, Json] = "plain"
-    """The template of prompts: a name of `prompt.TEMPLATES`, or the fields of a PromptTemplate."""
+    """The template of prompts: a name of `request.TEMPLATES`, or the fields of a PromptTemplate."""
     max_stop: int = 4
     """The largest number of stop sequences (the server's ``--max-stop-sequences``)."""
 

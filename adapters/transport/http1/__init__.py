@@ -1,1 +1,1 @@
-"""An HTTP/1.1 client on asyncio and httptools, with every failure as an AdapterError."""
+"""An HTTP/1.1 client on asyncio and httptools."""
