@@ -62,14 +62,7 @@ class AdapterActor(Actor):
 
 
 class CallHandle(Generic[T]):
-    """A call in progress in an adapter's actor.
-
-    Args:
-        ref: The actor.
-        request_id: The id of the call's request.
-        task: The call.
-        in_place: Whether `wait` runs the call inside the waiting task.
-    """
+    """A call in progress in an adapter's actor."""
 
     def __init__(self, ref: ActorRef, request_id: str, task: TaskHandle[T], *, in_place: bool = False) -> None:
         self._ref = ref

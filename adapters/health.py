@@ -94,12 +94,7 @@ async def probe(transport: Transport, request: HttpRequest, seconds: float) -> A
 
 
 def judge(status: int, said: str) -> AdapterHealth:
-    """Judge the health by the status of a harmless, authenticated GET.
-
-    Args:
-        status: The HTTP status.
-        said: The name of the answer in the text.
-    """
+    """Judge the health by the status of a harmless, authenticated GET."""
     match status:
         case 401 | 403:
             fix = "Set a key that is valid there."

@@ -35,14 +35,7 @@ class KnownKey(NamedTuple):
 
 
 class Key:
-    """A key, given or requested at its first use.
-
-    Args:
-        adapter: The adapter's name.
-        name: The name of the key's entry; None for the adapter's own key.
-        given: The value, or the function that returns it; None for a server without keys.
-        on_value: Called with each value from the function, before it is sent.
-    """
+    """A key, given or requested at its first use."""
 
     def __init__(
         self, adapter: str, name: str | None, given: str | KeySource | None, on_value: Callable[[str], object]
@@ -190,12 +183,7 @@ MAX_SESSIONS = 4096
 
 
 class KeyPool:
-    """Keys that replace each other.
-
-    Args:
-        names: The names of the keys, in the order of their first use.
-        rests: The pauses of the keys.
-    """
+    """Keys that replace each other."""
 
     def __init__(self, names: Sequence[str], rests: KeyRests) -> None:
         self.names = tuple(names)
@@ -241,10 +229,6 @@ class KeyPool:
 
 class Keyring:
     """The keys of an adapter, by name.
-
-    Args:
-        adapter: The adapter's name.
-        config: The adapter's configuration.
 
     Raises:
         ConfigurationError: `key_pool` has a name that isn't in `keys`.

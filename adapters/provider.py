@@ -121,12 +121,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return package_data(self.package, file)
 
     def vendor_name(self, options: Mapping[str, Json], base_url: str | None) -> str | None:
-        """The vendor of an adapter's models in price tables; None if unknown.
-
-        Args:
-            options: The adapter's `AdapterConfig.options`.
-            base_url: The adapter's address, if one is configured.
-        """
+        """The vendor of an adapter's models in price tables; None if unknown."""
         found: str | None = None
         if self.vendor_of is not None:
             found = cast("_VendorOf", self.load(self.vendor_of))(options, base_url)

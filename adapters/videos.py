@@ -483,7 +483,7 @@ _LARGE = 16
 
 
 def is_whole_mp4(file: BinaryIO, size: int) -> bool:
-    """Whether the boxes fill the file exactly and include those that make it playable.
+    """Whether the boxes fill the file exactly and make it playable.
 
     Args:
         file: The file. Its position is moved.

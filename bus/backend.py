@@ -119,12 +119,7 @@ def new_signal() -> Signal:
 
 
 class Notice:
-    """A signal that calls a function when it is set, besides waking the tasks that wait for it.
-
-    Args:
-        callback: The function.
-        inner: A signal with waiting tasks; None if there is none.
-    """
+    """A signal that calls a function when it is set, besides waking the tasks that wait for it."""
 
     def __init__(self, callback: Callable[[], object], inner: Signal | None) -> None:
         self._callback = callback
@@ -156,10 +151,6 @@ class MovingDeadline:
     """A deadline of a scope that moves whenever progress is made.
 
     A scope would reset its timer each time. This timer checks the deadline only when it fires.
-
-    Args:
-        scope: The scope, without a deadline of its own.
-        at: The event loop's time of the cancellation.
     """
 
     def __init__(self, scope: Scope, at: float) -> None:

@@ -57,7 +57,7 @@ class CallboardError(Exception):
 
 
 class ConfigurationError(CallboardError):
-    """The configuration is wrong; the text names the file, the key and what was expected."""
+    """The configuration is wrong; the text names the file, the key and the expected value."""
 
 
 class AdmissionError(CallboardError):

@@ -70,12 +70,6 @@ class HttpAttempts:
     """One request over all its attempts.
 
     `cancel()` ends it. If no wait is in progress then, `on_cancel` closes the reply.
-
-    Args:
-        client: The adapter's way to the server.
-        terms: The request's own settings of attempts.
-        on_attempt: Gets the reports of attempts.
-        estimate_input: Estimates the tokens sent, for the usage of an attempt that ends early.
     """
 
     # Python stores up to thirty attributes of an instance compactly. So rarely used ones start as class

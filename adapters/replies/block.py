@@ -32,11 +32,7 @@ Meaning: TypeAlias = Literal["either", "pieces", "so_far"]
 
 
 class GrowingArguments:
-    """The arguments of one call. `add` returns the new text of a fragment, and `settle` the held text.
-
-    Args:
-        meaning: The kind of the server's fragments.
-    """
+    """The arguments of one call. `add` returns the new text of a fragment, and `settle` the held text."""
 
     __slots__ = ("_doubtful", "_meaning", "_size", "parts")
 

@@ -46,12 +46,7 @@ from .text import mend_object, mend_text
 
 
 class Losses:
-    """The losses of one request, in the order of their discovery.
-
-    Args:
-        session_id: The request's session.
-        provider: The target's name.
-    """
+    """The losses of one request, in the order of their discovery."""
 
     def __init__(self, session_id: str, provider: str) -> None:
         self.found: list[Loss] = []
@@ -82,14 +77,7 @@ NO_RESULT = "This tool call was interrupted and has no result; it may have been 
 
 
 class FittedCalls:
-    """The calls that were fitted so far.
-
-    Args:
-        messages: The history.
-        target: The target of the history.
-        losses: Collects the losses.
-        homes: Gets the origin of each result.
-    """
+    """The calls that were fitted so far."""
 
     def __init__(self, messages: Sequence[Message], target: Target, losses: Losses, homes: list[Home]) -> None:
         self.ids: dict[str, str] = {}

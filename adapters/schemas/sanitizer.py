@@ -18,7 +18,7 @@ from callboard.bus.values.base import Json, JsonObject
 from ..requests.text import as_text
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
-"""Keywords, and leftovers of schema generators, without a meaning for a model, like those that start with ~."""
+"""Keywords, and leftovers of schema generators, without a meaning for a model, and all that start with ~."""
 
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
 """Keywords with an object of schemas by name as their value."""

@@ -74,9 +74,6 @@ def codings(header: str) -> list[str]:
 class Unpacker:
     """A decoder of all codings of a body.
 
-    Args:
-        header: The `content-encoding`.
-
     Raises:
         StreamError: A coding is not supported.
     """

@@ -194,11 +194,7 @@ _log = Log("bus.supervisor")
 
 
 class Endings:
-    """Ends the lives in one run of a supervisor, and watches those that do not end.
-
-    Args:
-        group: The task group in which the lives are tasks.
-    """
+    """Ends the lives in one run of a supervisor, and watches those that do not end."""
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")

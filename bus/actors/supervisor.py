@@ -270,7 +270,7 @@ class Supervisor:
                     raise life.error
 
     async def _start(self, child: Child, *, again: bool = False) -> Life:
-        """Start a new life, and wait until it is up or has failed. The caller decides what follows."""
+        """Start a new life, and wait until it is up or has failed. The caller handles the result."""
         group = self._running_group()
         if child.ref is not None:
             child.ref._open = True

@@ -38,9 +38,6 @@ class kept(Generic[S, T]):
 
     `functools.cached_property` takes a lock each time before Python 3.12. Without it, two threads may both compute
     the value.
-
-    Args:
-        work: The method.
     """
 
     def __init__(self, work: Callable[[S], T]) -> None:

@@ -234,7 +234,7 @@ class CostSum(msgspec.Struct, frozen=True, gc=False):
     nano_usd: int = 0
     """The sum of the known costs in nano-USD."""
     calls: int = 0
-    """The number of attempts, whatever their end."""
+    """The number of attempts, with any end."""
     estimated: int = 0
     """The number of attempts with estimated usage."""
     unpriced: int = 0

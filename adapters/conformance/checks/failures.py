@@ -42,7 +42,7 @@ BY_STATUS = {
 
 @check("6.2", ERRORS)
 async def each_condition_has_its_exception(kit: Kit) -> None:
-    """What the provider says becomes the most specific exception, with its class, and whether it may pass."""
+    """Each failure becomes the most specific exception, with its class, and whether a retry may succeed."""
     shown = 0
     for condition, kind in CONDITIONS.items():
         for streamed in (False, True):
@@ -72,7 +72,7 @@ def _check_error(error: AdapterError, kit: Kit) -> None:
 
 @check("6.2", ERRORS)
 async def a_status_alone_has_its_class(kit: Kit) -> None:
-    """If the body says nothing the status decides: 401 and 403 auth, 408 network, 429 rate limit, 5xx server."""
+    """Without a body the status decides: 401 and 403 auth, 408 network, 429 rate limit, 5xx server."""
     wire = over_http(kit)
     for status, expected in BY_STATUS.items():
         reply = FakeReply(b"no words for it", status=status, headers={"content-type": "text/plain"})
@@ -147,7 +147,7 @@ async def the_providers_request_id_is_kept(kit: Kit) -> None:
 
 @check("6.1", ERRORS)
 async def a_bad_key_is_an_auth_error(kit: Kit) -> None:
-    """A key that the provider refuses is an AuthError at once, streamed or not."""
+    """A key that the provider refuses is an AuthError without a retry, streamed or not."""
     for streamed in (False, True):
         async with kit.stage(Fails("bad key")) as at:
             error = await failure(at, streamed=streamed)
@@ -256,7 +256,7 @@ async def lasting_failures_are_raised_at_once(kit: Kit) -> None:
 
 @check("6.5", RETRIES)
 async def nothing_is_repeated_after_a_delivered_event(kit: Kit) -> None:
-    """Once an event was delivered a failure ends the call, whatever max_retries says."""
+    """Once an event was delivered a failure ends the call, at any number of max_retries."""
     streaming(kit)
     scene = Says("Hello, ☃!", then="break")
     for after in range(kit.pieces(scene)):

@@ -52,7 +52,7 @@ async def it_has_the_contracts_methods(kit: Kit) -> None:
 
 @check("3.4", "Model mapping defined")
 async def any_model_has_capabilities(kit: Kit) -> None:
-    """`get_capabilities` answers for a model that nobody knows, with limits above 0, and asks nobody."""
+    """`get_capabilities` answers for an unknown model, with limits above 0, and sends nothing."""
     async with kit.stage() as at:
         for model in (kit.model, "nobody-knows-it"):
             found = at.adapter.get_capabilities(model)
@@ -181,7 +181,7 @@ CANCELLING = "Streaming adapter implemented and tested"
 
 @check("5.4", CANCELLING)
 async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
-    """`cancel()` at any event: what is open is closed, `message.complete(cancelled)` comes, the iterator ends."""
+    """`cancel()` at any event closes open blocks, emits `message.complete(cancelled)` and ends the iterator."""
     streaming(kit)
     scene = await longest(kit)
     async with kit.stage(scene) as at:
@@ -251,8 +251,10 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
-    """Content that had come stays. A tool call that was under way is marked incomplete, with the arguments that
-    parse, or {}."""
+    """Received content stays.
+
+    A tool call in progress is marked incomplete, with the arguments that parse, or {}.
+    """
     streaming(kit)
     scene = await longest(kit)
     async with kit.stage(msgspec.structs.replace(scene, then="hang")) as at:

@@ -260,7 +260,7 @@ def _asks(at: Stage) -> dict[str, CanonicalRequest]:
 
 @check("3.4", "Strict schema transformation (if applicable)")
 async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
-    """What a model can't do is a CapabilityError before anything is sent, or told in `warnings`; never ignored."""
+    """A missing ability is a CapabilityError before anything is sent, or in `warnings`; never ignored."""
     async with kit.stage() as at:
         lacking = [name for name in _asks(at) if not getattr(at.capabilities, name)]
     if not lacking:
@@ -277,7 +277,7 @@ async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
 
 @check("3.4", MESSAGES)
 async def capabilities_declared_true_are_sent(kit: Kit) -> None:
-    """What a model can do is not refused."""
+    """A declared ability is not refused."""
     async with kit.stage() as at:
         having = [name for name in _asks(at) if getattr(at.capabilities, name)]
     if not having:
@@ -336,7 +336,7 @@ async def body_of(kit: Kit, *, streamed: bool) -> JsonObject:
 
 @check("3.2", SETTINGS)
 async def a_hosts_own_field_joins_or_is_named(kit: Kit) -> None:
-    """A field of `provider_options` is sent beside the adapter's own, or is an error that names it."""
+    """A field of `provider_options` is sent together with the adapter's own, or is an error that names it."""
     name, value = "a_field_of_the_host", "its value"
     before = await body_of(kit, streamed=False)
     async with kit.stage(Says("Hi.", streamed=False)) as at:
@@ -371,7 +371,7 @@ async def a_hosts_tools_join_or_are_named(kit: Kit) -> None:
 
 @check("3.2", SETTINGS)
 async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
-    """A field that says which model answers, or whether it streams, is refused in `provider_options` by name."""
+    """A `provider_options` field for the model or for streaming is refused by name."""
     whole, stream = await body_of(kit, streamed=False), await body_of(kit, streamed=True)
     others: JsonObject = {name: "another-model" for name, value in whole.items() if value == kit.model}
     for name in whole.keys() | stream.keys():
@@ -401,7 +401,7 @@ async def an_unknown_reasoning_effort_is_refused(kit: Kit) -> None:
 
 @check("3.2", SETTINGS)
 async def every_warning_has_a_known_code(kit: Kit) -> None:
-    """Whatever an adapter warns of, its code is a `WarningCode`."""
+    """Every code of a warning is a `WarningCode`."""
     raw = ProviderRaw("somebody-else", {"type": "reasoning"}, "their-model")
     history = (Message.user("Hello"), Message.assistant([OpaqueBlock("server_tool", raw)]), Message.user("Go on"))
     asked: list[dict[str, object]] = [

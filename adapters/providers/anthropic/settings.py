@@ -24,14 +24,7 @@ _PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user
 
 
 class Tuning:
-    """Writes the tuning of one request into its body and notes what it dropped or changed.
-
-    Args:
-        request: The request.
-        provider: The adapter's name.
-        model: The model's row in the table; None if it has none.
-        extra: The host's own fields of the body, which override ours.
-    """
+    """Writes the tuning of one request into its body and notes what it dropped or changed."""
 
     def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
         self.request = request

@@ -257,9 +257,6 @@ class PartialArguments:
     """Arguments as they grow.
 
     `broken` is true if a piece could not be placed. Then the call must not be executed.
-
-    Args:
-        key: The key of the call's block.
     """
 
     def __init__(self, key: int) -> None:

@@ -37,12 +37,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class ResponsesInBackground:
-    """The wire of background responses.
-
-    Args:
-        provider: The adapter's name.
-        quirks: The differences of the server.
-    """
+    """The wire of background responses."""
 
     def __init__(self, provider: str, quirks: Quirks) -> None:
         self._provider = provider

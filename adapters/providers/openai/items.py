@@ -88,12 +88,7 @@ HALF = "a call can't go back without its output, nor an output without its call"
 
 
 class OwnItems:
-    """The items of a history that may go back to a model.
-
-    Args:
-        blocks: All opaque blocks of the history.
-        model: The model, as the wire names it.
-    """
+    """The items of a history that may go back to a model."""
 
     def __init__(self, blocks: Iterable[OpaqueBlock], model: str) -> None:
         self._model = model

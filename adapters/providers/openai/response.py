@@ -194,7 +194,7 @@ class OutputItem:
             self.text(part, fragment)
 
     def thinking(self, source: str, part: int, fragment: str) -> None:
-        """Add reasoning: of a summary or of the raw content, whichever was first."""
+        """Add reasoning: of the summary or of the raw content, by the first one received."""
         if fragment and self._source in ("", source):
             self._source = source
             if part != self._part:

@@ -102,14 +102,7 @@ _TEXT = "text"
 
 
 class ReplyReader:
-    """Reads one reply into an assembler.
-
-    Args:
-        assembler: The assembler. Its `usage` is from the reply's head.
-        template: The template of the prompt.
-        stops: All stop sequences of the request.
-        rates: The rates for estimating tokens.
-    """
+    """Reads one reply into an assembler."""
 
     def __init__(
         self,

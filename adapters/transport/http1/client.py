@@ -110,13 +110,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 class Pool:
-    """The connections to one server.
-
-    Args:
-        origin: The server.
-        name: The server's name in errors.
-        context: Makes the settings of TLS.
-    """
+    """The connections to one server."""
 
     def __init__(self, origin: Origin, name: str, context: Callable[[], ssl.SSLContext]) -> None:
         self._origin = origin

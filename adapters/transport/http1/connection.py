@@ -39,13 +39,7 @@ class Line(Protocol):
 
 
 class Reply(ClosableReply):
-    """One reply. One task at a time reads it; another may close it.
-
-    Args:
-        line: The connection of the reply.
-        pieces: The received pieces of the body, which the connection appends to until the end.
-        loop: The event loop.
-    """
+    """One reply. One task at a time reads it; another may close it."""
 
     def __init__(self, line: Line, pieces: list[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
@@ -148,13 +142,7 @@ class AgedConnectionError(NetworkError):
 
 
 class Connection(asyncio.Protocol):
-    """A connection, which the event loop opens.
-
-    Args:
-        host: The server's name in errors.
-        on_free: Called when a reply has ended and the connection can send another request.
-        on_end: Called once, when the connection has ended.
-    """
+    """A connection, which the event loop opens."""
 
     def __init__(
         self, host: str, on_free: Callable[[Connection], object], on_end: Callable[[Connection], object]
@@ -361,12 +349,7 @@ _MOST_KEPT = 64
 
 
 class WaitScope:
-    """The scope of one wait at a time. It is entered by `WaitScopes.until`.
-
-    Args:
-        loop: The event loop of the tasks that wait.
-        kept: The list for reuse after a wait.
-    """
+    """The scope of one wait at a time. It is entered by `WaitScopes.until`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, kept: list[WaitScope]) -> None:
         self.loop = loop
