@@ -2,8 +2,7 @@
 
 It publishes no events; it reports to the starter of each call. Starting a call is synchronous and no message, so a
 thousand calls in one tick are a thousand tasks and no full mailbox. A crash inside a call fails that call. A crash
-of
-the actor fails its calls, and the next call uses a fresh adapter.
+of the actor fails its calls, and the next call uses a fresh adapter.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ def start_call(
     """Start a call in an adapter's actor, now.
 
     A call that ends when cancelled runs in the waiting task. All others get a task of their own, which can be
-    abandoned if
-    the adapter ignores its cancellation.
+    abandoned if the adapter ignores its cancellation.
     """
 
     adapter = _adapter_of(ref, request.request_id)

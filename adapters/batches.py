@@ -2,10 +2,9 @@
 
 A batch holds many conversations for one model. The provider answers them within about a day, usually for half the
 price and in any order. The job belongs to the provider and continues without this process. Creating it costs
-money,
-so a request with a lost answer is not repeated; the provider's list is searched for the caller's mark. Anthropic's
-jobs have no mark: a job is found by its time and size, and confirmed by its results. Other requests may be
-repeated.
+money, so a request with a lost answer is not repeated; the provider's list is searched for the caller's mark.
+Anthropic's jobs have no mark: a job is found by its time and size, and confirmed by its results. Other requests
+may be repeated.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The waits of an adapter between attempts.
 
     The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ seconds, at most `max_delay`. The
-    provider's hint
-    takes precedence, also up to `max_delay`.
+    provider's hint takes precedence, also up to `max_delay`.
     """
 
     base_delay: float = 1.0
@@ -56,8 +55,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a hint above `max_delay` ends the call immediately."""
     on_retry: OnRetry | None = None
     """Called with each failed attempt that is followed by another: its error, its number from 1, and the seconds
-    until
-    the next attempt. It must not block. Its exceptions are logged.
+    until the next attempt. It must not block. Its exceptions are logged.
     """
 
 
@@ -93,8 +91,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     """
     api_key_env: str | None = None
     """The environment variable of the key. Without a `base_url`, it identifies the key's vendor: another vendor's
-    key is
-    refused.
+    key is refused.
     """
     keys: Mapping[str, str | KeySource] = msgspec.field(default_factory=dict)
     """Further keys by names of the host, such as one for each tenant. A call with ``key=`` uses that key only."""

@@ -96,8 +96,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key", "taken_up", "continued"]
 """The reason for an attempt: the first one, a retry, a repaired request, another key, a resumed background reply,
-or
-the continuation of a reply that broke off.
+or the continuation of a reply that broke off.
 """
 
 _NAME = attrgetter("name")
@@ -107,8 +106,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of a model through its adapter. False means that it does not work.
 
     If a request needs an ability that is False, it is refused before it is sent, repaired, or sent without that
-    part
-    and with a warning.
+    part and with a warning.
     """
 
     supports_images: bool = False

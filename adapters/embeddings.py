@@ -1,13 +1,11 @@
 """Embeddings: the contract of adapters, and batches of texts.
 
 A vector is an `array('f')`: four bytes for each dimension. Use `tolist()` for JSON, `tobytes()` for a database,
-and
-`numpy.frombuffer(vector, "f4")` without a copy.
+and `numpy.frombuffer(vector, "f4")` without a copy.
 
 A batch is as many texts in a row as fit by count and by estimated tokens. If the provider finds one too large, it
-is
-split in two until it fits or holds one text. A failure that further batches would share (the key, the model, spent
-credit) stops those that have not started.
+is split in two until it fits or holds one text. A failure that further batches would share (the key, the model,
+spent credit) stops those that have not started.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The file changes monthly, without the code. It has the date and source of its facts, and lists the models, the best
 first. `like` maps unlisted names to a listed model with the same facts. The file is read at the first lookup. A
-name
-that is neither listed nor like a listed one is sent unchanged, with unknown facts.
+name that is neither listed nor like a listed one is sent unchanged, with unknown facts.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 Each package in `adapters.providers` has a `PROVIDER`. Every list of providers is derived from them: types of
 models.yaml, exported names, environment keys, names in price files and telemetry, owners of keys, estimates. So
-adding
-a folder adds a provider. A descriptor names code by its place in the folder, ``module:name``, which is imported
-when
-needed. For the same reason a folder's `__init__` imports nothing.
+adding a folder adds a provider. A descriptor names code by its place in the folder, ``module:name``, which is
+imported when needed. For the same reason a folder's `__init__` imports nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Videos: the contract of adapters, waiting for jobs, and downloads.
 
 A video takes minutes, so it is a job of the provider, which continues without this process. Creating it costs
-money, so
-a request with a lost answer is not repeated: the provider's list is searched, and `OutcomeUnknownError` is raised
-without a certain match. All other requests may be repeated. A download goes to a temporary file, which is checked
-and
-then renamed. It is **whole** if it has the size and checksum that the server gave. Without both, an MP4 must be
-complete by its own structure. Any other file only needs a regular end of the connection.
+money, so a request with a lost answer is not repeated: the provider's list is searched, and `OutcomeUnknownError`
+is raised without a certain match. All other requests may be repeated. A download goes to a temporary file, which
+is checked and then renamed. It is **whole** if it has the size and checksum that the server gave. Without both, an
+MP4 must be complete by its own structure. Any other file only needs a regular end of the connection.
 """
 
 from __future__ import annotations

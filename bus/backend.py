@@ -38,8 +38,7 @@ class LoopSignal:
     """A signal on asyncio.
 
     anyio's event costs 2 µs more for every wait, and a call waits a few times, for each token too. asyncio's event
-    has a
-    deque, which takes more memory than the rest of a waiting stream.
+    has a deque, which takes more memory than the rest of a waiting stream.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiters")
@@ -70,8 +69,7 @@ class LoopLock:
     """A lock on asyncio. Tasks get it in the order of their requests.
 
     anyio's lock costs 4 µs more: it records its owner and checks for cancellation. asyncio's lock is bound to the
-    event
-    loop of its first wait.
+    event loop of its first wait.
     """
 
     __slots__ = ("_locked", "_waiters")

@@ -262,8 +262,7 @@ class OutcomeUnknownError(NetworkError):
     """A request that must not run twice was sent, and its outcome is unknown.
 
     The provider may have run and billed it. So it is not sent again, and no fallback model is tried. The
-    exception's
-    cause is the failure itself.
+    exception's cause is the failure itself.
     """
 
     default_retryable = False

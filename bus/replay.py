@@ -6,9 +6,8 @@
                 ...
 
 Envelopes are unchanged: run_id, seq, times, ids. They come in the order of the source, and nothing can be
-published.
-A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and `Latest` drop events,
-but all readers get a turn after every few events. After the source's end, every subscription ends.
+published. A slow reader with `Lossless` delays the replay at `WINDOW` waiting events. `DropOldest` and `Latest`
+drop events, but all readers get a turn after every few events. After the source's end, every subscription ends.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
     """Events that this subscription dropped.
 
     It comes before the next event, in an envelope with `last` as its `seq`. It is not published: only the
-    subscription
-    that dropped the events gets it. Other events between `first` and `last` did not match the subscription.
+    subscription that dropped the events gets it. Other events between `first` and `last` did not match the
+    subscription.
     """
 
     first: int

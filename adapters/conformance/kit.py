@@ -1,8 +1,7 @@
 """The kit of an adapter: how checks make it and control its provider.
 
 A check puts *scenes* on a *stage*. Each scene is the provider's answer to one request, in order. For an adapter
-over
-HTTP, `HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`.
+over HTTP, `HttpKit` turns scenes into replies of its protocol. An adapter without HTTP brings its own `Kit`.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ class HttpCall(HttpAttempts):
 
     `request` includes all repairs, which `repairs` lists. `written` is the next attempt's request; None before the
     first attempt and after a repair. `assembler` reads the current attempt's reply. `on_drain` is set while a
-    cancelled
-    call may be read further for its usage. Its argument is True if a reader is active.
+    cancelled call may be read further for its usage. Its argument is True if a reader is active.
     """
 
     def __init__(

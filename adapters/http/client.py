@@ -41,8 +41,7 @@ class RunningCalls:
     """A register that keeps no call alive, so that a stream dropped by its reader is freed.
 
     Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which costs
-    more
-    than the rest of the call here.
+    more than the rest of the call here.
     """
 
     def __init__(self) -> None:
@@ -159,8 +158,7 @@ class HttpClient:
         """Check that the provider answers and accepts the key, by one GET, repeated only with a new key.
 
         The GET takes at most 5 seconds, or the timeout of a call if shorter. A server without that page is
-        reachable.
-        Raises nothing but cancellation.
+        reachable. Raises nothing but cancellation.
         """
         call = self.wire.health_request()
         if call is None:

@@ -108,8 +108,7 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
     """The wait that the provider asks for, in seconds; None if it asks for none.
 
     Its sources are `retry-after-ms`, `retry-after` as seconds, duration or date, and words in the message. Zero, a
-    time in
-    the past and invalid values are ignored, so that the policy's own wait applies.
+    time in the past and invalid values are ignored, so that the policy's own wait applies.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds:

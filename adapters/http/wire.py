@@ -1,8 +1,7 @@
 """A provider's protocol as pure functions: writing, reading, errors and counting.
 
 `HttpAdapter` sends and waits; a `ChatWire` never does. To add a provider over HTTP, write a wire, and optionally
-the
-wires of its embeddings, images and videos.
+the wires of its embeddings, images and videos.
 """
 
 from __future__ import annotations

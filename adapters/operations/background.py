@@ -7,9 +7,8 @@
     over        the reply is complete, failed, or was cancelled; or we gave up
 
 A break does not fail the attempt. Only the provider or a cancellation ends it. Cancelling a call also cancels it
-at
-the provider, which reports the billed usage. If the reader leaves or the process ends, the reply can be resumed by
-its id.
+at the provider, which reports the billed usage. If the reader leaves or the process ends, the reply can be resumed
+by its id.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
 _BYTES = 4
 
 _LOOKED_AT = 64
-"""The number of checked values in a vector. A vector with fewer than eight times as many is checked whole."""
+"""The number of checked values in a vector. A vector with fewer than an eighth of them is not checked."""
 
 _LEAST, _MOST = 1e-15, 1e12
 """The range of embedding values, except zero. Bytes that are not floats lie far outside."""

@@ -2,10 +2,8 @@
 
 Each image and each video costs money, so no field is dropped: a request that the model can't fulfil is refused. A
 video is billed by seconds. The rate is named by resolution and sound: ``video_second``, ``video_second_1080p``
-(the
-shorter side, above 720p), with ``_silent`` appended without sound. A missing rate leaves the job unpriced, with
-the
-name in the reason. A video of unknown length is one piece: ``video``.
+(the shorter side, above 720p), with ``_silent`` appended without sound. A missing rate leaves the job unpriced,
+with the name in the reason. A video of unknown length is one piece: ``video``.
 """
 
 from __future__ import annotations

@@ -168,8 +168,7 @@ def cohere_capabilities(model: str) -> EmbeddingCapabilities:
 
 def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarning, ...]]:
     """The fields that all providers of these models share. The models require an input type; the default
-    ``document`` gives
-    a warning.
+    ``document`` gives a warning.
     """
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:

@@ -1,10 +1,8 @@
 """OpenAI's videos API, ``/v1/videos``, and compatible servers.
 
 Limits from OpenAI's own package (3.54.0), sizes of each model from its guide. OpenAI's own service ended on
-2026-09-24;
-gateways use the protocol for other, unlisted models, which have no limits here. A first frame makes the request a
-form.
-Deletion is documented for ended jobs only. A job's length is a text.
+2026-09-24; gateways use the protocol for other, unlisted models, which have no limits here. A first frame makes
+the request a form. Deletion is documented for ended jobs only. A job's length is a text.
 """
 
 from __future__ import annotations

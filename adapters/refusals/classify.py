@@ -350,8 +350,7 @@ def build_error(
     """The AdapterError for an error reply, or for an error inside a stream.
 
     A 409 is retried. A rate limit with status 413, or with a request above the limit, is not, because it never
-    fits.
-    `x-should-retry: false` makes any error final. ``true`` can't make a final error temporary.
+    fits. `x-should-retry: false` makes any error final. ``true`` can't make a final error temporary.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None

@@ -8,8 +8,7 @@ There are four kinds. Each happens at most once in a call:
 - ``tool_pairs``: a tool call or its result is refused. The exchange is written in words.
 
 An error may quote a user. So a rule must match the whole message, and the parameter must be in the request and
-must
-not affect its meaning.
+must not affect its meaning.
 """
 
 from __future__ import annotations

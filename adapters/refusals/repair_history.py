@@ -1,8 +1,7 @@
 """Histories without reasoning, or with exchanges of tools in words. Pure.
 
 Reasoning is mostly in blocks of its own. Gemini also signs texts and calls, in the provider's data of such a
-block, and
-an opaque block may have only a signature.
+block, and an opaque block may have only a signature.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The check of a request against the capabilities of its model. Pure.
 
 If the model lacks an ability for the current turn, nothing is sent. Older turns are fitted to the model, and
-losses are
-reported (see `history`).
+losses are reported (see `history`).
 """
 
 from __future__ import annotations

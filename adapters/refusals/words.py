@@ -1,10 +1,8 @@
 """The words and codes of servers' errors, from `adapters/servers/words.json`.
 
 A row has the meaning of an error and a sign of it: a code, or a regular expression of the message. All wires use
-this
-table, which is loaded with the first error. Words are weaker evidence than codes, except for `certain` rows: they
-are
-about money, which vendors report with codes of rate limits, permissions and bad requests.
+this table, which is loaded with the first error. Words are weaker evidence than codes, except for `certain` rows:
+they are about money, which vendors report with codes of rate limits, permissions and bad requests.
 """
 
 from __future__ import annotations

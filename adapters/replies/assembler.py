@@ -162,8 +162,7 @@ class Assembler:
         """Start a tool call.
 
         A call with the id and name of an earlier one is held until the end. It is dropped if its arguments are the
-        same, and
-        emitted otherwise.
+        same, and emitted otherwise.
         """
         name = self._plain_name(name)
         block = ReplyBlock(

@@ -1,10 +1,9 @@
 """Decoders for server-sent events and newline-delimited JSON, from raw bytes.
 
 They do no I/O, and no content makes them fail. They differ from the WHATWG rules where providers do. An event
-without
-a blank line at the end of the body counts. Events without data are skipped, except for errors. A field `error`
-(llama.cpp) is an event of that name. The data of `event: error` may be a bare line, or missing. A field `data` may
-lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
+without a blank line at the end of the body counts. Events without data are skipped, except for errors. A field
+`error` (llama.cpp) is an event of that name. The data of `event: error` may be a bare line, or missing. A field
+`data` may lack its colon. Lines end in LF, CRLF or CR only: U+2028 may occur inside JSON text.
 """
 
 from __future__ import annotations

@@ -211,8 +211,7 @@ def block_type(block: ContentBlock) -> str:
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
     """The text for a message that lost all its blocks. Without it the message would vanish, and so would the
-    question of
-    its answer.
+    question of its answer.
     """
     return [TextBlock(f"({block_type(block)} left out: it can't be shown here)") for block in refused]
 

@@ -1,9 +1,8 @@
 """Merging the host's own fields into a request. Pure, and the only place for it.
 
 Objects are merged key by key, at every depth. If two objects differ in ``type``, the host's is used. Lists of
-tools and
-of includes are joined, ours first. Any other value of the host replaces ours, except for values that reading and
-billing the reply depend on.
+tools and of includes are joined, ours first. Any other value of the host replaces ours, except for values that
+reading and billing the reply depend on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The common form of a JSON Schema, and constraints in words.
 
 `normalise_schema` changes the form of a schema, never its meaning. `move_to_description` removes the keywords that
-a
-target lacks, and puts them into the description in words.
+a target lacks, and puts them into the description in words.
 """
 
 from __future__ import annotations
@@ -197,8 +196,7 @@ def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
     """Cache the latest 256 results of a function of a schema.
 
     The same schemas come with every call as equal objects. A schema that is not JSON is computed each time, and
-    the
-    writer of the body handles it. A result is shared, so it must not be changed.
+    the writer of the body handles it. A result is shared, so it must not be changed.
     """
 
     @functools.lru_cache(maxsize=256)

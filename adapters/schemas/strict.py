@@ -1,11 +1,9 @@
 """JSON Schema for OpenAI's strict mode, and back.
 
 In strict mode every object is closed and every property is required. So an optional property becomes a required
-one
-that may be null, and `without_added_nulls` removes these nulls from a call's arguments. An unsupported constraint
-is
-put into the description in words; the host checks arguments by its own schema. A schema with an unsupported shape
-(free keys, no type) is refused, with the path of the obstacle. Defaults are applied by the host.
+one that may be null, and `without_added_nulls` removes these nulls from a call's arguments. An unsupported
+constraint is put into the description in words; the host checks arguments by its own schema. A schema with an
+unsupported shape (free keys, no type) is refused, with the path of the obstacle. Defaults are applied by the host.
 """
 
 from __future__ import annotations

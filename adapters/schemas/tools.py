@@ -2,10 +2,8 @@
 
 Anthropic refuses `anyOf`, `oneOf` and `allOf` at the root, OpenAI also `enum` and `not`. Both require the type
 `object`. `fold_root` merges the alternatives into one object with all their properties. Constants become one
-`enum`. A
-property is required if all alternatives require it. The description lists the alternatives. A folded schema allows
-more
-than the original, so the caller checks arguments by the original.
+`enum`. A property is required if all alternatives require it. The description lists the alternatives. A folded
+schema allows more than the original, so the caller checks arguments by the original.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Bodies: decompression in bounded pieces, forms, and the limit of a reply.
 
 Three kilobytes may unpack to gigabytes. So no piece is larger than `PIECE_BYTES`, the reader counts them, and
-other
-tasks get a turn between two pieces of the same bytes.
+other tasks get a turn between two pieces of the same bytes.
 """
 
 from __future__ import annotations

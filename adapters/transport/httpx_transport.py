@@ -1,8 +1,7 @@
 """Requests over httpx and httpcore, for proxies, trio and a host's own client.
 
 On trio requests use httpcore's connections in our own pools. If the environment has proxies, a whole httpx client
-is
-used, which selects the proxy.
+is used, which selects the proxy.
 """
 
 from __future__ import annotations

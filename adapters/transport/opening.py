@@ -1,8 +1,7 @@
 """The choice of the client for requests.
 
 On asyncio it is our own, `http1`. With a proxy in the environment, and on trio, it is httpx or httpcore. A host's
-own
-client is always used.
+own client is always used.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[
     """Tokens written to a cache, and the part of them for an hour.
 
     They are in the details of the prompt or outside of it, as OpenRouter's and OpenAI's `cache_write_tokens`,
-    LiteLLM's
-    `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
+    LiteLLM's `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
     """
     total = first_count(
         reported_detail(details, "cache_write_tokens"),
@@ -122,9 +121,8 @@ def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = N
     """The reported cost of a call.
 
     With the caller's own key (BYOK) the server charges only its fee, possibly zero, and the provider behind it
-    bills the
-    rest. The cost is their sum. A server without a fee and without information about the key used the caller's
-    key.
+    bills the rest. The cost is their sum. A server without a fee and without information about the key used the
+    caller's key.
     """
     if cost is None and cost_details is None:
         return StatedCost(_of_ticks(ticks)) if ticks else _NOTHING
@@ -165,8 +163,7 @@ def only_written(cached: int, written: int, prompt: int) -> int:
     """The tokens written to the cache and not read from it.
 
     OpenRouter reports tokens of Gemini's cache as read and as written in one call. Together they exceed the
-    prompt. Buckets
-    are disjoint, so such tokens count as read.
+    prompt. Buckets are disjoint, so such tokens count as read.
     """
     return written if cached + written <= prompt else max(0, written - cached)
 

@@ -2,8 +2,7 @@
 
 A tokenizer cuts a text where characters change their kind, and common pieces are single tokens. So this counts the
 characters of each kind, the changes of kinds, and the characters of each script. Every count is one call into C
-over
-the text's bytes, and long texts are sampled.
+over the text's bytes, and long texts are sampled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The usage of a call that ended early or is in progress: one rule for every wire.
 
 Providers report the billed usage at the end of a reply, and some report a part before. For an early end, the
-output is
-the larger of the reported one and an estimate of the delivered one. The input is the reported one, or an estimate.
-A
-request that was certainly not sent used nothing. After an error alone, usage and bill are unknown.
+output is the larger of the reported one and an estimate of the delivered one. The input is the reported one, or an
+estimate. A request that was certainly not sent used nothing. After an error alone, usage and bill are unknown.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
     normally        restart     stay        stay
 
 A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child is a failure
-too.
-A child that lives for `healthy_after` starts a new row. Failures in a row are counted, not failures in a period:
-with waits of seconds between restarts, five failures within five seconds never happen.
+too. A child that lives for `healthy_after` starts a new row. Failures in a row are counted, not failures in a
+period: with waits of seconds between restarts, five failures within five seconds never happen.
 """
 
 from __future__ import annotations

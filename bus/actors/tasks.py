@@ -235,10 +235,8 @@ class Tasks:
     """The tasks of one life. Leaving it cancels them and waits until all have ended.
 
     On trio they are in an anyio task group. On asyncio they are asyncio's own tasks: a group would add a handle, a
-    scope
-    and an event to each, which costs 15 µs. Its protection isn't needed, because a task raises nothing and has a
-    cancel
-    scope in its handle.
+    scope and an event to each, which costs 15 µs. Its protection isn't needed, because a task raises nothing and
+    has a cancel scope in its handle.
     """
 
     def __init__(self) -> None:

@@ -61,8 +61,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     """The message that the event belongs to; None if it belongs to none."""
     caused_by: str | None = None
     """The earlier request that led to this one: a failed one before a fallback, one with tool calls, or one that
-    created
-    the job.
+    created the job.
     """
     tags: dict[str, str] | None = None
     """The tags of the session or the call."""

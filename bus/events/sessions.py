@@ -70,8 +70,7 @@ TurnStatus: TypeAlias = Literal[
 """How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with tool calls for the caller.
 ``max_tool_rounds``: with calls that were not run, because of the limit on rounds. ``stopped``: after tools, by
 `stop_when`. ``cancelled``: by request. ``failed``: with an error. ``outcome_unknown``: in a cluster, the node that
-ran
-it died or lost the session, and the state of its last call is unknown.
+ran it died or lost the session, and the state of its last call is unknown.
 """
 
 

@@ -7,8 +7,7 @@
 * `MessageComplete.final_content` is the sum of the deltas.
 
 A call that fails or is cancelled after its first event still emits `MessageComplete`, then raises its exception.
-The
-stop reason is then ``error`` or ``cancelled``.
+The stop reason is then ``error`` or ``cancelled``.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
     """Fold events into the fewest with the same content.
 
     A finished message becomes its MessageStart and its MessageComplete. In an unfinished message, the deltas of
-    each
-    block are joined. `ProviderEvent` values are dropped.
+    each block are joined. `ProviderEvent` values are dropped.
     """
     folded: list[object] = []
     message_at: int | None = None  # where the unfinished message starts in `folded`

@@ -1,8 +1,7 @@
 """Content blocks: the parts of a message.
 
 Blocks are frozen values. Data for one provider is in `provider_raw`, marked with its provider: it is sent back
-there
-unchanged and to no other. A host may add fields, such as a breakpoint of the provider's cache.
+there unchanged and to no other. A host may add fields, such as a breakpoint of the provider's cache.
 """
 
 from __future__ import annotations

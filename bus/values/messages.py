@@ -213,8 +213,7 @@ class Message(Shown, frozen=True, dict=True):
         """The text of a message with a single text block; None for any other.
 
         It is None, too, for a blank text, a text that UTF-8 can't encode, and a block with a provider's data. The
-        answer is
-        cached, because every send checks the whole history.
+        answer is cached, because every send checks the whole history.
         """
         block = self.content[0] if len(self.content) == 1 else None
         if type(block) is not TextBlock or block.provider_raw is not None or not block.text.strip():

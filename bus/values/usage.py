@@ -222,8 +222,7 @@ def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:
     """Whether a failed call may have used tokens that are unknown.
 
     This is the case if no answer arrived: the call was cancelled, timed out, was dropped, or was lost with its
-    process.
-    A provider bills neither an error response nor a request that was not sent.
+    process. A provider bills neither an error response nor a request that was not sent.
     """
     return error_class in UNANSWERED or (error_class in UNCLEAR and provider_status is None)
 

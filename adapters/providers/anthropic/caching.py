@@ -1,12 +1,9 @@
 """Breakpoints of Anthropic's prompt cache. Pure.
 
 A prompt is read in the order tools, system, messages. A request finds a cached prefix at its breakpoint, or at
-most 20
-blocks after it. So a conversation gets two breakpoints: at its end, and at the end of the former request. Tools
-and
-system get one each, for other conversations. At most four are accepted, the host's first. A rough count of tokens
-is
-enough, because a breakpoint after too little text has no effect.
+most 20 blocks after it. So a conversation gets two breakpoints: at its end, and at the end of the former request.
+Tools and system get one each, for other conversations. At most four are accepted, the host's first. A rough count
+of tokens is enough, because a breakpoint after too little text has no effect.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Content, stop reason and usage of a reply, whole or streamed.
 
 A block has a start, optional deltas, and an end; a block of a whole reply has no deltas. `begin_block` and
-`end_block`
-convert all content. Text, visible reasoning and tool calls open immediately. Any other block (server tools,
-unknown
-kinds) is collected and added unchanged at its end, so that it can be sent back. A stream reports its usage twice:
-the
-later figures replace the earlier ones field by field, except nulls.
+`end_block` convert all content. Text, visible reasoning and tool calls open immediately. Any other block (server
+tools, unknown kinds) is collected and added unchanged at its end, so that it can be sent back. A stream reports
+its usage twice: the later figures replace the earlier ones field by field, except nulls.
 """
 
 from __future__ import annotations
@@ -311,8 +308,7 @@ def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
     """The usage of a stream after its `message_delta`, where counts replace those of the start.
 
     Zero replaces no count, because several servers fill uncounted fields with zeros. The exception is an end that
-    counts
-    the prompt again: zeros next to another count of its tokens are counts.
+    counts the prompt again: zeros next to another count of its tokens are counts.
     """
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
@@ -332,10 +328,9 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     """Counts from a usage object; None if it has none.
 
     The provider's input count excludes cache reads and writes, and its output count includes reasoning. A missing
-    cache
-    count is zero. Missing input or output makes the figures partial, as does a usage that is not `final`. Usage of
-    compactions is added. Usage of other models (an advisor, one that declined) stays in `raw` and makes them
-    partial too.
+    cache count is zero. Missing input or output makes the figures partial, as does a usage that is not `final`.
+    Usage of compactions is added. Usage of other models (an advisor, one that declined) stays in `raw` and makes
+    them partial too.
     """
     kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
     iterations = _iterations(usage)

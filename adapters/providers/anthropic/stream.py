@@ -3,10 +3,9 @@
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
 with `ping` anywhere and `error` instead of the rest. Other servers deviate: blocks overlap, fields or whole events
-are
-missing. So blocks are found by index, start with the known data, and end at their stop, at the message's end, or
-when
-a later one starts. Only `message_stop` completes a reply. Unknown types are passed on with one warning each.
+are missing. So blocks are found by index, start with the known data, and end at their stop, at the message's end,
+or when a later one starts. Only `message_stop` completes a reply. Unknown types are passed on with one warning
+each.
 """
 
 from __future__ import annotations

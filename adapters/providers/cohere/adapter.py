@@ -91,8 +91,7 @@ class CohereAdapter(HttpAdapter):
     """Cohere's embedding models. A conversation is refused with CapabilityError.
 
     A request's ``provider_options["cohere"]``, or under the adapter's own name, is merged into the body. Usage is
-    Cohere's
-    bill (``billed_units``). Its models require an input type; the default ``document`` gives a warning.
+    Cohere's bill (``billed_units``). Its models require an input type; the default ``document`` gives a warning.
     """
 
     wire_type = CohereWire

@@ -1,10 +1,8 @@
 """The body of an interaction. Pure.
 
 Nothing is stored at the provider: each request has the whole conversation as steps. An unsupported tuning setting
-is
-dropped with a warning. The fields of ``provider_options["gemini"]`` are merged into the body, object by object,
-and
-override ours.
+is dropped with a warning. The fields of ``provider_options["gemini"]`` are merged into the body, object by object,
+and override ours.
 """
 
 from __future__ import annotations

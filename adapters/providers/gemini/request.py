@@ -1,9 +1,8 @@
 """The body of a generateContent call. Pure.
 
 It writes tools, the form of the reply, thinking and sampling. An unsupported tuning setting is dropped with a
-warning.
-A request's ``provider_options["gemini"]`` (safety settings, cached content, the provider's tools, new fields) is
-merged into the body, object by object, and overrides ours.
+warning. A request's ``provider_options["gemini"]`` (safety settings, cached content, the provider's tools, new
+fields) is merged into the body, object by object, and overrides ours.
 """
 
 from __future__ import annotations

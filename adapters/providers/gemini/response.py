@@ -1,13 +1,11 @@
 """Content, finish reason and usage of a reply, whole or streamed.
 
 A whole reply is a stream of one chunk. Text parts are increments of one block. Thought signatures are valid only
-in
-their own part. For a call, the signature is in `provider_raw`. For text, `provider_raw` records the signed piece.
-For
-reasoning, it is the block's signature and ends the block. A signature alone is kept as its part. A text or thought
-with `partMetadata` is a block of its own. Other kinds of parts are kept unchanged, and so are grounding and
-citations,
-as the last blocks. Safety ratings and the like are in `provider_details`. Only the first candidate is read.
+in their own part. For a call, the signature is in `provider_raw`. For text, `provider_raw` records the signed
+piece. For reasoning, it is the block's signature and ends the block. A signature alone is kept as its part. A text
+or thought with `partMetadata` is a block of its own. Other kinds of parts are kept unchanged, and so are grounding
+and citations, as the last blocks. Safety ratings and the like are in `provider_details`. Only the first candidate
+is read.
 """
 
 from __future__ import annotations
@@ -70,8 +68,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
 """All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, unknown) are provider_specific.
 
 The reply did not end well, for a reason of this provider only. They are no errors, because the reply is billed and
-a
-retry may give the same.
+a retry may give the same.
 """
 
 _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
@@ -85,8 +82,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     """Feed a whole reply and finish it; leave the assembler incomplete if the body is no reply.
 
     A stream without ``alt=sse`` is a list of chunks. Raises AdapterError for an error with HTTP 200, and msgspec's
-    decoding
-    errors.
+    decoding errors.
     """
     reader = ReplyReader(assembler)
     chunks = [bytes(chunk) for chunk in wire.decode_chunks(body)] if body.lstrip()[:1] == b"[" else [body]

@@ -2,9 +2,8 @@
 
 A job's id is the operation's name. A completed one has the address of a file, which needs the key (google-genai
 3.4.0). Veo offers 4, 6 or 8 seconds (5 to 8 before Veo 3), 16:9 and 9:16, and sound since Veo 3 (public pages).
-The
-Gemini API's Veo models ended on 2026-10-22 (Google's deprecations); gateways continue the protocol. An operation
-reports neither progress nor length, and cannot be deleted.
+The Gemini API's Veo models ended on 2026-10-22 (Google's deprecations); gateways continue the protocol. An
+operation reports neither progress nor length. It is unknown whether one can be stopped, so there is no deletion.
 """
 
 from __future__ import annotations

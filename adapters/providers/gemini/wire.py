@@ -161,8 +161,7 @@ class UsageCounts:
         """Read a chunk's usage.
 
         A chunk that differs only in digits replaces the one before. It is decoded on demand, because each chunk of
-        a stream has
-        counts.
+        a stream has counts.
         """
         form = bytes(raw).translate(None, b"0123456789")
         if form != self._form:
@@ -185,8 +184,7 @@ class UsageCounts:
         """The counts in disjoint buckets; None if there are none.
 
         The prompt's count includes cache reads and excludes input from the provider's own tools. The candidates'
-        count excludes
-        thoughts. A missing count is 0; without the prompt's count, the figures are partial.
+        count excludes thoughts. A missing count is 0; without the prompt's count, the figures are partial.
         """
         last = self._so_far()
         prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
@@ -269,8 +267,7 @@ class PartialArguments:
         """Place a piece. A string at the place of a string continues it; a piece without a value is ignored.
 
         A longer string that starts with all earlier ones replaces them, because some servers repeat the text so
-        far. After
-        another kind of continuation, a place is always continued.
+        far. After another kind of continuation, a place is always continued.
         """
         if piece.stringValue is not None:
             self._place(piece.jsonPath, piece.stringValue)

@@ -1,8 +1,7 @@
 """LocalAdapter: a model on this machine, by any of llama.cpp's three protocols.
 
 The adapter of the chosen protocol is made by name, with llama.cpp's quirks, on a transport that starts the server.
-This
-file adds the abilities of model and server, found by trial, because the server gives no warnings:
+This file adds the abilities of model and server, found by trial, because the server gives no warnings:
 
 * Tools: a model of 135 million parameters calls none. ``tools: emulate`` requests a call as JSON by a schema.
   ``tools: native`` is for a larger model with a template for tools. Both need the chat protocol.
@@ -122,8 +121,7 @@ class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of computing threads; 0 is half of the usable processors."""
     tools: Literal["emulate", "native"] | None = None
     """``emulate`` requests a call as JSON by a schema. ``native`` is for a model with a template for tools. Both
-    need the
-    chat protocol.
+    need the chat protocol.
     """
     embeddings: Literal["model", "mean", "cls", "last"] | None = None
     """Whether the server embeds as well, by the chat protocol only.

@@ -145,8 +145,7 @@ class Child:
         """Whether it is gone, after at most this time.
 
         It polls a few times of 15 ms: a thread can't be started in an interpreter that shuts down, and a child
-        watcher belongs
-        to an event loop.
+        watcher belongs to an event loop.
         """
         deadline = time.monotonic() + seconds
         pause = 0.001

@@ -256,8 +256,7 @@ class SharedServer:
     """A user's claim on the server that all users with equal settings share, on one event loop.
 
     The first `acquire` starts it, the last `release` stops it. A handle counts once. Call `acquire` again to
-    restart a dead
-    server.
+    restart a dead server.
     """
 
     def __init__(self, settings: LocalServerSettings, start_timeout: float = START_SECONDS) -> None:
@@ -276,8 +275,7 @@ class SharedServer:
         """The running server.
 
         Raises the errors of `LocalServer.start`, and ServerError if the handle is released meanwhile. A handle
-        that held nothing
-        before then still holds nothing.
+        that held nothing before then still holds nothing.
         """
         if self._claim is None:
             self._claim = _Shared.claim(self.settings, self._start_timeout)
@@ -323,10 +321,8 @@ class _Shared:
     """A server and the number of handles with a claim, in the table of its event loop.
 
     The table is a RunVar, which lives as long as the loop. The server's finalizer ends what a loop forgets. An
-    entry stays
-    while its server stops, so that a new user waits for the stop and a fixed port is free again. Bound: one entry
-    for each
-    settings in use.
+    entry stays while its server stops, so that a new user waits for the stop and a fixed port is free again.
+    Bound: one entry for each settings in use.
     """
 
     _table: ClassVar[anyio.lowlevel.RunVar[dict[LocalServerSettings, _Shared]]] = anyio.lowlevel.RunVar(

@@ -1,12 +1,11 @@
 """The child process in which llama.cpp runs, with its own HTTP server.
 
 It is a process, because xllamacpp's `Server` holds the GIL until the model is loaded (0.6 s for 98 MB), and an
-abort in
-C++ ends its process. The parent uses these pipes:
+abort in C++ ends its process. The parent uses these pipes:
 
 * stdin, one line of JSON: the `Configuration`, with the API key, because arguments and environments are readable.
-* stdout, one line of JSON: ``{"url": "http://127.0.0.1:41599"}`` once it answers, or
-  ``{"error": …, "kind": "import" | "init"}`` and exit code 1.
+* stdout, one line of JSON: ``{"url": "http://127.0.0.1:41599"}`` once it answers, or ``{"error": …, "kind":
+  "import" | "init"}`` and exit code 1.
 * stdin again: any data, or its end, ends the process immediately, also if the parent dies by ``kill -9``.
 * stderr: llama.cpp's errors (log level 1; at 0 it gives no reasons), for the parent's error texts.
 
@@ -96,8 +95,7 @@ def wait_for_end(parent: int | None) -> None:
     """Return when stdin has data or ends, or when the parent is gone.
 
     The second is for a parent that forked: its children have a copy of the pipe's other end, and stdin stays open
-    until
-    the last of them is gone.
+    until the last of them is gone.
     """
     if sys.platform == "win32":
         os.read(0, 1)

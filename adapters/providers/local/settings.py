@@ -1,8 +1,7 @@
 """Settings of a local model, and the checks before its start.
 
 llama.cpp has one error for every problem at its start. So these checks find the problem first, and their error has
-the
-remedy.
+the remedy.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ def default_threads() -> int:
     """Half of the processors that this process may use, at least one.
 
     llama.cpp's threads wait for each other at every layer, spinning. If another program takes a processor, all
-    others burn
-    theirs: on two busy processors, two threads took 18 s, one took 1.4 s. An embedded runtime shares its machine.
+    others burn theirs: on two busy processors, two threads took 18 s, one took 1.4 s. An embedded runtime shares
+    its machine.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,10 +1,8 @@
 """The body of `/api/chat`. Pure.
 
 Every request has `truncate: false` and `shift: false`. So a newer server refuses a prompt that is too long, and
-ends a
-reply at the end of the window, without dropping messages. Older servers ignore these fields and need a large
-window
-(see `window`). A prompt that clearly exceeds its window is refused here.
+ends a reply at the end of the window, without dropping messages. Older servers ignore these fields and need a
+large window (see `window`). A prompt that clearly exceeds its window is refused here.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from .request import build_request
 from .stream import ResponsesNormaliser
 
 RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
-"""Batches of servers with OpenAI's Responses API. OpenAI's package lists the endpoint
-(3.54.0, `openai.types.batch_create_params`).
+"""Batches of servers with OpenAI's Responses API. OpenAI's package lists the endpoint (3.54.0,
+`openai.types.batch_create_params`).
 """
 
 _PROBE_SECONDS = 5.0
@@ -159,10 +159,8 @@ class OpenAIAdapter(HttpAdapter):
     """The Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
 
     `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or under the adapter's own
-    name) is
-    merged into the body; ``auto_cache: false`` there sends no key for the prompt cache, which is otherwise made
-    from the
-    session's id. Raises ConfigurationError for an unknown name.
+    name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt cache, which is
+    otherwise made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     wire_type = ResponsesWire

@@ -2,8 +2,7 @@
 
 The tool is forced, and the conversation's model writes its prompt. The tool has a model of its own:
 ``provider_options["openai"]["image_tool"]`` may name it and is merged into the tool. One image a request. The
-tool's
-usage has other prices and is counted as pieces: ``image_tool_input``, ``image_tool_image_input``,
+tool's usage has other prices and is counted as pieces: ``image_tool_input``, ``image_tool_image_input``,
 ``image_tool_cached`` and ``image_tool_output`` tokens, or ``image_tool`` images. Without rates, the call is
 unpriced.
 """

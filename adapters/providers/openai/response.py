@@ -4,8 +4,8 @@ An `OutputItem` gets deltas, if any, and then the whole item, which is authorita
 emitted from it, and opaque data (ids, encrypted reasoning, phases) come from it alone. A message becomes one text
 block for each part. A reasoning item becomes one thinking block for each part of its summary, or of its raw
 reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use. Other
-items
-are kept unchanged. An item after reasoning records it (`after`), because either may go back only with the other.
+items are kept unchanged. An item after reasoning records it (`after`), because either may go back only with the
+other.
 """
 
 from __future__ import annotations

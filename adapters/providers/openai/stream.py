@@ -2,9 +2,8 @@
 
 An event's kind and `output_index` identify its item. If the index is missing or shared, `item_id` decides, because
 some servers change ids from event to event. `call_id` decides at a call's end. The last resort is the last open
-item
-of the kind. Blocks keep the order of the items. An announced item without content takes no place yet, so that an
-attempt without content can be retried. Events of later items wait for `_head`, the first such item.
+item of the kind. Blocks keep the order of the items. An announced item without content takes no place yet, so that
+an attempt without content can be retried. Events of later items wait for `_head`, the first such item.
 """
 
 from __future__ import annotations

@@ -171,8 +171,7 @@ class OpenAICompatibleAdapter(HttpAdapter):
     """OpenAI's Chat Completions, embeddings, images and videos, and every compatible server.
 
     `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for invalid options, and for a key
-    without
-    a `base_url`, unless the key's variable is OpenAI's own.
+    without a `base_url`, unless the key's variable is OpenAI's own.
     """
 
     wire_type = ChatCompletionsWire

@@ -416,8 +416,7 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     """The quirks of a configuration.
 
     ``options["quirks"]`` is a name, or an object of fields that differ from its ``base`` (or else from the quirks
-    of the
-    address). ``options["tools"]`` overrides the field of that name.
+    of the address). ``options["tools"]`` overrides the field of that name.
     """
     chosen = options.get("quirks")
     changes: dict[str, Json] = {}

@@ -1,8 +1,7 @@
 """Fields of Chat Completions, and usage. Any field may be missing or null.
 
 A field with several types is declared as plain JSON, and checked where it is used. Other fields are not declared,
-so
-a surprise there has no effect. One struct serves streamed deltas and whole messages.
+so a surprise there has no effect. One struct serves streamed deltas and whole messages.
 """
 
 from __future__ import annotations
@@ -263,12 +262,9 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     """Token counts in disjoint buckets.
 
     The prompt's count includes cache reads and writes. Tokens in the total beyond prompt and completion are
-    reasoning. If
-    no field names it, the figures are partial. Perplexity counts reasoning outside of all others. Gateways for
-    Claude
-    report cache reads and writes outside of the prompt's details, under Anthropic's names. Mistral counts audio
-    input
-    outside of the prompt, and Grok on Azure cached tokens.
+    reasoning. If no field names it, the figures are partial. Perplexity counts reasoning outside of all others.
+    Gateways for Claude report cache reads and writes outside of the prompt's details, under Anthropic's names.
+    Mistral counts audio input outside of the prompt, and Grok on Azure cached tokens.
     """
     wire = decode_usage(raw)
     if wire is None:

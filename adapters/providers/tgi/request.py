@@ -1,8 +1,7 @@
 """The body of `/generate`. Pure.
 
 An unsupported tuning setting is dropped with a warning. The server refuses a temperature of zero, so the request
-turns
-sampling off instead.
+turns sampling off instead.
 """
 
 from __future__ import annotations

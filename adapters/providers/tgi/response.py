@@ -1,8 +1,7 @@
 """Text from tokens. One reader serves whole replies and streams.
 
 Special tokens are dropped. The stop sequence that ended a reply is cut off. The template's own means a regular
-end. A
-reply without details has no finish reason.
+end. A reply without details has no finish reason.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ async def _connected(host: str, port: int) -> socket.socket:
     """A connected socket.
 
     anyio races a host's addresses well: asyncio leaks sockets when its race is cancelled, and uvloop tries one
-    address
-    after the other. Without a race, anyio's task and stream would cost 10 KB for each connection.
+    address after the other. Without a race, anyio's task and stream would cost 10 KB for each connection.
     """
     if (family := _family_of(host)) is not None:
         return await _connected_at(family, host, port)
