@@ -1,6 +1,6 @@
-"""What to do next: configuration and routing, sessions and turns, tools, the command line.
+"""Configuration and routing, sessions and turns, tools, the command line.
 
-Composes the other three packages; speaks no wire format and no SQL.
+Composes the other three packages; contains no wire format and no SQL.
 """
 
 from callboard.bus._lazy_names import face

@@ -1,7 +1,7 @@
-"""Giving something up from anywhere: a controller, and the signal that it sends.
+"""Aborting work from anywhere: a controller, and the signal that it sends.
 
 Within asyncio, cancelling a task is enough. A signal is for code that cancellation doesn't reach: plain functions
-in threads, and callers who stop a call from another thread or before it has begun.
+in threads, and callers that stop a call from another thread or before it has started.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AbortSignal:
         loop = asyncio.get_running_loop()
 
         def hand_over() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it what was to be told
+            with contextlib.suppress(RuntimeError):  # The loop is closed, and its callbacks with it.
                 loop.call_soon_threadsafe(callback)
 
         return self.watch(hand_over)
@@ -120,9 +120,9 @@ class AbortSignal:
 
 
 class AbortController:
-    """What gives something up: hand out `signal`, then call `abort()`, from any thread, any number of times.
+    """The sender of an abort: hand out `signal`, then call `abort()`, from any thread, any number of times.
 
-    A turn that is given one as `signal=` raises CancelledError then.
+    A turn with this `signal=` then raises CancelledError.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""The engine: the object that a host makes. It composes bus, adapters, streams, store and prices."""
+"""The engine: the object that a program creates to run sessions and calls.
+
+It composes bus, adapters, streams, store and prices.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,10 @@ class Engine(
 ):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
-    Without an event loop it is `with Engine(...) as engine`, see `Session.send_sync`. Or let the first turn start
-    it, and `aclose()` it. It is for one event loop, of asyncio or uvloop: from any other its methods raise
-    WrongLoop, and without one CallboardError. Once closed it stays closed.
+    Without an event loop, use `with Engine(...) as engine`, see `Session.send_sync`. You may also let the first
+    turn start the engine, and call `aclose()` at the end. An engine belongs to one event loop, of asyncio or
+    uvloop. From any other loop its methods raise WrongLoop; without a loop they raise CallboardError. A closed
+    engine cannot be started again.
 
     Args:
         models: A registry, or the path of a models.yaml. None is $CALLBOARD_HOME/models.yaml, else the
@@ -63,7 +67,7 @@ class Engine(
         ship_to: The address of a trace on a server to which the trace file is copied, as
             ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls go on, and the file keeps
             what is to be copied.
-        ship: When: ``behind`` the calls, or ``before_reply``, so that an answer is handed over when its events are
+        ship: When: ``behind`` the calls, or ``before_reply``, so that a reply is returned when its events are
             on the server. Then a turn waits for the server for 5 seconds at most in all, and not at all while
             the server is known to be out of reach.
         cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
@@ -172,7 +176,7 @@ class Engine(
 
     @property
     def shows_content(self) -> bool:
-        """Whether what is said may be seen by others than the host: it is captured, and captured as it is."""
+        """Whether other readers than the host may see content: it is captured and not redacted."""
         capture = self._runtime.capture
         return capture is not None and not capture.redacts
 
@@ -184,30 +188,31 @@ class Engine(
         able = [name for name, state in self.providers.items() if state == "configured"]
         return f"Engine(providers={short(able)}{', closed' if self.closed else ''})"
 
-    # -- providers
+    # --- Providers ---
 
     @property
     def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
-        """The adapters by name, registered ones included. An adapter that isn't configured lacks its key."""
+        """The adapters by name, with registered ones. A provider that isn't configured lacks its key."""
         return {name: entry.state for name, entry in self.registry.adapters.items()}
 
     @property
     def default_provider(self) -> str | None:
-        """The provider of names that say no other, if there is one: the one of models.yaml, or the first with a
-        key.
+        """The provider of model names without one: that of models.yaml, or the first with a key.
+
+        None if there is neither.
         """
         return self.registry.default_provider
 
     def register(self, name: str, adapter: HostAdapter, *, prices_as: str | None = None) -> None:
-        """Use an adapter of the host's own. Its models are ``name:model``, whatever their names.
+        """Add an adapter of your own. Its models are named ``name:model``.
 
-        Turns that begin from now on know it, and a reload leaves it.
+        Turns that start from now on can use it. A reload keeps it.
 
         Args:
             name: The name of the adapter.
             adapter: An adapter, or a function that makes one each time. A given adapter is the engine's from now
                 on, and is used as it is after a crash, too.
-            prices_as: The provider whose published prices its models have, where its class doesn't say it.
+            prices_as: The provider whose published prices its models have, if its class doesn't name it.
 
         Raises:
             ConfigurationError: The name is taken, or models can't be called by it.
@@ -217,11 +222,11 @@ class Engine(
         self._registered.append(entry)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
-        """Take over a new configuration.
+        """Replace the configuration.
 
-        The configuration is read and checked first: a bad one changes nothing. Turns under way end on the adapters
-        and with the registry that they began with. Adapters that have changed or gone are stopped when their last
-        turn is over. New turns see the new configuration.
+        The new configuration is read and checked first: a bad one changes nothing. Turns in progress finish with
+        the adapters and the registry that they started with. Changed or removed adapters are stopped when their
+        last turn is over. New turns use the new configuration.
 
         Args:
             models: A registry, or the path of a models.yaml. None reads this engine's source again.
@@ -248,7 +253,7 @@ class Engine(
         registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         return registry if self._http_client is None else registry.with_http_client(self._http_client)
 
-    # -- the life of the engine
+    # --- Start and end ---
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -294,11 +299,12 @@ class Engine(
         await self._host.start()
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store. Any task of the engine's loop may call it, and a second
-        call does nothing.
+        """Stop everything in order, and close the store.
 
-        Calls under way are cancelled: their callers get CancelledError, with the content that had arrived. Nothing
-        new may begin any more. It takes `Timeouts.shutdown` at most. An exception that had ended the engine
+        Any task of the engine's loop may call it. A second call does nothing.
+
+        Calls in progress are cancelled: their callers get CancelledError with the content that had arrived. New
+        calls are refused. Closing takes at most `Timeouts.shutdown`. An exception that had ended the engine
         before, such as SupervisorEscalated, is raised here.
 
         Returns:
@@ -317,13 +323,13 @@ class Engine(
         """
         await self._host.flush()
 
-    # -- how it does
+    # --- State and figures ---
 
     async def budgets(self) -> list[AccountState]:
-        """What is spent, held and left of each account of the budgets, at this moment.
+        """The amounts spent, held and left of each account of the budgets, at this moment.
 
         Raises:
-            StoreError: The trace can't be read, so nobody knows what is spent.
+            StoreError: The trace can't be read, so the amount spent is unknown.
         """
         budgets = self._runtime.budgets
         if budgets:
@@ -337,10 +343,9 @@ class Engine(
         return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:
-        """The models that can be asked for, with their abilities, costs and availability. No provider is asked.
+        """The available models, with their abilities, costs and availability. No provider is asked.
 
-        The models of models.yaml come first, then the others that the keys open, as far as the catalogue knows
-        them.
+        The models of models.yaml come first, then those of the catalogue that the keys give access to.
 
         Raises:
             ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.

@@ -1,4 +1,4 @@
-"""The keys that `callboard keys` keeps, in a file beside models.yaml that its owner alone may read."""
+"""The keys of `callboard keys`, in a file next to models.yaml that only its owner may read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from callboard.bus import ConfigurationError
 from callboard.bus.files import write_private
 from callboard.tracestore.home import home_folder
 
-# The file of keys, and how variables are looked up in it behind the environment.
+# --- The file of keys ---
 
 FILE_NAME = "keys.json"
 ENVIRONMENT = "the environment"
@@ -23,7 +23,7 @@ _LARGEST = 1_000_000
 
 
 class StoredKeys(msgspec.Struct, frozen=True):
-    """What could be read of the file. Its representation shows no key."""
+    """The readable part of the file. Its representation shows no key."""
 
     path: Path
     """The path of the file."""
@@ -78,7 +78,7 @@ def keys_file() -> Path:
 
 
 def read_keys(path: Path) -> StoredKeys:
-    """What can be read of a file of keys. It never raises; a fault is told without a word of the file."""
+    """Read a file of keys as far as possible. It never raises. A fault is reported without quoting the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (FileNotFoundError, NotADirectoryError):
@@ -99,10 +99,10 @@ def read_keys(path: Path) -> StoredKeys:
 
 
 def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
-    """The reason why somebody else may know what a file holds, and the remedy; empty if there is none."""
+    """The reason why another user may read a file, and the remedy; empty if there is none."""
     if not stat.S_ISREG(status.st_mode):
         return "it is no plain file", "Remove it, and set its keys anew with `callboard keys set`."
-    if os.name == "nt":  # whose modes say nothing of other users
+    if os.name == "nt":  # Windows modes don't describe other users.
         return "", ""
     if status.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user", "Remove it, and set its keys anew with `callboard keys set`."
@@ -114,7 +114,7 @@ def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
     return "", ""
 
 
-# Changing the file of keys
+# --- Changing the file ---
 
 
 def set_key(path: Path, name: str, value: str) -> bool:

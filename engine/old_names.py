@@ -1,4 +1,4 @@
-"""Public names that have changed: the old name works, with a DeprecationWarning at the caller's line."""
+"""Renamed public names. An old name works, with a DeprecationWarning at the caller's line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The one place of the engine that knows which store stands behind a name. All other parts know a `Store`.
-
-The store in a file is named as the attribute of its package, which imports it when it is asked for.
-"""
+"""The choice of a store by its address. All other parts of the engine only use a `Store`."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ if TYPE_CHECKING:
     from callboard.tracestore.shipping.marks import Backlog
 
 
-# The address of a trace on a database server, which is shown without its password.
+# --- Addresses of database servers ---
 
 SCHEMES = ("postgresql://", "postgres://")
 
 _SECRET = ("password", "secret", "scram_client_key", "scram_server_key")
-"""Parts of the names of parameters whose values are not shown."""
+"""Parts of the names of parameters with secret values."""
 
 _UNREADABLE = (
     "the address of the store can't be read (it is not shown, because it may hold a password): it is to be as "
@@ -45,9 +42,9 @@ class StoreAddress:
     """The URL as it was given."""
 
     def __post_init__(self) -> None:
-        """Refuse what libpq would read otherwise than it was meant.
+        """Refuse an address that libpq would read differently.
 
-        libpq's own words on such an address quote parts of it, and a part may be that of a password.
+        libpq's own errors quote parts of such an address, which may be part of a password.
         """
         parts = _parts(self.dsn)
         access, _, hosts = parts.netloc.rpartition("@")
@@ -92,7 +89,7 @@ def _parts(dsn: str) -> SplitResult:
 
 
 def _port(host: str) -> str:
-    """The port behind one of the hosts, of which an IPv6 one is in brackets."""
+    """The port of one host. IPv6 hosts are in brackets."""
     return host.rpartition("]")[2].partition(":")[2]
 
 
@@ -173,7 +170,7 @@ def shipped_to(place: TracePlace) -> list[str]:
 
 
 async def backlog_of(trace: Path) -> list[Backlog]:
-    """What waits in a trace file, for each shared store. Raises StoreError."""
+    """The rows of a trace file that wait for each shared store. Raises StoreError."""
     from callboard.tracestore.shipping.marks import backlogs
 
     return await backlogs(trace)
@@ -190,7 +187,7 @@ def forget_target(trace: Path, target: StoreAddress) -> bool:
 
 
 async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
-    """Ship a trace file, and what dead processes left beside it."""
+    """Ship a trace file, and the files that dead processes left next to it."""
     from callboard.tracestore import TraceShipper
     from callboard.tracestore.shipping.marks import take_over
 

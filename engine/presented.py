@@ -1,4 +1,4 @@
-"""Results as plain values and as Markdown: for a web framework's answer, a log, or a notebook's cell."""
+"""Results as plain values and as Markdown: for a web response, a log, or a notebook cell."""
 
 from __future__ import annotations
 

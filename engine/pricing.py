@@ -1,9 +1,8 @@
-"""The price table of new calls, and the repricing of calls that were made.
+"""The price table of new calls, and the repricing of past calls.
 
-They are two things. New calls have the prices of the engine's own table, which changes only by an act that says so
-(`use_prices`, or `reprice` with `for_new_calls`). A repricing changes the past: first the store, then the live
-sessions, then its event is published. Another process that reprices the same file changes nothing for new calls
-here.
+New calls use the engine's own table, which only `use_prices`, or `reprice` with `for_new_calls`, changes. A
+repricing changes the past: first the store, then the live sessions, then its event is published. If another
+process reprices the same file, new calls here are unaffected.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .runtime.adapters import Host
 from .sessions.open import costs_of
 from .sessions.state import SessionState
 
-# Notices that somebody else has changed the costs in the trace file
+# --- Repricing by other processes ---
 
 LOOK_EVERY_NS = 1_000_000_000
 
@@ -32,7 +31,7 @@ _log = Log("engine.price_watch")
 
 
 class PriceWatch:
-    """Knows the costs that were current at the last look."""
+    """Remembers the current costs at its last check."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -40,10 +39,10 @@ class PriceWatch:
         self._known: CurrentPrices | None = None
         self._looked_ns: int | None = None
         self.held = 0
-        """The number of our own repricings under way, which publish their events themselves."""
+        """The number of our own repricings in progress, which publish their events themselves."""
 
     def due(self) -> bool:
-        """Whether it is time for another look. If so, the look counts as begun."""
+        """Whether it is time for another look. If so, the look counts as started."""
         now = self._clock.monotonic_ns()
         if self.held or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
             return False
@@ -55,7 +54,7 @@ class PriceWatch:
         self._known = await self._store.current_prices()
 
     async def look(self) -> CurrentPrices | None:
-        """The present costs if they have changed since the last look. None if not, or if nobody looked before."""
+        """The current costs if they have changed since the last check. None if not, or at the first check."""
         try:
             found = await self._store.current_prices()
         except StoreError as error:
@@ -85,11 +84,11 @@ def announcement(found: CurrentPrices) -> PricingRepriced:
 
 
 TELL_EVERY_NS = 200_000_000
-"""The least time between two events that tell how far a repricing is."""
+"""The least time between two progress events of a repricing, in nanoseconds."""
 
 
 def load_prices(prices: PriceTable | Path | None) -> PriceTable:
-    """The table that an engine begins with, as `Engine` describes it."""
+    """The table that an engine starts with, as `Engine` describes it."""
     return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
 
 
@@ -110,7 +109,7 @@ class Pricing:
         recount: Callable[[], Awaitable[None]],
     ) -> None:
         self.prices = prices
-        self._recount = recount  # what budgets have counted
+        self._recount = recount  # Counts the spending of budgets again.
         self._bus = bus
         self._clock = clock
         self._store = store
@@ -209,7 +208,9 @@ class Pricing:
         return run
 
     def notice(self) -> None:
-        """Look whether somebody else has repriced, beside the turn that begins and at most once a second."""
+        """Check whether another process has repriced, at most once a second, without delaying the turn that
+        starts.
+        """
         if self._watch is not None and self._host.started and self._watch.due():
             self._host.spawn(self._look, name="look at prices")
 

@@ -25,7 +25,7 @@ class PricingMethods:
         The costs of earlier calls stay as they are; `reprice` changes them. Other engines keep their tables.
 
         Args:
-            prices: A table, a price file, or the version of a table that the trace knows. Its rows go before those
+            prices: A table, a price file, or the version of a table in the trace. Its rows go before those
                 of the published prices.
             alone: Whether to use these prices without the published ones; then a model that they don't list is
                 unpriced.
@@ -54,13 +54,13 @@ class PricingMethods:
         the prices of this engine's own table.
 
         Args:
-            version: A table, or the version of one that the trace knows.
+            version: A table, or the version of one in the trace.
             where: A filter for the calls to price.
             dry_run: Whether to report only, and to keep the stored costs.
             as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
                 never kept.
             for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.
-                `undo_reprice` takes that back as well, if no other table was chosen since.
+                `undo_reprice` reverts that, too, if no other table was chosen since.
 
         Raises:
             StoreError: The version is unknown, or the trace can't be used.

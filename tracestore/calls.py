@@ -196,7 +196,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provider: str | None = None
     """The adapter's name."""
     model: str | None = None
-    """The model as routed: ``provider:name``, or the name alone. With ``*`` at the end, any that begins so."""
+    """The model as routed: ``provider:name``, or the name alone. With ``*`` at the end, any that starts so."""
     session_id: str | None = None
     """The session of the call."""
     request_id: str | None = None
@@ -230,7 +230,7 @@ class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The captured messages that are looked for."""
 
     text: str | None = None
-    """The words that they say: all of these, ``"a phrase"``, ``begin*``, and ``-not``. None is any."""
+    """The words that they say: all of these, ``"a phrase"``, ``start*``, and ``-not``. None is any."""
     session_id: str | None = None
     """The session of the messages."""
     since_us: int | None = None

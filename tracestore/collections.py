@@ -46,7 +46,7 @@ _SCHEMA = """
 _APPLICATION = 0x43424543
 _VERSION = 1
 _CHUNK = 1000
-"""The number of vectors that are compared at once."""
+"""The number of vectors that are compared at a time."""
 
 
 class Collection(msgspec.Struct, frozen=True):
@@ -99,7 +99,6 @@ class CollectionFile:
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self.path = path
-        """The path of the file."""
         self._readonly = readonly
         self._connection: sqlite3.Connection
 
@@ -153,7 +152,6 @@ class CollectionFile:
             raise StoreError(f"{self.path}: {error}") from error
 
     def collections(self) -> list[Collection]:
-        """All collections, by name."""
         with self._translated():
             rows = self._connection.execute(
                 """

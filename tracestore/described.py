@@ -22,7 +22,7 @@ class Column(NamedTuple):
     meaning: str
     """What it holds, in a sentence."""
     in_python: str | None = None
-    """Its name in Python and JSON where it is another one."""
+    """Its name in Python and JSON where it is another."""
 
 
 class Table(NamedTuple):

@@ -19,9 +19,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the file system knows about a trace file at one moment."""
 
     path: Path
-    """The path of the file."""
     exists: bool
-    """Whether the file exists."""
     size: int
     """The size of the file in bytes."""
     folder: Path

@@ -25,7 +25,7 @@ from .rows import SpendingQuery
 #     spent, by the trace, of runs without a slice  +  slices of all nodes  <=  limit
 #
 # A slice is granted whole or not at all. The slice of a node that is gone counts in full until its calls are in
-# the trace; then it is deleted, and the trace is counted anew, in one transaction.
+# the trace; then it is deleted, and the trace is counted again, in one transaction.
 
 
 Allotment: TypeAlias = tuple[int, int]
@@ -76,9 +76,7 @@ class Want(msgspec.Struct, frozen=True):
     """A slice that is asked for."""
 
     scope: AccountScope
-    """The account."""
     slot: Slot
-    """The slot."""
     up_to: Allotment
     """The size that the slice must have at least."""
     more: Allotment = (0, 0)
@@ -189,7 +187,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
-        """Let go of all slices of a node whose calls are all in the trace, and count the trace anew."""
+        """Let go of all slices of a node whose calls are all in the trace, and count the trace again."""
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
@@ -210,7 +208,6 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """The run of its engine, which is its identity."""
     cluster: str = "callboard"
-    """The name of the cluster."""
     name: str = ""
     """The node's name, for people."""
     lease_seconds: float = 15.0
@@ -223,7 +220,6 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """The run of its engine."""
     cluster: str
-    """The name of the cluster."""
     name: str
     """The node's name, for people."""
     lives: bool

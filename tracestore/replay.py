@@ -31,10 +31,10 @@ PAGE = 500
 
 
 class StoredEvents:
-    """The events of a trace that were stored when the iteration began, in the order of their storing.
+    """The events of a trace that were stored when the iteration started, in the order of their storing.
 
     Within a run this is the order of `seq`. An event must pass all filters. A filter that is None lets every event
-    pass. Each iteration reads the trace anew, and raises StoreError if it can't be read.
+    pass. Each iteration reads the trace again, and raises StoreError if it can't be read.
 
     Args:
         store: The trace.

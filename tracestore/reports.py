@@ -118,7 +118,7 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     models: tuple[ModelReprice, ...]
     """The same by routed model, the greatest sum first."""
     in_flight: int = 0
-    """The calls that had begun and not ended as it finished. They get their new costs when they end."""
+    """The calls that had started and not ended as it finished. They get their new costs when they end."""
     days: tuple[DayReprice, ...] = ()
     """The same by day, in order."""
     sessions: tuple[SessionReprice, ...] = ()
@@ -186,7 +186,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     finished_no: int | None = None
     """The place among the finished runs."""
     in_flight: int | None = None
-    """The calls that had begun and not ended as it finished."""
+    """The calls that had started and not ended as it finished."""
     estimated: int | None = None
     """The calls with usage that was estimated."""
     unknown: int | None = None
@@ -194,7 +194,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Literal["interrupted", "finished", "undone"]:
-        """``interrupted`` is also a run that is under way now."""
+        """``interrupted`` is also a run in progress now."""
         if self.finished_us is None:
             return "interrupted"
         return "finished" if self.undone_us is None else "undone"

@@ -15,11 +15,9 @@ class FoundMessage(msgspec.Struct, frozen=True):
     """A message of a session whose content was captured."""
 
     session_id: str
-    """The session."""
     position: int
     """The place of the message in it, from 0."""
     message_id: str | None
-    """The message."""
     ts_us: int
     """The moment at which it was said, in microseconds UTC."""
     role: str
@@ -121,9 +119,9 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     unknown: int = 0
     """The attempts of which not even the usage is known."""
     latency_ms: Percentiles = Percentiles()
-    """Milliseconds from the call's begin to the end of a completed attempt, waits and retries included."""
+    """Milliseconds from the call's start to the end of a completed attempt, waits and retries included."""
     first_token_ms: Percentiles = Percentiles()
-    """Milliseconds from the call's begin to the first token."""
+    """Milliseconds from the call's start to the first token."""
     tokens_per_second: Percentiles = Percentiles()
     """Output tokens over the time from the first token to the end, to a tenth. Only completed streamed attempts
     count that have at least two output tokens and a usage that is no estimate."""
@@ -177,7 +175,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     """The tags of the session."""
     turns: int
-    """The turns that have begun."""
+    """The turns that have started."""
     calls: int
     """The attempts of its calls."""
     total_input_tokens: int
@@ -294,7 +292,7 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[int, ...]
     """The number of requests in each part."""
     digest: str
-    """The beginning of the hash of all requests."""
+    """The start of the hash of all requests."""
     planned_us: int
     """When the batch was planned, in microseconds since the epoch."""
     request_ids: tuple[str, ...] = ()
@@ -338,7 +336,7 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     value: str | None = None
     """The only value that is wanted; None is every value."""
     since_us: int | None = None
-    """The first moment that counts, in microseconds since the epoch; None is the beginning."""
+    """The first moment that counts, in microseconds since the epoch; None is the start."""
     slot_us: int | None = None
     """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
     current: bool = False

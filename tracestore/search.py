@@ -136,7 +136,7 @@ class _Fetch:
 # -- Text as words, and a question as terms: the same for both databases. Pure
 #
 # A word is letters and digits without accents and in lower case; a character of Chinese, Japanese or Korean is a
-# word of its own. What is asked for is words that must all be there, ``"a phrase"``, ``begin*``, and ``-not``.
+# word of its own. What is asked for is words that must all be there, ``"a phrase"``, ``start*``, and ``-not``.
 
 
 _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
@@ -150,7 +150,6 @@ class Term(NamedTuple):
     """A part of a question: words that follow one another."""
 
     words: tuple[str, ...]
-    """The words."""
     begins: bool = False
     """Whether the last word may go on."""
     absent: bool = False
@@ -158,7 +157,6 @@ class Term(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text."""
     plain = unicodedata.normalize("NFKD", text)
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
     composed = unicodedata.normalize("NFC", bare).casefold()  # a Korean syllable is one character again

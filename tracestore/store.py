@@ -1,4 +1,4 @@
-"""The interface of a store, by subject. The engine, the writer and the exports know a store by nothing else.
+"""The interface of a store, by subject. Engine, writer and exports use a store only through it.
 
 `TraceStore`, the trace in a SQLite file, is one implementation. A moment is microseconds since the epoch, UTC, or
 an aware datetime; a naive datetime is a ValueError. Every method raises StoreError if the store can't be used.
@@ -41,7 +41,10 @@ class Opening(Protocol):
 
     @property
     def path(self) -> Path:
-        """The store's place on this machine. A writer keeps beside it whatever the store can't take."""
+        """The store's place on this machine.
+
+        A writer spills events to files next to it while the store can't take them.
+        """
         ...
 
     @property
@@ -50,7 +53,7 @@ class Opening(Protocol):
         ...
 
     async def open(self) -> None:
-        """Open the store, and make it or bring it up to date as needed. Does nothing if it is open.
+        """Open the store, and create or upgrade it as needed. Does nothing if it is open.
 
         Raises:
             StoreError: The store isn't ours or is of a newer version. It is left as it is.
@@ -59,7 +62,7 @@ class Opening(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the work that is under way, mark the runs that lived here as ended, and close the store.
+        """Finish the work in progress, mark this process's runs as ended, and close the store.
 
         Closing twice is harmless.
         """
@@ -76,13 +79,13 @@ class Opening(Protocol):
 
 
 class Writing(Protocol):
-    """The way in: runs and their events."""
+    """Runs and their events as they are written."""
 
     def hold_run(self, run_id: str) -> None:
-        """Say that a run lives, until the store is closed or the process dies.
+        """Mark a run as alive until the store is closed or the process dies.
 
-        A process says it before it writes events of calls that are still running. A run that nobody holds counts
-        as lost when the next writer starts. After StoreUnavailable, the next `write` says it again.
+        A process does this before it writes events of calls that are still running. A run that no process holds
+        counts as lost when the next writer starts. After StoreUnavailable, the next `write` marks it again.
         """
         ...
 
@@ -101,11 +104,11 @@ class Writing(Protocol):
         ...
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
-        """Store events, and whatever they say about calls and sessions, in one transaction.
+        """Store events, and the changes to calls and sessions that they report, in one transaction.
 
         The events are committed when it returns. An event that is stored already (same run, same seq) changes
-        nothing. A caller that is cancelled waits for the transaction to end, which may have committed. Nothing is
-        written when it raises: StoreError if the store can't be written, another exception if an event can't.
+        nothing. A cancelled caller waits for the transaction to end, which may have committed. Nothing is written
+        when it raises: StoreError if the store can't be written, another exception if an event can't.
         """
         ...
 
@@ -114,9 +117,9 @@ class Writing(Protocol):
         ...
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
-        """A block in which nobody else who uses this trace is, in this process or another, under the same name.
+        """A block that excludes all other users of this trace under the same name, in this process or another.
 
-        It waits for its turn, however long that takes. Whoever dies has left the block.
+        It waits for its turn without a time limit. A process that dies releases the block.
 
         Args:
             name: Any text.
@@ -133,9 +136,9 @@ class Queries(Protocol):
         """Attempts of calls, the newest first.
 
         Args:
-            where: The calls that are wanted.
+            where: A filter for the calls.
             limit: The number of attempts at most. None is all of them.
-            under: The price version whose costs are wanted as `CallRow.cost`. None is the current one.
+            under: The price version for `CallRow.cost`. None is the current one.
         """
         ...
 
@@ -147,7 +150,7 @@ class Queries(Protocol):
         Args:
             call_id: The number behind which to go on: 0 at first, and then the last row's `call_id`. The end is
                 where no rows come.
-            where: The calls that are wanted.
+            where: A filter for the calls.
             limit: The number of attempts at most.
             under: The price version, as in `calls`.
         """
@@ -200,7 +203,7 @@ class Queries(Protocol):
         ...
 
     async def run_events(self, run_id: str, after_seq: int = 0, limit: int = 1000) -> list[Envelope]:
-        """The stored events of one run whose `seq` is above a number, in the order of `seq`.
+        """The stored events of one run with a `seq` above a number, in the order of `seq`.
 
         Args:
             run_id: The run.
@@ -210,7 +213,7 @@ class Queries(Protocol):
         ...
 
     async def run_positions(self, since: int | datetime) -> dict[str, int]:
-        """How far each run is stored: the highest `seq` that is committed, by the names of the runs.
+        """The highest committed `seq` of each run, by the names of the runs.
 
         Args:
             since: A moment. Runs that had ended before it may be left out.
@@ -226,12 +229,13 @@ class Queries(Protocol):
         ...
 
     async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
-        """The replies that are made in the background and whose process has ended, in the order of their calls.
+        """The replies made in the background by processes that have ended, in the order of their calls.
 
         Args:
             session_id: A session; None is all, and calls without one.
-            owned: Whether the session belongs to whoever asks. Then it is not asked whether the process has ended,
-                which in a cluster may be known late.
+            owned: Whether the session belongs to the caller. Then the store doesn't check that the process has
+                ended,
+                which a cluster may detect late.
         """
         ...
 
@@ -244,7 +248,7 @@ class Queries(Protocol):
         ...
 
     async def counted_calls(self, request_ids: Sequence[str]) -> dict[str, CountedCall]:
-        """Those of some calls that have ended in the trace, by their ids."""
+        """The given calls that have ended in the trace, by their ids."""
         ...
 
     async def sql(
@@ -255,7 +259,7 @@ class Queries(Protocol):
         limit: int = 1000,
         seconds: float = 10.0,
     ) -> SqlResult:
-        """The answer to one SQL statement, which can only read. Nobody waits for it.
+        """The rows of one SQL statement, which can only read. Writers don't wait for it.
 
         Args:
             statement: The statement, in the SQL of the database.
@@ -278,12 +282,12 @@ class Statistics(Protocol):
     async def costs(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",), *, under: str | None = None
     ) -> list[CostRow]:
-        """The tokens and costs of calls, summed by dimensions, the dearest group first.
+        """The tokens and costs of calls, summed by dimensions, the most expensive group first.
 
         Args:
             where: The calls that are summed.
             by: The dimensions. ``()`` gives one total.
-            under: The price version whose costs are wanted. None is the current one.
+            under: The price version for the costs. None is the current one.
 
         Raises:
             ValueError: There is no such dimension.
@@ -305,11 +309,11 @@ class Statistics(Protocol):
         ...
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
-        """The sums that budgets count, all of one moment.
+        """The sums that budgets count, all read at one moment.
 
         Args:
-            queries: Which calls count, and how they are grouped.
-            run_id: The run of whoever asks. Its calls under way are left out, because it knows them itself.
+            queries: The calls that count, and how they are grouped.
+            run_id: The caller's run. Its calls in progress are left out, because the caller counts them itself.
 
         Raises:
             ValueError: There is no such dimension.
@@ -318,7 +322,7 @@ class Statistics(Protocol):
 
 
 class Sessions(Protocol):
-    """Sessions, and the content that was captured of them."""
+    """Sessions, and their captured content."""
 
     async def sessions(
         self, limit: int | None = 1000, *, tags: Mapping[str, str] | None = None
@@ -336,18 +340,18 @@ class Sessions(Protocol):
         ...
 
     async def was_answered(self, session_id: str) -> bool:
-        """Whether a model has answered in a session that wasn't deleted, or may have, whatever is stored of it."""
+        """Whether a model has, or may have, answered in a session that wasn't deleted."""
         ...
 
     async def messages(self, session_id: str) -> list[Message]:
-        """The messages that are stored of a session, in order. `saved_session` says which are missing."""
+        """The stored messages of a session, in order. `saved_session` lists the missing ones."""
         ...
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
-        """Messages whose content was captured, the latest first.
+        """Messages with captured content, the latest first.
 
-        A search for words makes an index of all captured words at its first time, and takes in what came since at
-        every other. So it writes; without words it only reads. What is deleted goes from the index, too.
+        The first search for words builds an index of all captured words. Every later one adds the new content, so
+        it writes; a search without words only reads. Deleted content is removed from the index.
 
         Raises:
             StoreError: There is no word to look for, or the database has no search for texts.
@@ -355,9 +359,9 @@ class Sessions(Protocol):
         ...
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
-        """Let a run be the one that goes on with a stored session.
+        """Make a run the owner of a stored session.
 
-        Whatever another run still says of the session is kept apart.
+        Later messages of any other run are kept apart.
 
         Args:
             session_id: The session.
@@ -377,13 +381,14 @@ class Sessions(Protocol):
         ...
 
     async def delete_session(self, session_id: str) -> bool:
-        """Delete a session, and the content that was captured of it and of no other.
+        """Delete a session, and the content that no other session shares.
 
-        The figures of its calls stay: models, times, tokens and costs. Everything that may quote somebody is
-        erased: the session's name, tags, the texts of errors, the names of tools, and events of the host's own. So
-        sums by a tag do not include these calls any more. Deleted bytes are overwritten. What
-        was shipped from a file goes from the shared store with the next shipping; what is deleted in a shared
-        store is not brought back by a shipper, until a session of that name begins anew.
+        The figures of its calls stay: models, times, tokens and costs. The session's name and tags, the texts of
+        errors, the names of tools, and events of your own are erased, because they may quote content. Sums by a
+        tag do not include these calls any more. Deleted bytes are overwritten.
+
+        The deletion reaches a shared store with the next shipping. A shipper does not bring back a session that
+        was deleted in the shared store, until a new session of that name starts.
 
         Returns:
             False if nothing of the session is stored.
@@ -391,11 +396,11 @@ class Sessions(Protocol):
         ...
 
     async def forget_content(self, before: int | datetime) -> int:
-        """Delete all content that was last said before a moment.
+        """Delete all content that was last used before a moment.
 
-        Events and costs stay, and so do tags. The names of sessions, the texts of errors and the names of tools
-        are erased. Sessions that began earlier can't be resumed any more. The bytes are overwritten. It
-        reaches a shared store, and stays there, as the deletion of a session does.
+        Events, costs and tags stay. The names of sessions, the texts of errors and the names of tools are erased.
+        Older sessions can't be resumed any more. The bytes are overwritten. As with a deleted session, the
+        deletion reaches a shared store and lasts there.
 
         Returns:
             The number of bodies that went.
@@ -416,29 +421,29 @@ class Repricing(Protocol):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        """Work out the costs of stored calls under another price table, and make them the current costs.
+        """Calculate the costs of stored calls with another price table, and make them the current costs.
 
-        It covers every call that had begun by its end. A call that ends later gets its cost with its end. Events
-        and costs at call time stay as they are; `undo_reprice()` goes back. A repricing that is interrupted has
-        changed nothing yet; `resume_reprice()` goes on with it.
+        A repricing covers every call that had started by its end. A call that ends later gets its cost with its
+        end. Events and costs at call time stay as they are; `undo_reprice()` goes back. An interrupted repricing
+        changes nothing; `resume_reprice()` continues it.
 
         Args:
-            table: A table, or the version of a table that this store knows.
+            table: A table, or the version of a table in this store.
             where: The calls to reprice.
             dry_run: Whether only to report.
             as_model: A ``provider:name`` to price every call as. Nothing is kept then.
             by_session: Whether to compare sessions, too.
-            progress: Told between chunks how many calls are done, and of how many.
+            progress: Called between chunks with the number of calls that are done, and of all calls.
 
         Raises:
-            StoreError: The store doesn't know the version, or can't be used.
+            StoreError: The store has no such version, or can't be used.
         """
         ...
 
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        """Go on with a repricing that was interrupted; the report is that of the whole.
+        """Continue an interrupted repricing. The report covers the whole of it.
 
         Args:
             run_id: The number of the repricing, see `reprice_runs`. None takes the latest.
@@ -461,12 +466,12 @@ class Repricing(Protocol):
         """Choose the current costs: those of an earlier repricing, or (None) those at call time.
 
         Raises:
-            StoreError: The store doesn't know the version.
+            StoreError: The store has no such version.
         """
         ...
 
     async def current_prices(self) -> CurrentPrices:
-        """The repricings whose costs are current, and the latest one. It changes when anybody changes them."""
+        """The repricings whose costs are current, and the latest one. Any process may change them."""
         ...
 
     async def current_version(self) -> str | None:
@@ -474,15 +479,15 @@ class Repricing(Protocol):
         ...
 
     async def price_table(self, version: str) -> PriceTable:
-        """One of the price tables that this store knows.
+        """One of the store's price tables.
 
         Raises:
-            StoreError: The store knows no such version. The error names the known ones.
+            StoreError: The store has no such version. The error lists the versions that it has.
         """
         ...
 
     async def price_tables(self) -> list[PriceTable]:
-        """The price tables that this store knows, in the order in which they came."""
+        """The store's price tables, in the order in which they were added."""
         ...
 
     async def reprice_runs(self) -> list[RepriceRun]:
@@ -494,10 +499,10 @@ class Upkeep(Protocol):
     """The health of a store, retention, and copies."""
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
-        """The faults that the database finds in itself, in its own words; empty if there are none.
+        """The faults that the database reports of itself; empty if there are none.
 
-        It may read everything, and nobody else is served on this connection meanwhile: for a store in use, ask a
-        store of your own that only reads.
+        It may read everything, and blocks this connection meanwhile. For a store in use, open a second store that
+        only reads.
 
         Raises:
             TimeoutError: The time in `seconds` was not enough.
@@ -523,26 +528,26 @@ class Upkeep(Protocol):
     ) -> PruneReport:
         """Delete old rows, in short transactions between which others write.
 
-        An interrupted pruning has done a part; the next one does the rest.
+        An interrupted pruning has deleted a part; the next one deletes the rest.
 
         Args:
             before: The moment before which calls ended, and events happened, that are deleted.
             max_bytes: The size in use, down to which the oldest rows of the rest are deleted.
             dry_run: Whether only to count. For `max_bytes` the count is an estimate.
             vacuum: Whether to rewrite the file afterwards, which makes writers wait.
-            progress: Told after every step what has gone so far.
+            progress: Called after every step with the counts so far.
         """
         ...
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        """Copy the trace as it is now to a path where nothing is yet. Others go on writing meanwhile.
+        """Copy the trace as it is now to a new path. Others go on writing meanwhile.
 
-        The copy is a trace file of mode 0600. Calls that run now have no end in it, and get one when a writer
+        The copy is a trace file of mode 0600. Calls in progress have no end in the copy, and get one when a writer
         first starts on it.
 
         Args:
             path: The path of the copy. Nothing is left there if the copy fails or is cancelled.
-            progress: Told the pages copied and the pages in all, now and then.
+            progress: Called now and then with the pages copied and all pages.
 
         Raises:
             StoreError: Something is at the path, or the copy failed.
@@ -551,9 +556,9 @@ class Upkeep(Protocol):
 
 
 class Store(Opening, Writing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
-    """A trace: events go in; calls, sessions and costs come out.
+    """A trace: the events of calls and sessions, and the tables that are derived from them.
 
-    Events are the truth and append-only. Everything that is queried is derived from them in the same transaction,
-    so the two never disagree. No event is stored with content: of a message that was appended the position, the
-    role and the id remain. Captured content is kept beside the events. A store is used on one event loop.
+    Events are the truth and append-only. Everything else is derived from them in the same transaction, so the two
+    never disagree. Events are stored without content: of an appended message they keep position, role and id.
+    Captured content is stored in its own tables. A store belongs to one event loop.
     """

@@ -1,4 +1,4 @@
-"""Money before the call: what may be spent, what is reserved, and who waits for it."""
+"""Budgets: spending limits, reservations before each call, and the queue for room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host allows its calls to spend: a limit, on whom, and over what time. Pure values."""
+"""The spending limits of a host: an amount, a scope, and a window of time. Pure values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
 
-# When a budget begins anew
+# --- Budget windows ---
 
 Calendar: TypeAlias = Literal["hour", "day", "month"]
 
 SLOTS = 60
-"""The slots of a rolling window; what is spent leaves it in steps of a sixtieth of its length."""
+"""The slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
 
 ENDLESS_US = 1 << 62
 """A moment that never comes, in microseconds."""
@@ -112,7 +112,7 @@ def _us(moment: datetime) -> int:
 
 
 WhenFull: TypeAlias = Literal["refuse", "wait", "cheaper"]
-"""What becomes of a call that does not fit into a budget."""
+"""The action for a call that does not fit into a budget."""
 
 _TAG = "tag:"
 _KINDS = ("engine", "session", "provider", "model")
@@ -130,15 +130,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """The most input and output tokens of the window together; None is no limit on tokens."""
     per: str = "engine"
-    """The scope that has the limit for itself: ``engine``, ``session``, ``provider``, ``model``, or ``tag:NAME``.
+    """The scope of the limit: ``engine``, ``session``, ``provider``, ``model``, or ``tag:NAME``.
 
-    Each session, provider, model or value of the tag has an account of its own. What has none shares one account.
+    Each session, provider, model or value of the tag has its own account. Calls without one share an account.
     """
     of: str | None = None
     """The one session, provider, model or value of the tag that is limited; None limits each."""
     window: Calendar | timedelta | None = None
-    """The time after which the account begins anew: ``hour``, ``day`` or ``month`` of the calendar, or a timedelta
-    for a rolling window. None never begins anew."""
+    """The time after which the account starts again: ``hour``, ``day`` or ``month`` of the calendar, or a
+    timedelta
+
+    for a rolling window. None never starts again.
+    """
     zone: str = "UTC"
     """The IANA time zone of the calendar."""
     when_full: WhenFull = "refuse"
@@ -147,7 +150,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     shorten_to: int | None = None
     """The smallest `max_output_tokens` to which a call may be shortened so that it fits; None shortens none."""
     unpriced: Literal["refuse", "allow"] = "refuse"
-    """The fate of a call whose price nobody knows. A budget that allows it does not see its cost."""
+    """The action for a call of unknown price. A budget that allows it does not count its cost."""
     low_at: float = 0.8
     """The fraction of the limit at which ``budget.low`` is published, once in a window."""
     follows_repricing: bool = False
@@ -186,7 +189,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_over(self) -> Window:
-        """The window as a value that knows its slots."""
+        """The window as a value with slots."""
         if isinstance(self.window, timedelta):
             return Window(rolling=self.window)
         return Window(calendar=self.window, zone=self.zone)
@@ -209,7 +212,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Payer(msgspec.Struct, frozen=True):
-    """Whose budgets a call is held against."""
+    """The session, provider, model and tags that select the budgets of a call."""
 
     model: str
     """The model as ``provider:name``."""
@@ -219,7 +222,7 @@ class Payer(msgspec.Struct, frozen=True):
     """The host's tags of the call."""
 
     def value(self, per: str) -> str:
-        """What the call is called in a scope; empty where it has nothing of that kind."""
+        """The call's value in a scope; empty if it has none."""
         match per:
             case "engine":
                 return ""

@@ -1,7 +1,7 @@
-"""The budgets of one engine at work: who gets room, who waits for it, and what is told of it.
+"""The budgets of one engine: admission, waiting, and events.
 
-The ledger decides; this adds the time, the waiting, the trace and the events. Calls that wait are admitted in the
-order in which they came, as far as they need the same room. A call that needs other room passes them.
+The ledger decides. This adds time, waiting, the trace and events. Waiting calls are admitted in order of arrival
+where they need the same room. A call that needs other room passes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _JOB = "/job"
 
 
 def reservation(request_id: str, attempt: int) -> str:
-    """The name of the reservation of one attempt."""
     return f"{request_id}/{attempt}"
 
 
@@ -33,7 +32,7 @@ def job_of(request_id: str) -> str:
 
 
 def is_job(name: str) -> bool:
-    """Whether a reservation is that of a job."""
+    """Whether a reservation belongs to a job."""
     return name.endswith(_JOB)
 
 
@@ -45,14 +44,14 @@ _SHARED_NAP_SECONDS = 1.0
 
 
 class SharedBudgets(Protocol):
-    """What the nodes of a cluster have of budgets together. Every node may spend what it has been granted."""
+    """The budgets that the nodes of a cluster share. Each node may spend its grants."""
 
     def now_us(self) -> int:
         """The time by which all nodes cut the windows, in microseconds since the epoch."""
         ...
 
     def account(self, budget: Budget, value: str) -> Account:
-        """A new account, of which this node has nothing yet."""
+        """A new account, without a grant for this node."""
         ...
 
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
@@ -64,11 +63,11 @@ class SharedBudgets(Protocol):
         ...
 
     async def refresh(self) -> None:
-        """Ask how all accounts stand. A store that can't be asked leaves what is known."""
+        """Refresh the state of all accounts. If the store fails, the last state remains."""
         ...
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted anew, because prices have changed."""
+        """Have the trace of ended runs counted again, because prices have changed."""
         ...
 
 
@@ -103,7 +102,7 @@ class Budgets:
         load: Load,
         shared: SharedBudgets | None = None,
     ) -> None:
-        """Budgets of which nothing is spent yet."""
+        """Budgets with nothing spent yet."""
         self.ledger = Ledger(budgets) if shared is None else Ledger(budgets, shared.account)
         self._shared = shared
         self._now_us = clock.now_us if shared is None else shared.now_us
@@ -121,7 +120,7 @@ class Budgets:
 
     @property
     def choosy(self) -> bool:
-        """Whether a budget may have a say before a call: it wants a cheaper model, or a shorter reply."""
+        """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
         return self._choosy
 
     @property
@@ -130,7 +129,7 @@ class Budgets:
         return len(self._waiters)
 
     async def loaded(self) -> None:
-        """Return when what the trace knows is counted."""
+        """Return when the spending in the trace is counted."""
         if self._loaded:
             return
         async with self._loading:
@@ -140,7 +139,7 @@ class Budgets:
                 self._loaded = True
 
     async def recount(self, *, all_of_them: bool = False) -> None:
-        """Count anew what has ended, in the budgets that follow repricings."""
+        """Count again what has ended, in the budgets that follow repricings."""
         following = [each for each in self.ledger.budgets if each.follows_repricing or all_of_them]
         if not following or not self._loaded:
             return
@@ -197,7 +196,7 @@ class Budgets:
         await self._wait(_Waiter(name, payer, asked))
 
     def reserve_now(self, name: str, payer: Payer, asked: Amount) -> bool:
-        """Reserve without waiting. Returns whether there is room, and nobody who came before waits for it."""
+        """Reserve without waiting. Returns False if there is no room, or an earlier call waits for it."""
         return self._loaded and not self._must_queue(payer) and self._try(name, payer, asked) is None
 
     def _try(self, name: str, payer: Payer, asked: Amount) -> list[Refusal] | None:
@@ -234,7 +233,7 @@ class Budgets:
         return fits
 
     def _must_queue(self, payer: Payer) -> bool:
-        """Whether somebody who came before waits for room that this payer would take as well."""
+        """Whether an earlier call waits for room that this payer would use."""
         if not self._waiters:
             return False
         wanted = {id(account) for waiter in self._waiters for account in self._short_of(waiter)}
@@ -298,7 +297,7 @@ class Budgets:
         return min([longest, *(max(moment - now_us, 0) / 1e6 + 0.001 for moment in moments)])
 
     def _admit(self) -> None:
-        """Let all in who have room, in their order; nobody takes room that somebody before waits for."""
+        """Admit all calls that have room, in order. None takes room that an earlier call waits for."""
         taken: set[int] = set()
         for waiter in list(self._waiters):
             accounts = self.ledger.accounts(waiter.payer)
@@ -350,7 +349,7 @@ class Budgets:
         return accounts
 
     def keep(self, name: str | None, new_name: str) -> None:
-        """Keep what is reserved under another name, for something that ends later."""
+        """Move a reservation to another name, for a job that ends later."""
         if name is not None:
             self.ledger.rename(name, new_name)
 

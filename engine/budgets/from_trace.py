@@ -1,4 +1,4 @@
-"""Counts in a ledger what the trace knows: of earlier runs, of other processes, and under new prices."""
+"""Counts the spending of the trace in a ledger: of earlier runs, other processes, and new prices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIMENSIONS = {"engine": None, "session": "session_id"}
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What the trace knows of some budgets, all of one moment."""
+    """The sums of some budgets in the trace, all read at one moment."""
 
     entries: list[tuple[Budget, SpendingRow, int]]
     """The sums; of each its budget, and a moment in its slot, in microseconds since the Unix epoch."""

@@ -1,16 +1,14 @@
-"""What is spent and what is held, for each account of each budget. Pure: no I/O, and no clock of its own.
+"""The spent and reserved amounts of each account of each budget. Pure: no I/O and no clock.
 
-A reservation is one of these, and never two of them:
+A reservation is in exactly one state:
 
     (none) ── reserve ──► held ── settle ──► spent
                            │
                            └──── lose ─────► unknown ── settle ──► spent
 
-`held` and `unknown` count at the most that the call can cost, `spent` at what it did cost. A call counts in the
-slot of the window in which it was reserved, whenever it ends. So the accounts agree with sums over the rows of the
-trace, each row at the time of its start.
-
-A reservation needs room in all accounts that look at the call. It takes room in all of them or in none.
+`held` and `unknown` count at the most that the call can cost, `spent` at its actual cost. A call counts in the
+slot in which it was reserved, whenever it ends. So the accounts agree with sums over the trace, where each row
+counts at its start. A reservation takes room in all accounts of the call, or in none.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from callboard.bus.values.usage import usd_of
 from ..old_names import warn_of_old_name
 from .budget import ENDLESS_US, Budget, Payer, Slot
 
-# One account of a budget
+# --- One account of a budget ---
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +53,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     budget: Budget
     value: str
-    """The session, provider, model or value of a tag whose account it is; empty for the engine's."""
+    """The session, provider, model or tag value of the account; empty for the engine's."""
     why: Literal["money", "tokens", "unpriced"]
     left: Amount
     """The room in the account."""
@@ -65,7 +63,7 @@ class Refusal(msgspec.Struct, frozen=True):
     """The moment at which the window alone makes room enough, in microseconds since the Unix epoch; None for
     never."""
     held: Amount
-    """The room that calls under way give back at most when they end."""
+    """The room that calls in progress give back at most when they end."""
 
     @property
     def may_fit(self) -> bool:
@@ -88,11 +86,11 @@ class AccountState(msgspec.Struct, frozen=True):
     spent: Amount
     """The cost and the tokens of calls that have ended, as far as they are known."""
     held: Amount
-    """What calls under way can still cost."""
+    """The most that calls in progress can still cost."""
     unknown: Amount
-    """What calls of unknown usage can have cost."""
+    """The most that calls with unknown usage can have cost."""
     calls: int
-    """The calls that count, those under way included."""
+    """The calls that count, those in progress included."""
     unknown_calls: int
     """The calls of unknown usage among them."""
     window_ends_us: int | None
@@ -143,7 +141,7 @@ class Tally:
 
 
 class SlotSum:
-    """What counts of one slot, by the state that it is in."""
+    """The amounts of one slot, by state."""
 
     __slots__ = ("forgotten_us", "held", "slot", "spent", "unknown")
 
@@ -165,7 +163,7 @@ class Account:
     """The account of one session, provider, model or value of a tag, or the engine's, under one budget.
 
     Totals over all slots that count are kept, so that a call costs the same however many slots there are. They are
-    added up anew when a slot leaves the window, or begins.
+    added up again when a slot leaves the window, or starts.
     """
 
     def __init__(self, budget: Budget, value: str) -> None:
@@ -203,9 +201,9 @@ class Account:
             self._tokens += sign * amount.tokens
 
     def counted(self, now_us: int) -> list[SlotSum]:
-        """The slots that count at a moment; those that never will again are forgotten.
+        """The slots that count at a moment. Expired slots are dropped.
 
-        A rolling window counts a slot of the future, too, which there is after the clock was set back.
+        A rolling window also counts a slot of the future, which exists after the clock was set back.
         """
         for start, found in list(self._slots.items()):
             if found.forgotten_us <= now_us:
@@ -236,7 +234,7 @@ class Account:
         return None
 
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
-        """Why an amount would have no room, for whoever only looks; None if it would."""
+        """The reason why an amount would have no room, without side effects; None if it has room."""
         return self.refuses(asked, now_us)
 
     def _refusal(self, why: Literal["money", "tokens", "unpriced"], asked: Amount, now_us: int) -> Refusal:
@@ -260,7 +258,7 @@ class Account:
         return None
 
     def is_newly_low(self, now_us: int) -> bool:
-        """Whether what is spent has passed the mark for the first time in this slot of the window."""
+        """Whether spending has passed the mark for the first time in this slot of the window."""
         if now_us < self._told_low_until_us or not self._is_low(self._money, self._tokens):
             return False
         slots = self.counted(now_us)
@@ -283,13 +281,12 @@ class Account:
         self.add(found, found.unknown if unknown else found.spent, amount, calls=calls)
 
     def clear_ended(self) -> None:
-        """Forget what has ended; what is held stays."""
+        """Drop the ended calls, and keep the reservations."""
         for found in self._slots.values():
             found.spent, found.unknown = Tally(), Tally()
         self._valid_to_us = 0
 
     def state(self, now_us: int) -> AccountState:
-        """The account as a value."""
         slots = self.counted(now_us)
         held, spent, unknown = ([getattr(found, part) for found in slots] for part in ("held", "spent", "unknown"))
         end = self._window.slot(now_us).end_us
@@ -311,7 +308,7 @@ def sum_of(tallies: Iterable[Tally]) -> Amount:
 
 
 class _Hold:
-    """A reservation: what it reserved, and where."""
+    """A reservation: its amount, and its accounts."""
 
     __slots__ = ("asked", "lost", "places")
 
@@ -339,7 +336,7 @@ class Ledger:
         self._holds: dict[str, _Hold] = {}
 
     def accounts(self, payer: Payer) -> list[Account]:
-        """The accounts that look at a call. The work grows with their number, and not with that of the budgets."""
+        """The accounts of a call. The work grows with their number, not with the number of budgets."""
         found = [self._account(number, payer.value(self.budgets[number].per)) for number in self._each]
         for kind in self._kinds:
             value = payer.value(kind)
@@ -386,7 +383,7 @@ class Ledger:
         return [account for account, _ in hold.places]
 
     def lose(self, hold_id: str, counted: Collection[Budget] = ()) -> list[Account]:
-        """Count a call at what it reserved, because nobody knows what it used. Returns its accounts."""
+        """Count a call at its reserved amount, because its usage is unknown. Returns its accounts."""
         hold = self._holds.get(hold_id)
         if hold is None or hold.lost:
             return []
@@ -415,7 +412,7 @@ class Ledger:
         return self._account(self.budgets.index(budget), value)
 
     def forget_ended(self, budget: Budget) -> None:
-        """Forget what has ended in all accounts of a budget, so that it can be counted anew from the trace."""
+        """Forget what has ended in all accounts of a budget, so that it can be counted again from the trace."""
         number = self.budgets.index(budget)
         for (of_budget, _), account in self._accounts.items():
             if of_budget == number:
@@ -428,12 +425,12 @@ class Ledger:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The names of the reservations of calls under way."""
+        """The names of the reservations of calls in progress."""
         return tuple(name for name, hold in self._holds.items() if not hold.lost)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of the reservations of calls whose usage is unknown."""
+        """The names of the reservations of calls with unknown usage."""
         return tuple(name for name, hold in self._holds.items() if hold.lost)
 
 
@@ -444,13 +441,13 @@ class BudgetExceededError(CallboardError):
         self.budget: Budget = refusal.budget
         """The budget that has no room."""
         self.scope: str = f"{refusal.budget.per} {refusal.value}".strip()
-        """The scope whose account is full, such as ``tag:tenant acme``."""
+        """The scope of the full account, such as ``tag:tenant acme``."""
         self.left_usd: Decimal | None = None if self.budget.max_nano_usd is None else usd_of(refusal.left.money)
         """The money that is left in the account, in US dollars; None without a limit on money."""
         self.left_tokens: int | None = None if self.budget.max_tokens is None else refusal.left.tokens
         """The tokens that are left in the account; None without a limit on tokens."""
         self.asked_usd: Decimal | None = None if refusal.asked.nano_usd is None else usd_of(refusal.asked.nano_usd)
-        """The most that the call can cost, in US dollars; None if nobody knows."""
+        """The most that the call can cost, in US dollars; None if it is unknown."""
         self.asked_tokens: int = refusal.asked.tokens
         """The most tokens that the call can use."""
         self.fits_at: datetime | None = _moment(refusal.fits_at_us)

@@ -1,8 +1,8 @@
 """The most that a call can cost, before it is sent. Pure.
 
-The input is the upper end of its estimate, at the dearest of the rates that it may be billed at: a provider may
-bill input as plain, or as written to its cache. The output is all that the request allows. Tools that the provider
-runs are counted as often as the request allows them.
+The input is the upper end of its estimate, at the most expensive rate that may apply: a provider may bill input as
+plain, or as written to its cache. The output is all that the request allows. The provider's tools are counted as
+often as the request allows them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Priced(msgspec.Struct, frozen=True):
     at_us: int
     """The time of the call, in microseconds since the Unix epoch."""
     priced_as: str | None = None
-    """The provider whose published prices the model has."""
+    """The provider that publishes the model's prices."""
     service_tier: str | None = None
     """The service tier; None is the usual one."""
 
@@ -76,7 +76,7 @@ class _Rates(msgspec.Struct, frozen=True):
     """Of a token that is generated, however it is counted."""
 
     def applies(self, at_us: int, sent: int) -> bool:
-        """Whether the segment may be that of a call at a moment, which sends so much or less."""
+        """Whether the segment may apply to a call at a moment with at most this much input."""
         found = self.segment
         in_time = found.since <= at_us < found.until
         return in_time and found.above < max(sent, 1) and found.daily_from <= at_us % _DAY_US < found.daily_to

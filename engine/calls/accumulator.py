@@ -46,9 +46,9 @@ class StreamAccumulator:
 
     def __init__(self, *, request_id: str = "") -> None:
         self.message_id = ""
-        """The id of the message; empty before the message has begun."""
+        """The id of the message; empty before the message has started."""
         self.started = False
-        """Whether the message has begun."""
+        """Whether the message has started."""
         self.complete: MessageComplete | None = None
         """The end of the message; None while the message still comes."""
         self._request_id = request_id
@@ -95,7 +95,7 @@ class StreamAccumulator:
                 for earlier in event.snapshot:
                     self.process(earlier)
             case _:
-                pass  # arguments count once they are whole; what is between messages is of no message
+                pass  # Arguments count once they are complete. Events between messages belong to no message.
 
     def response(self) -> CanonicalResponse:
         """The reply. A reply that still comes is shown as if it were cut off now.
@@ -103,7 +103,7 @@ class StreamAccumulator:
         It lacks what the events of an adapter or a log don't carry, such as the latency.
 
         Raises:
-            CallboardError: No message has begun.
+            CallboardError: No message has started.
         """
         if self._response is not None:
             return self._response
@@ -164,7 +164,7 @@ class StreamAccumulator:
         self._open, self._pieces = None, []
 
     def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
-        """The events that end a message of which nothing more will come. Empty if the message has its end."""
+        """The events that end an incomplete message. Empty if the message has its end."""
         if self.complete is not None or not self.started:
             return []
         events: list[StreamEvent] = []

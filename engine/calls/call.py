@@ -9,8 +9,8 @@ A call may end by a return, an error, a crash of the adapter, a cancellation or 
 one `finally` without an `await` does the ending. Only the call publishes `llm.call_*` events; the adapter's actor
 reports its attempts to it.
 
-Readers of a stream see its end when everything published survives the end of this process. For a caller who waits
-for a whole reply, the turn sees to that.
+Readers of a stream see its end when everything published survives the end of this process. For a caller that waits
+for a whole reply, the turn ensures this.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Filtering:
             group.start_soon(self._filter_arriving, self._waiting)
             try:
                 result = await work()
-            except Exception as error:  # in a group it would come out of it as another one
+            except Exception as error:  # in a group it would come out of it as another
                 failure = error
             self._all_arrived = True
             self._news.set()
@@ -173,11 +173,11 @@ CANCEL_GRACE_SECONDS = 5.0
 class Call(CallEvents):
     """One call of a conversation. Run it once; `cancel()` may be called anywhere on the same event loop.
 
-    A cancelled call leaves the queue. Once the adapter is asked, the adapter is told to end the call, and the call
-    ends with it, or without it after a grace.
+    A cancelled call leaves the queue. If the adapter is already working, it is asked to end the call. The call
+    ends with it, or without it after a grace period.
     """
 
-    # What few calls need is the class's, until they do: Python packs the attributes of an instance up to thirty.
+    # Rarely used attributes are class attributes: Python stores instances with up to thirty attributes compactly.
     left = False
     """Whether the reply was left to its provider, which goes on with it in the background."""
     _cancelled = False
@@ -202,7 +202,7 @@ class Call(CallEvents):
         deadline: float = math.inf,
         drain_seconds: float = 0.0,
     ) -> None:
-        """A call that has not begun."""
+        """A call that has not started."""
         super().__init__(context, streamed=streamed)
         assert context.running is not None
         self._running: RunningAdapter = context.running
@@ -290,12 +290,12 @@ class Call(CallEvents):
         response = await filtering.around(partial(self._taken_in, filtering), self._deadline)
         if filtering.error is not None or filtering.unfinished:
             error = self.cancelled_error()
-            error.usage = response.usage  # paid for, whatever becomes of it
+            error.usage = response.usage  # The provider bills it, also if the reply is rejected later.
             raise error
         content = filtering.content
         if content is None or content == response.content:
             return response
-        # which would say what did not pass
+        # The content did not pass the guardrail, so it must not be quoted.
         return msgspec.structs.replace(response, content=content, raw=None, provider_details={})
 
     async def _taken_in(self, filtering: Filtering) -> CanonicalResponse:
@@ -358,11 +358,11 @@ class Call(CallEvents):
             if self._timer is not None:
                 self._timer.cancel()
             if handle is not None:
-                handle.kill()  # which does nothing if it is done
+                handle.kill()
             slots.release()
 
     def _end_in_order(self) -> None:
-        """Tell the adapter to end the call. After the grace the call no longer waits for the adapter."""
+        """Ask the adapter to end the call. After the grace period the call no longer waits for the adapter."""
         handle = self._handle
         if handle is None or handle.done or self._ending:
             return
@@ -405,7 +405,7 @@ class Call(CallEvents):
         return self.used_by_now(self._content)
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
-        """The usage of the attempt under way. It is booked if the call ends now."""
+        """The usage of the attempt in progress. It is booked if the call ends now."""
         if not self.under_way:
             return NOTHING_USED
         actor = self._running.ref.actor
@@ -445,7 +445,7 @@ class Call(CallEvents):
 
 
 def _marked(response: CanonicalResponse) -> CanonicalResponse:
-    """The response, with a warning if it ended well and says nothing."""
+    """The response, with a warning if it ended well and is empty."""
     if not is_empty(response.content, response.stop_reason):
         return response
     said = response.raw_stop_reason or str(response.stop_reason)

@@ -1,4 +1,4 @@
-"""One call of any kind: its place among the others, and its events.
+"""One call of any kind: what it waits for, and its events.
 
 Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then has a
 start, and each start has exactly one end. Publishing does not wait, so a `finally` may use all of it.
@@ -70,7 +70,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def server_of(running: RunningAdapter | None) -> str | None:
-    """The address that an adapter asks. None if the adapter asks none or doesn't tell it."""
+    """The server address of an adapter. None if it has none or doesn't report it."""
     actor = None if running is None else running.ref.actor
     url = getattr(actor.made, "base_url", None) if isinstance(actor, AdapterActor) else None
     return url if isinstance(url, str) else None
@@ -106,16 +106,15 @@ def _parts(url: str) -> tuple[str | None, int | None]:
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a call before it begins. The call and its events share it."""
+    """The facts of a call that are fixed before it starts. The call and its events share them."""
 
     runtime: Runtime
     """The parts of the engine."""
     request_id: str
-    """The id of the call."""
     routing: RoutingDecision
     """The decision for the model."""
     priced_as: str | None = None
-    """The provider whose published prices the model has, see `engine.models.published_prices`."""
+    """The provider that publishes the model's prices, see `engine.models.published_prices`."""
     running: RunningAdapter | None = None
     """The adapter that makes the call. None for the end of a video's job, which no adapter makes."""
     session_id: str | None = None
@@ -129,9 +128,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     """The caller's tags."""
     order: int = 0
-    """The place of whoever asked, from `runtime.adapters.arrival`. The lowest number gets a slot first."""
+    """The caller's place from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
-    """The estimate of the input."""
     spending: Spending | None = None
     """The sum to which the call is added."""
     key: str | None = None
@@ -141,7 +139,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(Protocol):
-    """A response of any kind, as far as the end of its call tells of it."""
+    """The fields of a response of any kind that the end of its call records."""
 
     @property
     def model(self) -> str: ...
@@ -156,7 +154,7 @@ class Served(Protocol):
 
 
 _CREATING_JOBS = frozenset({"video_create", "batch_create"})
-"""Operations that create jobs. What they reserve is kept until the job's own end."""
+"""Operations that create jobs. Their reservation is kept until the job's own end."""
 
 
 class CallEvents:
@@ -169,14 +167,16 @@ class CallEvents:
     most_output: int | None = 0
     """The number of tokens that the model may write; None without a limit."""
     began_us: int | None = None
-    """When the call began, in microseconds since the Unix epoch, if another process began it."""
+    """When the call started, in microseconds since the Unix epoch, if another process started it."""
     attempts_before = 0
     """The number of attempts that another process has made of it, before the one that is taken up."""
     on_accepted: Callable[[bool], object] | None = None
-    """Is told whether the provider goes on with the reply in the background: True before that is published, and
-    False when such an attempt has failed and another one follows."""
+    """A function that is called when the provider accepts the reply for the background.
+
+    It gets True before that is published, and False when such an attempt has failed and another follows.
+    """
     accepted = False
-    """Whether the provider goes on with the reply if nobody reads it."""
+    """Whether the provider continues the reply without a reader."""
     reserved: Amount | None = None
     """The most that each attempt can cost, once it is reserved; None without budgets."""
     _resent = False
@@ -204,17 +204,17 @@ class CallEvents:
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt under way, from 1; 0 before the first."""
+        """The number of the attempt in progress, from 1; 0 before the first."""
         return self._attempt
 
     @property
     def first_token_ms(self) -> int | None:
-        """Milliseconds from the beginning of the call to its first content; None before it."""
+        """Milliseconds from the start of the call to its first content; None before it."""
         return self._first_token_ms
 
     @property
     def elapsed_ms(self) -> int:
-        """Milliseconds since the beginning of the call; 0 before it."""
+        """Milliseconds since the start of the call; 0 before it."""
         return self._elapsed_ms() if self._started_ns else 0
 
     def begin(self) -> None:
@@ -293,7 +293,6 @@ class CallEvents:
             await self._patiently(lambda: permit.wait(self._time_left(running)))
 
     def cancelled_error(self) -> CancelledError:
-        """The error of a call that was cancelled."""
         return CancelledError("the call was cancelled", request_id=self.context.request_id)
 
     # -- reports of the adapter, synchronous
@@ -325,7 +324,7 @@ class CallEvents:
         return None if self._permit is None else self._permit.report(report)
 
     def _reservation(self) -> str | None:
-        """The name of what is reserved for the current attempt; None if nothing is."""
+        """The name of the current attempt's reservation; None if nothing is reserved."""
         return None if self.reserved is None else reservation(self.context.request_id, self._attempt)
 
     def _affords(self, attempt: int) -> bool:
@@ -421,7 +420,7 @@ class CallEvents:
 
     @functools.cached_property
     def payer(self) -> Payer:
-        """Whose budgets the call is held against."""
+        """The session, turn and tags that select the call's budgets."""
         context = self.context
         return Payer(context.routing.model, context.session_id or "", context.tags or {})
 
@@ -440,7 +439,7 @@ class CallEvents:
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             terminal = _unsent(terminal)
-            if end is self._last_error:  # what it used is the end of the attempt before
+            if end is self._last_error:  # Its usage is the end of the attempt before.
                 terminal = msgspec.structs.replace(terminal, usage=None, cost=NOTHING_SENT)
             self._publish(terminal)
         if self._permit is not None:
@@ -448,7 +447,7 @@ class CallEvents:
         self._settle(terminal)
 
     def leave_open(self, error: AdapterError) -> None:
-        """Publish no end: the reply goes on at its provider, and whoever takes it up tells its end."""
+        """Publish no end: the reply continues at its provider, and a later process publishes its end."""
         self._attempt_open = False
         if self._permit is not None:
             self._permit.end(error, None)
@@ -481,7 +480,7 @@ class CallEvents:
 
     @property
     def under_way(self) -> bool:
-        """Whether an attempt is under way. Some adapters don't report their attempts."""
+        """Whether an attempt is in progress. Some adapters don't report their attempts."""
         return self._attempt_open or (self.asked and not self._attempt)
 
     def account(self, error: AdapterError) -> None:
@@ -522,7 +521,7 @@ class CallEvents:
         return None
 
     def settings(self) -> CallSettings | None:
-        """The settings that the start of the call tells."""
+        """The settings in the start event of the call."""
         return settings_of(self._server)
 
     def completed(
@@ -572,7 +571,7 @@ class CallEvents:
         return failed.with_reply(error.content) if error.content else failed
 
     def _published(self, text: str) -> str:
-        """The text of an error as others may have it. A call that knows its request takes out what that says."""
+        """The text of an error for publication. Quotes of the request are removed."""
         return text
 
     def cost_of(self, usage: TokenUsage) -> Cost:
@@ -580,8 +579,9 @@ class CallEvents:
         return NOTHING_SENT if usage is NOTHING_USED else self.price(usage)
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """The cost of a usage: the provider's own figure, or else the cost under the prices in force when the
-        attempt started. The computed cost is kept beside the provider's figure.
+        """The cost of a usage: the provider's own figure, or else the price in force when the attempt started.
+
+        Next to a provider's figure the computed cost is stored, too.
         """
         context = self.context
         prices = context.runtime.prices if self._prices is None else self._prices

@@ -1,4 +1,4 @@
-"""The models that may serve a call: examined, tried in turn until one serves it, each with a borrowed adapter."""
+"""The models that may serve a call: examined, then tried in turn, each with a borrowed adapter."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def examined(
     judge: Callable[[ProviderAdapter, Standing], Option],
     key: str | None = None,
 ) -> Option:
-    """A model that may serve, and what is known of it before anything is sent."""
+    """A model that may serve, with the facts that are available before anything is sent."""
     entry = named.entry
     now_us = runtime.clock.now_us()
     standing = runtime.availability.standing(entry.adapter, named.model, now_us)

@@ -1,7 +1,7 @@
 """How a call ends: its result, its usage, its cost, and the text of its error.
 
-Providers quote the content that they refuse. The exception that the caller gets has the whole text. The published,
-and so stored, text has an ellipsis in place of each quote.
+Providers quote refused content in their errors. The exception for the caller has the whole text. The published and
+stored text has an ellipsis in place of each quote.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class WorstCase(msgspec.Struct, frozen=True):
     """The most that one attempt can have used: all input that was sent, and all output that was allowed."""
 
     usage: TokenUsage
-    """The tokens."""
     cost: Cost
     """The cost of the tokens under the prices in force when the attempt started."""
 
@@ -78,8 +77,10 @@ class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
     failed_before: tuple[LlmCallFailed, ...] = ()
     """The attempts that failed before the call's end."""
     worst_case: WorstCase | None = None
-    """The most that one attempt of a call that has ended can have used. None if the usage of all attempts is
-    known, or if nobody can tell."""
+    """The most that one attempt of a completed call can have used.
+
+    None if the usage of all attempts is known, or if it can't be estimated.
+    """
 
 
 def cost_sum(end: CallEnd) -> CostSum:
@@ -91,7 +92,7 @@ def cost_sum(end: CallEnd) -> CostSum:
 
 
 def cost_without_usage(error: AdapterError) -> Cost:
-    """The cost of an attempt that failed and of which no usage is known: none, or nobody knows."""
+    """The cost of a failed attempt without reported usage: zero, or unknown."""
     return NOT_KNOWN if usage_is_unknown(error.error_class, error.provider_status) else REFUSED
 
 
@@ -106,15 +107,14 @@ def output_is_unknown(end: CallEnd) -> bool:
 
 
 class Spending:
-    """What the calls of a turn have used and cost, failed attempts included."""
+    """The tokens and costs of a turn's calls, failed attempts included."""
 
     def __init__(self) -> None:
         self.calls = 0
-        """The number of calls."""
         self.costs: list[Cost] = []
         """The costs of all attempts that may have used something."""
         self.usages: list[TokenUsage] = []
-        """The usages of all attempts of which one is known."""
+        """The usages of all attempts that have one."""
         self.sum = CostSum()
         """The sum over all attempts that have ended."""
 
@@ -144,7 +144,7 @@ class Spending:
         self.sum += other.sum
 
 
-# -- quotes in the text of an error
+# --- Quotes in error texts ---
 
 
 WINDOW = 16
@@ -171,7 +171,7 @@ def without_quotes(text: str, said: Iterable[str]) -> str:
 
 
 def texts_of(messages: Iterable[Message], system_prompt: str | None = None) -> Iterator[str]:
-    """All that messages say: texts, the arguments of tools and their results."""
+    """All text in messages: texts, the arguments of tools and their results."""
     if system_prompt:
         yield system_prompt
     for message in messages:

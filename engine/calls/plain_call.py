@@ -1,6 +1,7 @@
-"""Calls that are no conversation: one question, one answer, nothing streamed. Embeddings, images, jobs.
+"""Calls that are no conversation: one question, one answer, nothing streamed.
 
-Each is published like every call, and goes to the first model that can and does serve it.
+Embeddings, images and jobs use them. Each is published like every call, and goes to the first model that can and
+does serve it.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ class CallOptions(TypedDict, total=False):
     provider_options: Mapping[str, Json]
     """Options for one provider, by the name of a protocol or an adapter."""
     max_retries: int | None
-    """The number of retries of each call."""
     retry: RetryPolicy | None
-    """The retry policy of each call."""
     timeout: float | None
     """Seconds for each call with its attempts."""
     tags: Mapping[str, str]
@@ -96,7 +95,7 @@ class RequestBasics(TypedDict):
 
 
 class PlainCall(CallEvents, Generic[S]):
-    """One question with all its attempts. Run it once, in the task whose cancellation is to cancel it."""
+    """One question with all its attempts. Run it once. Cancelling its task cancels it."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class PlainCall(CallEvents, Generic[S]):
         on_answer: Callable[[S], object] | None = None,
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """A call that has not begun."""
+        """A call that has not started."""
         super().__init__(context, streamed=False)
         self.operation = operation
         self._most = most
@@ -163,7 +162,7 @@ class PlainCall(CallEvents, Generic[S]):
                         self._late = self._noted(await handle.wait())
                 raise
             finally:
-                handle.kill()  # which does nothing if it is done
+                handle.kill()
         finally:
             slots.release()
 
@@ -185,7 +184,7 @@ class PlainCalls(Generic[A]):
         adapter_of: Callable[[ProviderAdapter, Named], A],
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """Calls that have not begun."""
+        """Calls that have not started."""
         self.operation = operation
         self.runtime = runtime
         self.plan = expand(runtime.registry, model, options.get("fallback"))

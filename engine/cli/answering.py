@@ -55,7 +55,7 @@ class Question(NamedTuple):
     asks_always: bool = False  # whether the person is asked about every call of a tool
     schema: JsonObject | None = None  # the schema of the reply
     extract: Which | None = None  # the block of code that is wanted; None is the whole reply
-    session_id: str | None = None  # the session that goes on, or begins under this id; None is a new one
+    session_id: str | None = None  # the session that goes on, or starts under this id; None is a new one
     must_exist: bool = False  # whether the session must be there already
     saved: bool = True  # whether what is said is kept
     streamed: bool = True  # whether the reply is streamed
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
 
 def name_of(prompt: str, longest: int = 60) -> str | None:
-    """The first words of a prompt, as the name of the conversation that it begins; None if it has none."""
+    """The first words of a prompt, as the name of the conversation that it starts; None if it has none."""
     words = " ".join(prompt.split())
     return (words if len(words) <= longest else f"{words[:longest].rstrip()}…") or None
 
@@ -80,7 +80,7 @@ SIGNALLED = 128
 
 
 class _Said(TypedDict):
-    """What is said of a session anew, each time that it goes on."""
+    """What is said of a session again, each time that it goes on."""
 
     system_prompt: str | None
     tools: Sequence[Tool]
@@ -98,7 +98,7 @@ def answer(question: Question, registry: ModelRegistry) -> int:
 
 
 class _Answering:
-    """One question under way."""
+    """One question in progress."""
 
     def __init__(self, question: Question, registry: ModelRegistry) -> None:
         self.outlet = Outlet(self._nobody_reads)

@@ -22,7 +22,7 @@ class CommandEntry(NamedTuple):
     """Where a command is, and its line in ``--help``."""
 
     place: str  # `module:function` of the function that adds the command to a parser, relative to this package
-    help: str  # what it does, in a few words that begin with a verb
+    help: str  # what it does, in a few words that start with a verb
 
 
 GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {

@@ -57,7 +57,7 @@ def in_words(line: str) -> list[str]:
 
 
 def without_break(proposed: str, word: str, breaks: str) -> str:
-    """What bash puts in place of its own last word, which begins behind a colon or an equals sign."""
+    """What bash puts in place of its own last word, which starts behind a colon or an equals sign."""
     at = max((word.rfind(sign) for sign in ":=" if sign in breaks), default=-1)
     return proposed[at + 1 :]
 
@@ -154,7 +154,7 @@ class _Place:
             self._take_positional(said)
 
     def next(self, word: str) -> Wanted:
-        """What may come now, as a word that begins so."""
+        """What may come now, as a word that starts so."""
         if self._option is not None and (_count(self._option) > 0 or not word.startswith("-")):
             return self._of(self._option)
         if word.startswith("-") and not self._only_positionals:
@@ -222,7 +222,7 @@ _PLAIN = re.compile(r"[\w.:/@%+,=-]+")
 
 
 def values_of(source: Source) -> list[str]:
-    """The values of a source that begin in any way, in a good order."""
+    """The values of a source that start in any way, in a good order."""
     from callboard.bus import CallboardError
 
     try:

@@ -87,7 +87,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
 
 
 def _texts(given: list[str], field: str | None, lines: TextIO) -> Iterator[tuple[str, JsonObject]]:
-    """Each text, with the fields that begin its line of output."""
+    """Each text, with the fields that start its line of output."""
     if given or field is None:
         for number, text in enumerate(given or (line.rstrip("\n") for line in lines)):
             yield text, {"index": number}

@@ -1,4 +1,4 @@
-"""`callboard replay`: the events of a trace file again, as they came, or all at once."""
+"""`callboard replay`: the events of a trace file again, as they came, or all at the same time."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ class Outlet:
         self._thread.start()
 
     def write(self, text: str) -> None:
-        """More of the reply. It returns at once."""
+        """More of the reply. It returns immediately."""
         if text:
             self.end_thought()
             self.last = text[-1]
             self._pieces.put(("stdout", text))
 
     def think(self, text: str) -> None:
-        """More of what the model thinks. Only a terminal shows it. It returns at once."""
+        """More of what the model thinks. Only a terminal shows it. It returns immediately."""
         if text and self._shows_thoughts:
             begin = "" if self._thinks else self._dim
             self._thinks = True
@@ -190,7 +190,7 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
 
 
 def per_second(tokens: int, pace: Pace, replies: int) -> float | None:
-    """The tokens a second once the reply had begun.
+    """The tokens a second once the reply had started.
 
     None if that can't be said: the reply came whole, or in no time, or tools ran in the middle of it.
     """

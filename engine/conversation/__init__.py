@@ -1,1 +1,1 @@
-"""One turn: what is said to a model, its reply, and the tool rounds between."""
+"""One turn: the messages to a model, its reply, and the tool rounds between."""

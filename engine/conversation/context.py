@@ -1,11 +1,10 @@
-"""The context policies of a session: which part of a long conversation is sent when the whole no longer fits.
+"""The context policies of a session: the part of a long conversation that is sent.
 
-The history is never changed. A `Context` tells the message from which on the history is sent, and the messages
-that are sent in place of the part before. A policy is asked before each reply, and again when the prompt turned
-out too long. Its answer stays in force until it answers something else, so providers find the prompt's beginning
-in their caches.
+The history is never changed. A `Context` returns the first message of the history to send, and the messages that
+replace the part before it. A policy is asked before each reply, and again when the prompt was too long. Its answer
+stays in force until it changes, so providers find the prompt's start in their caches.
 
-A policy may cut only before a message of the user. A tool's result without its call would be refused.
+A policy may cut only before a user message. Providers refuse a tool's result without its call.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """The places at which a context may start: the messages of the user that begin a turn, from the present
-        start on. A message that steers a turn begins none.
+        """The places at which a context may start: the messages of the user that start a turn, from the present
+        start on. A message that steers a turn starts none.
         """
         return tuple(
             place

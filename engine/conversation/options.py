@@ -1,12 +1,11 @@
 """The options of a turn: declared once, merged over the levels, and kept for a turn that waits.
 
-`TurnOptions` is a TypedDict, so that editors and type checkers know each argument, and a host can keep options of
-its own and pass them with ``**``. `merged` lays the levels over each other: the defaults here, those of the
-session, those of the turn. An option that is None at one level is left to the level below.
+`TurnOptions` is a TypedDict, so editors and type checkers show each argument. `merged` combines the levels: the
+defaults here, the session's options, the turn's options. An option that is None is left to the level below.
 
-A turn that waits for an approval or for a tool's result is continued by another turn, which takes the same
-options. They are stored with the session's setup, so that they survive a restart and a takeover. Keys, functions
-and signals are never stored. `AskedWith.lost` names them, and a turn that is continued without its key is refused.
+A turn that waits for an approval or a tool's result is continued by another turn with the same options. They are
+stored with the session's setup, so they survive a restart and a takeover. Keys, functions and signals are never
+stored. `AskedWith.lost` names them. A continued turn is refused without its key.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class RequestOptions(TypedDict, total=False):
     tool_choice: ToolChoice | None
     """Whether the model may, must or must not call tools; None leaves it to the provider."""
     parallel_tool_calls: bool | None
-    """Whether the model may ask for several tool calls at once."""
+    """Whether the model may ask for several tool calls in one reply."""
     reasoning_effort: str | None
     """The effort for reasoning, from ``none`` to ``max``."""
     key: str | None
@@ -85,7 +84,7 @@ class RequestOptions(TypedDict, total=False):
     taken up again."""
     continue_broken: bool | None
     """Whether a stream that breaks off in its text is continued by another attempt, where the model takes a
-    beginning. Both attempts are billed."""
+    start. Both attempts are billed."""
     include_raw: bool | None
     """Whether each reply has what its provider sent, too, in `CanonicalResponse.raw` and in the `metadata` of its
     message."""
@@ -130,7 +129,7 @@ class TurnOptions(RequestOptions, total=False):
     """The names of the models to try when the first one fails. None leaves it to the session, unless the turn has
     a model of its own, and then to models.yaml. An empty sequence wants none."""
     requires: Requirements | None
-    """The abilities that the model must have, besides those that the session wants and the request shows."""
+    """The abilities that the model must have, in addition to those of the session and the request."""
     context: ContextPolicy | None
     """The policy for the part of a long conversation that is sent; without one, all of it is sent."""
     signal: AbortSignal | None
@@ -206,7 +205,7 @@ def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:
 
 _log = Log("engine.sessions")
 
-# -- the options of a turn that waits
+# --- Options of a waiting turn ---
 
 
 _IN_MEMORY = frozenset({"key", "approve", "repair_tool_call", "stop_when", "context", "signal"})
@@ -328,5 +327,5 @@ def _as_json(value: object) -> Json | msgspec.UnsetType:
 
 
 def _waits(request: ApprovalRequest) -> Pending:
-    """The approve hook of a turn whose own hook is lost: every call waits for an answer."""
+    """The approve hook of a turn that lost its own: every call waits for an answer."""
     return Pending()

@@ -1,14 +1,12 @@
-"""Fitting a request to a model: reasoning that the provider refused, and the ways to hold a reply to a schema.
+"""Fitting a request to a model: refused reasoning, and replies that follow a schema.
 
-Signed reasoning can be bound to everything before it: the system prompt, the tools, earlier messages. If a host
-changes these, or a conversation comes from another engine, the provider refuses the request. The request is then
-sent once more without the reasoning, and without the signatures of texts and calls (see
-`adapters.refusals.repair`). Without a memory, every later turn would pay for one refusal.
+Signed reasoning can be bound to everything before it: system prompt, tools, earlier messages. If these change, the
+provider refuses the request. It is then sent again without the reasoning and without signatures (see
+`adapters.refusals.repair`). The refusal is remembered, so that later turns don't pay for another.
 
-A model that takes schemas always gets the schema. A model that can be forced to call a tool gets a tool whose
-arguments are the reply. This is not done if the caller has tools of its own, because the model could not call
-them. It is not done if the caller wants reasoning, because no provider allows that with a forced tool. All other
-models get the schema in the system text.
+A model that accepts schemas always gets the schema. A model that can be forced to call a tool gets a tool with the
+reply as its arguments, unless the caller has tools or wants reasoning. All others get the schema in the system
+text.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from ..models.entries import ModelInput, joined
 
 
 class RefusedReasoning:
-    """The ids of the messages whose reasoning was refused, by provider. It is as large as the history at most."""
+    """The ids of the messages with refused reasoning, by provider. At most as large as the history."""
 
     def __init__(self) -> None:
         self._refused: dict[str, set[str]] = {}
@@ -69,7 +67,7 @@ class RefusedReasoning:
         return other
 
 
-# -- schemas
+# --- Replies that follow a schema ---
 
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
@@ -87,7 +85,7 @@ def hold_to_schema(
     choice: ToolChoice | None,
     reasons: bool,
 ) -> ModelInput:
-    """The input of a model whose reply is to follow a schema."""
+    """The input of a model whose reply must follow a schema."""
     if schema is None or mode == "native" or capabilities.supports_structured_output:
         return msgspec.structs.replace(given, schema=schema) if schema is not None else given
     if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:
@@ -125,7 +123,7 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:
             content.append(TextBlock(arguments_text(block)))
-        elif not isinstance(block, TextBlock):  # what it says beside the call is not the answer
+        elif not isinstance(block, TextBlock):  # Text next to the call is not the answer.
             content.append(block)
     if not any(isinstance(block, TextBlock) for block in content):
         return response
@@ -134,7 +132,7 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
 
 
 def arguments_text(call: ToolUseBlock) -> str:
-    """The arguments of a call as the model wrote them, or else written anew."""
+    """The arguments of a call as the model wrote them, or else written again."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     return "" if call.incomplete else msgspec.json.encode(call.input).decode()

@@ -1,4 +1,4 @@
-"""The results of a turn: its replies, its steps, and all of them together for a caller without a session."""
+"""The results of a turn: its replies, its steps, and all of them together."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ..presented import in_markdown, in_plain_values, renamed
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
-    """A message of the assistant that says how it came about. `Session.send` gives it back.
+    """A message of the assistant with the facts of its call. `Session.send` returns it.
 
-    It equals a Message with the same fields, such as the one that a resumed session has in its place.
+    It equals a Message with the same fields, such as the one in a resumed session.
     """
 
     metadata: MessageMetadata
     """The model, usage, cost and routing of the call. A reply always has it."""
     steers: bool = False
-    """False: what steers a turn is said by the user."""
+    """False: only user messages steer a turn."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
@@ -98,7 +98,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
         Args:
             status: How the turn ended.
-            undelivered: The steering messages that the model did not get.
+            undelivered: The steering messages that did not reach the model.
             usage: The tokens of all steps of the turn; None leaves those of this reply.
             cost: The cost of all calls of the turn; None leaves that of this reply.
         """
@@ -160,8 +160,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def provider_details(self) -> JsonObject:
-        """What the reply says beside its content and its usage, by the provider's own names; see
-        `CanonicalResponse.provider_details`."""
+        """More facts of the reply, by the provider's own names; see `CanonicalResponse.provider_details`."""
         return self.metadata.provider_details or {}
 
     @property
@@ -171,7 +170,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
 
 def as_reply(message: Message) -> Reply:
-    """A stored message of the assistant whose calls are open. Without metadata, nothing is known of its call."""
+    """A stored assistant message with open calls. Without metadata, the facts of its call are unknown."""
     if isinstance(message, Reply):
         return message
     metadata = message.metadata or MessageMetadata(

@@ -1,7 +1,7 @@
 """One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is tried if the call fails before any content arrived. It is a call of its own. It is caused by the call
-that failed, and brings the same message.
+A fallback is tried if the call fails before any content arrived. It is a call of its own, with the failed call as
+its cause, and produces the same message.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def request_for(
 
 
 def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOptions:
-    """The options that the configuration of a model has, below those of session and turn."""
+    """The options of a model in the configuration. Those of session and turn replace them."""
     return {
         "temperature": entry.defaults.temperature,
         "reasoning_effort": entry.defaults.effort if capabilities.supports_thinking else None,
@@ -136,7 +136,7 @@ class Step:
         caused_by: str | None,
     ) -> None:
         self.call: Call | None = None
-        """The call under way."""
+        """The call in progress."""
         self.partial: Reply | None = None
         """The part of a reply that had arrived when its call failed."""
         self.left = False
@@ -179,7 +179,9 @@ class Step:
             chain = turn.runtime.middleware
             if chain:
                 outcome = await chain.around(request, partial(self._send_for, request, route))
-                if not self._sent:  # answered without a call: the ids of who answered mean nothing here
+                if (
+                    not self._sent
+                ):  # A middleware answered without a call, so the ids of the reply mean nothing here.
                     response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
                     outcome = CallOutcome(response=response, cost=outcome.cost)
             else:
@@ -197,7 +199,7 @@ class Step:
             self._first_seq = turn.log.next_seq
 
     def _may_ask_again(self, response: CanonicalResponse) -> bool:
-        """Whether the reply is empty, and the turn may ask for another one."""
+        """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
         return empty and turn.takes_up is None and not turn.scope.cancelled
@@ -331,7 +333,7 @@ def _partial_reply(request: CanonicalRequest, route: Route, error: AdapterError)
     return reply
 
 
-# The tools of one turn
+# --- The tools of one turn ---
 
 Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
 
@@ -350,10 +352,10 @@ class TurnTools:
         self._rounds = 0
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
-        """The way the turn ends if none of the reply's calls is run; None if there is a round to run.
+        """How the turn ends if none of the reply's calls is run; None if they run.
 
-        The calls of a reply that did not end well are not run. There is one exception: after a reply that used all
-        its tokens, the model is told so and may call again.
+        The calls of a reply that did not end well are not run. There is one exception: a reply that used all its
+        tokens. The model gets a result that explains this and may call again.
         """
         calls = reply.tool_uses
         if not calls:
@@ -371,7 +373,7 @@ class TurnTools:
         return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Give each of these calls a result that says that it was not run, because the turn is over."""
+        """Give each of these calls a result that reports that it was not run, because the turn is over."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:

@@ -1,17 +1,17 @@
-"""One turn: what is said to the model, its reply, and the tool rounds between.
+"""One turn: the messages to a model, its reply, and the tool rounds between.
 
 A turn runs in a task of its own below the session manager, in this order:
 
-    queued     it waits for the turns of its session that were asked for before it
+    queued     it waits for the earlier turns of its session
     admitted   the trace writer is not too far behind, and the session belongs to this engine
     replying   the model is asked; a reply that paused is continued
     tools      the calls of the reply run; then the model is asked again
-    steered    what the host said meanwhile is added; if anything was, the model is asked again
+    steered    the host's new messages are added; if there are any, the model is asked again
     over       its status is published, everything published is secured, and its stream ends
 
-A turn commits as a unit: its messages enter the history when the first content of the assistant exists. A turn
-that fails before that leaves the history as it was. The part of a reply that had arrived before it was cancelled
-or broke off is kept with its stop reason. A call without a session is the only turn of a conversation of its own.
+A turn commits as a unit. Its messages enter the history when the assistant's first content exists. A turn that
+fails before that leaves the history as it was. The arrived part of a cancelled or broken reply is kept with its
+stop reason. A call without a session is the only turn of its own conversation.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Turn(TurnContext):
     Args:
         runtime: The parts of the engine.
         state: The conversation.
-        new: The messages that the turn says, at least one, unless it has answers.
+        new: The messages of the turn, at least one, unless it has answers.
         model: The model; None is the conversation's.
         options: The turn's own options.
         streamed: Whether the replies are streamed.
         first_ids: The ids that the caller wants for the first call.
         max_pauses: The number of times that a reply which paused is continued.
         answers: The answers to open calls by their ids, with which an earlier turn goes on.
-        takes_up: The reply that is being made in the background, with which an earlier turn goes on.
+        takes_up: The background reply that continues an earlier turn.
         asked: The model and the options that an earlier turn was asked with; None makes them of `model` and
             `options`.
     """
@@ -129,7 +129,7 @@ class Turn(TurnContext):
         self._model = model
         self._first_ids = first_ids
         self._max_pauses = max_pauses
-        self._left = False  # the reply of the last call to its provider, for whoever takes it up
+        self._left = False  # The provider continues the last call's reply, which can be taken up later.
         self._answers = answers
         self.takes_up = takes_up
         self._over = False
@@ -176,9 +176,9 @@ class Turn(TurnContext):
         return message
 
     def followed_by(self, *new: Message) -> Turn:
-        """The next turn of the same conversation, asked in the same way and within the same time.
+        """The next turn of the same conversation, with the same options and within the same time.
 
-        Messages of this turn that did not enter the history, because the reply was empty, are said again.
+        Messages of this turn that did not enter the history, because the reply was empty, are sent again.
         """
         options = self.options
         if self.scope.seconds is not None:
@@ -196,7 +196,7 @@ class Turn(TurnContext):
 
     @property
     def call(self) -> Call | None:
-        """The call under way."""
+        """The call in progress."""
         return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:
@@ -217,7 +217,7 @@ class Turn(TurnContext):
         self.runtime.sessions.announce(state)
 
     def leave_queue(self, error: BaseException) -> None:
-        """Give the place back, and end the stream, because there is nobody to run this turn."""
+        """Leave the queue and end the stream, because the turn will not run."""
         self.state.queue.remove(self)
         self._end(error)
         self._close_log(error)
@@ -369,7 +369,7 @@ class Turn(TurnContext):
                 if self._tenure is not None:
                     await self._tenure.require()
                 made = await tools.run(message, response.stop_reason, self.messages)
-                if self.scope.cancelled:  # by one of them, say
+                if self.scope.cancelled:  # For example, a tool has cancelled the turn.
                     tools.leave(made.waiting)
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
@@ -384,7 +384,7 @@ class Turn(TurnContext):
             held = status is None and provider_waits(message)
 
     def _take_steering(self, models: TurnModels) -> None:
-        """Say what the host has said meanwhile."""
+        """Take the host's steering messages."""
         said = self.steering.take()
         if not said:
             return
@@ -394,7 +394,7 @@ class Turn(TurnContext):
             self.log.append(UserMessage(message.content, message.id or ""))
 
     def _is_steered(self) -> bool:
-        """Whether the turn goes on after its last reply, because the host has said more."""
+        """Whether the turn continues after its last reply, because of a steering message."""
         return not self.scope.cancelled and not self.steering.close_if_empty(_OVER)
 
     def _finish_step(self) -> None:
@@ -435,7 +435,7 @@ class Turn(TurnContext):
         )
 
     async def _ask(self, text: str) -> str:
-        """The reply to a call beside the conversation, for the conversation's sake. It is paid with the turn."""
+        """The reply to a helper call for the conversation, such as a summary. The turn pays for it."""
         state = self.state
         beside: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(

@@ -1,10 +1,10 @@
 """The part of a turn that its steps and tools share, its steering messages, and its history.
 
-Messages that steer a turn come from any thread and wait for the turn's next step. The turn closes their queue when
-it decides that no step follows. So a message is refused, delivered, or left over at the end. It is never lost.
+Steering messages come from any thread and wait for the turn's next step. The turn closes their queue when no step
+follows. So each message is refused, delivered, or reported as undelivered. None is lost.
 
-The messages of a turn enter the history when the first content of the assistant exists. A turn that fails before
-that leaves the history as it was.
+The messages of a turn enter the history when the assistant's first content exists. A turn that fails before that
+leaves the history as it was.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ class FirstIds(NamedTuple):
     request_id: str
     """The id of the call."""
     message_id: str
-    """The id of its message."""
 
 
 OWN_IDS = FirstIds("", "")
 
 
 class TurnContext:
-    """What is known of a turn from its beginning.
+    """The facts of a turn that are fixed at its start.
 
     Args:
         runtime: The parts of the engine.
@@ -67,10 +66,12 @@ class TurnContext:
     log: StreamLog[TurnEvent]
     """The turn's stream, from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
-    """The reply that is being made in the background, with which the turn begins in place of a new one."""
+    """The reply that is being made in the background, with which the turn starts in place of a new one."""
     on_accepted: Callable[[bool], object] | None = None
-    """Is told whether a provider goes on with a reply in the background, as in `CallEvents`. It doesn't refer to
-    the turn."""
+    """Called when a provider continues a reply in the background, as in `CallEvents`.
+
+    It must not refer to the turn.
+    """
 
     def __init__(self, runtime: Runtime, state: SessionState, options: TurnOptions, *, streamed: bool) -> None:
         self.id = runtime.clock.new_id("trn")
@@ -82,7 +83,7 @@ class TurnContext:
         self.order = arrival()
         """The turn's place in the order in which turns were asked for."""
         self.spending = Spending()
-        """What the turn's calls have used and cost so far."""
+        """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
         """The way of the turn's last call."""
         self.tags: dict[str, str] = {**state.tags, **(options.get("tags") or {})}
@@ -97,11 +98,11 @@ class TurnContext:
         self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)
 
 
-# -- steering
+# --- Steering messages ---
 
 
 class SteeringQueue:
-    """The messages that wait for the next step of one turn, in the order in which they were said."""
+    """The messages that wait for the next step of one turn, in the order of `steer`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -150,27 +151,29 @@ def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> 
 
 
 def provider_waits(reply: Message) -> bool:
-    """Whether a tool of the provider's own has begun in a reply, and has no result yet.
+    """Whether a tool of the provider has started in a reply and has no result yet.
 
-    It goes on when it gets the results of the host's tools. A provider allows nothing to be said before that.
+    The provider continues when it gets the results of the host's tools. Before that it accepts no other message.
     """
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
     begun = sum(kind.endswith("tool_use") for kind in kinds)
     return begun > sum(kind.endswith("tool_result") for kind in kinds)
 
 
-# -- history
+# --- The turn's history ---
 
 
 class TurnHistory:
-    """The conversation as one turn sees it and adds to it. It doesn't refer to the turn, which refers to it: a
-    session that nobody holds any more must be gone at once.
+    """The conversation as one turn sees it and adds to it.
+
+    It must not refer to the turn, which refers to it. A session without references must be freed immediately, not
+    by the garbage collector.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
         self.pending: list[Message] = []
         """The messages of the turn that have not entered the session's history yet."""
-        self._kept_ahead = 0  # so many of the pending messages are stored, for whoever takes up the reply to them
+        self._kept_ahead = 0  # The number of pending messages that are stored for a reply that is taken up later.
         self._runtime = runtime
         self._state = state
         self._turn_id = turn_id
@@ -181,7 +184,7 @@ class TurnHistory:
         return (*self._state.messages, *self.pending)
 
     def begin(self, new: Sequence[Message]) -> None:
-        """Take in the messages that the turn says, each with an id; the first one has the turn's ULID."""
+        """Add the messages of the turn, each with an id. The first one has the turn's ULID."""
         own = _own_id(self._turn_id)
         self.pending = [
             message if message.id else msgspec.structs.replace(message, id=self._new_id() if place else own)
@@ -207,8 +210,9 @@ class TurnHistory:
             self.add(Message(Role.TOOL, results, id=self._new_id()))
 
     def keep_ahead(self, accepted: bool) -> None:
-        """Have the pending messages stored before they are history, for whoever takes up the reply to them; or
-        take them back, where that reply is no more.
+        """Store the pending messages early, for a reply that is taken up later.
+
+        If the provider didn't accept the reply, they are removed again.
         """
         if not self._state.id:
             return

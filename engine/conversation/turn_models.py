@@ -1,7 +1,7 @@
-"""The models that a turn may use: which of them can serve, which have failed, and which one answers.
+"""The models that a turn may use: which can serve, which have failed, and which one answers.
 
-The configuration and the adapters stay the turn's own to its end, also when a reload replaces them for all others.
-A conversation that is too long for the model is shortened by the session's context policy until it fits.
+A turn keeps its configuration and its adapters to its end, also when a reload replaces them. If a conversation is
+too long for the model, the session's context policy shortens it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TurnModels:
 
     def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
         self.registry = turn.runtime.registry
-        """The configuration as it was when the turn began."""
+        """The configuration as it was when the turn started."""
         self.plan = expand(self.registry, model, turn.options.get("fallback"))
         """The models that may serve, in order."""
         self.adapters = BorrowedAdapters(turn.runtime)
@@ -150,8 +150,7 @@ class TurnModels:
         return choose(plan, [self._examine(named, messages) for named in plan.named])
 
     def measure(self) -> tuple[int | None, Callable[[Sequence[Message]], int]]:
-        """The number of tokens that a prompt may have, None if it is unknown, and a function that estimates the
-        tokens of messages.
+        """The largest prompt in tokens, or None, and a function that estimates the tokens of messages.
 
         Both are those of the model that has answered in this turn, or else of the first model.
         """
@@ -251,7 +250,7 @@ class TurnModels:
 
 
 def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
-    """What a turn asks of any model."""
+    """The requirements of a turn on any model."""
     state, options = turn.state, turn.options
     return Asked(
         new=current_turn(tuple(said)),

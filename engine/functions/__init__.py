@@ -1,1 +1,1 @@
-"""The functions of those who hold no engine: on a default one, with and without an event loop."""
+"""Functions that need no engine of your own, with and without an event loop."""

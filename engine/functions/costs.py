@@ -1,4 +1,4 @@
-"""What stored calls cost, and what they would cost: questions to the trace, for which no engine is started."""
+"""The costs of stored calls, also under other prices. These functions start no engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def costs(
     under: str | None = None,
     trace: Trace | None = None,
 ) -> list[CostRow]:
-    """What stored calls used and cost, by group, the dearest group first.
+    """Sum the usage and cost of stored calls by group, the most expensive group first.
 
     Args:
         by: The dimension or dimensions to group by: day (UTC), provider, model, session_id, turn_id, status,
@@ -48,7 +48,7 @@ async def costs(
         since: The earliest start of a call.
         until: The moment before which a call started.
         where: What else the calls must have in common.
-        under: The price version whose costs are wanted; None is the current one.
+        under: The price version for the costs; None is the current one.
         trace: The trace; None is $CALLBOARD_HOME/trace.db, else ~/.callboard/trace.db.
 
     Raises:
@@ -71,7 +71,7 @@ def costs_sync(
     under: str | None = None,
     trace: Trace | None = None,
 ) -> list[CostRow]:
-    """`costs` for code without an event loop. Arguments, result and exceptions are those of `costs`."""
+    """Run `costs` without an event loop. Arguments, result and exceptions are those of `costs`."""
     return run_sync(costs(by=by, since=since, until=until, where=where, under=under, trace=trace))
 
 
@@ -85,13 +85,13 @@ async def reprice(
     dry_run: bool = False,
     trace: Trace | None = None,
 ) -> RepriceReport:
-    """Work out what stored calls cost under other prices.
+    """Recalculate the costs of stored calls with other prices.
 
-    Unless `dry_run` is set, that is their current cost from then on. The prices of new calls stay as they are.
-    `callboard reprice --undo` takes the repricing back.
+    Unless `dry_run` is set, these are the current costs from then on. The prices of new calls stay as they are.
+    `callboard reprice --undo` reverts the repricing.
 
     Args:
-        prices: A table, or the path of a price file, whose newest table is taken. None is the table that an engine
+        prices: A table, or the path of a price file with its newest table. None is the table that an engine
             would have now.
         discount: Factors on these prices by ``provider:name``, with ``*``, as `PriceTable.discounted` takes them:
             ``{"anthropic:*": "0.8"}`` is 20 % off.
@@ -126,7 +126,7 @@ def reprice_sync(
     dry_run: bool = False,
     trace: Trace | None = None,
 ) -> RepriceReport:
-    """`reprice` for code without an event loop. Arguments, result and exceptions are those of `reprice`."""
+    """Run `reprice` without an event loop. Arguments, result and exceptions are those of `reprice`."""
     work = reprice(prices, discount=discount, since=since, until=until, where=where, dry_run=dry_run, trace=trace)
     return run_sync(work)
 

@@ -1,4 +1,4 @@
-"""The functions that most people call. Each is the method of the same name on the engine that is meant."""
+"""The functions for most programs. Each calls the engine method of the same name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .sync_stream import SyncStreamResult
 
 
-# The engine of those who name none
+# --- The default engine ---
 
 _chosen: Engine | None = None
 _of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
@@ -55,7 +55,7 @@ def default_engine() -> Engine:
 
 
 def set_default_engine(engine: Engine | None) -> None:
-    """Use an engine where none is named, in the whole process. Who sets it closes it.
+    """Use an engine as the default of the whole process. The caller closes it.
 
     Args:
         engine: The engine; None goes back to one for each loop.
@@ -107,16 +107,16 @@ def stream(
     on_usage: OnUsage | None = None,
     **arguments: Unpack[Arguments],
 ) -> StreamResult:
-    """Like `generate`, but the reply is given as it comes; see `StreamResult`. Nothing is sent before it is read.
+    """Like `generate`, but streamed; see `StreamResult`. Nothing is sent before the first read.
 
-    The exceptions of `generate` are raised by reading. Arguments that don't go together raise CallboardError or
-    TypeError at once.
+    Reading raises the exceptions of `generate`. Arguments that conflict raise CallboardError or TypeError
+    immediately.
 
     Args:
         model: As in `generate`.
         prompt: As in `generate`.
         engine: As in `generate`.
-        on_usage: A function that is told what was used so far while the result is iterated: every few deltas, and
+        on_usage: A function that gets the usage so far while the result is iterated: every few deltas, and
             after every step.
         arguments: As in `generate`.
     """
@@ -130,11 +130,11 @@ def generate_sync(
     engine: Engine | None = None,
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
-    """`generate` for code without an event loop. Ctrl-C cancels the call.
+    """Run `generate` without an event loop. Ctrl-C cancels the call.
 
-    The work is done in one thread for the whole process, on whose loop async tools run as well. Its engine is
-    closed when the program ends. In a thread with a running event loop the function works, with a RuntimeWarning,
-    because it holds that loop up. The exceptions of `generate` are raised here, too.
+    One thread of the process does the work, and async tools run on its loop, too. Its engine is closed when the
+    program ends. In a thread with a running event loop the function works with a RuntimeWarning, because it blocks
+    that loop. The exceptions of `generate` are raised here, too.
 
     Args:
         model: As in `generate`.
@@ -179,7 +179,7 @@ def stream_sync(
     return SyncStreamResult(host, host.run(ask, name="stream_sync()"))
 
 
-# `embed` without an engine in hand, and its sync twin
+# --- Embeddings ---
 
 
 async def embed(

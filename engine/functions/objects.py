@@ -1,7 +1,7 @@
-"""`generate_object` and `stream_object`, with their sync twins: see `functions`.
+"""`generate_object` and `stream_object`, with their sync versions: see `functions`.
 
-Each is written three times for type checkers: for a type, whose instance comes back; for a JSON Schema, with which
-plain JSON comes back; and for hints that are no classes (``list[Person] | None``), of which checkers know nothing.
+Each has three overloads for type checkers: a type returns an instance; a JSON Schema returns plain JSON; other
+hints, such as ``list[Person] | None``, return Any.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from ..routing.model_choice import Model
 from .functions import default_engine, engine_on
 from .sync_host import SyncHost, sync_host
 from .sync_stream import SyncStream
-
-# `stream_object_sync`
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -112,9 +110,9 @@ async def generate_object(
 ) -> ObjectResult[Any]:
     """Ask a model for data: `result.output` is an instance of the schema's type, or plain JSON for a JSON Schema.
 
-    A model that takes schemas is held to the schema by its provider. Another is made to call a tool whose
-    arguments are the object, or is told the schema, and `result.warnings` says so. The reply is checked here in
-    any case. The exceptions of `generate` are raised here, too.
+    A provider that accepts schemas enforces the schema. Any other model must call a tool with the object as
+    arguments, or gets the schema as an instruction; `result.warnings` reports this. The reply is always checked
+    here, too. The exceptions of `generate` are raised here, too.
 
     Args:
         model: As in `generate`.

@@ -55,8 +55,6 @@ class Closing(Protocol):
 
 
 class EngineLife(Closing, Protocol):
-    """The life of an engine."""
-
     def require_loop(self, instead: str = "") -> None:
         """Raises WrongLoop on another event loop than its own."""
 
@@ -284,7 +282,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return sync_host().run(awaited, name="run_sync()", instead="await it")
     finally:
-        coroutine.close()  # which does nothing, unless it never ran
+        coroutine.close()  # Does nothing, unless it never ran.
 
 
 def _forget_after_fork() -> None:

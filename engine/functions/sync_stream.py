@@ -1,4 +1,4 @@
-"""`stream_sync`: streams of the sync thread, seen from another one."""
+"""`stream_sync`: streams of the sync thread, used from another."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SyncStream:
         return self._look(lambda stream: stream.status)
 
     def _look(self, look: Callable[[_Stream], T]) -> T:
-        """What the stream says of itself, asked on its own loop."""
+        """A property of the stream, read on its own loop."""
 
         async def asked() -> T:
             return look(self._held)

@@ -1,1 +1,1 @@
-"""What is asked without a session: one conversation, from its first message to its last, in one call."""
+"""Calls without a session: one conversation, from its first message to its last, in one call."""

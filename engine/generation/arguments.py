@@ -1,4 +1,4 @@
-"""The arguments of the functions, checked and made into messages, a request and a turn."""
+"""The arguments of the functions, checked and converted to messages, a request and a turn."""
 
 from __future__ import annotations
 
@@ -117,13 +117,14 @@ class Arguments(TurnOptions, total=False):
     messages: Sequence[MessageLike] | None
     """A whole conversation in place of a prompt. Plain mappings with role and content are messages, too."""
     system_prompt: str | None
-    """The system prompt."""
     tools: Sequence[ToolLike]
-    """The tools, or plain functions that say enough by their type hints and docstrings. Active ones are run, at
-    most `max_tool_rounds` times. With a passive one, which has no function, the calls are returned."""
+    """The tools, or plain functions with type hints and docstrings.
+
+    Active ones are run, at most `max_tool_rounds` times. Calls of a passive one, which has no function, are
+    returned.
+    """
     provider: str | None
-    """The provider whose model is meant, where the name alone could be of several. It also reaches models that are
-    not listed."""
+    """The provider, for a name that several providers have. It also reaches unlisted models."""
 
 
 _OWN = frozenset(Arguments.__annotations__) - frozenset(TurnOptions.__annotations__)

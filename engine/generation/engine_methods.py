@@ -1,4 +1,4 @@
-"""Questions without a session as methods of the engine, and further readers of a stream."""
+"""Calls without a session as methods of the engine, and more readers of a stream."""
 
 from __future__ import annotations
 
@@ -126,17 +126,17 @@ class GenerationMethods:
         owner: str | None = None,
         any_owner: bool = False,
     ) -> StreamReader[TurnEvent] | AttachedView:
-        """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
+        """Add one more reader to a turn's stream. Readers that come or leave change nothing for the turn.
 
-        If a session or a call has the tag ``owner``, its streams have that owner. Such a stream is read with the
-        same `owner` only. For any other owner, and for none, the stream is unknown. Set the tag where users of a
-        web application send stream ids, and pass the id of the user who sent the request.
+        If a session or a call has the tag ``owner``, only a reader with the same `owner` finds its streams. For
+        any other owner, and for none, the stream is unknown. Set the tag if users of a web application send stream
+        ids, and pass the id of the user of the request.
 
-        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
+        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that continues after
         earlier events gets a StreamReset instead.
 
-        In a cluster the turn may run on any node. What is not known here is then found out when it is read: the
-        first read raises what this would raise. If the turn's node dies, the stream ends when that is certain.
+        In a cluster the turn may run on any node. If this node doesn't have the stream, the first read looks for
+        it and raises the errors listed here. If the turn's node dies, the stream ends when its death is certain.
 
         Args:
             stream_id: The id of the stream.

@@ -1,4 +1,4 @@
-"""The part of a turn that has arrived, and the tokens that it has used, at any moment and whoever reads it."""
+"""The arrived part of a turn, and the tokens used so far, at any moment."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from ..conversation.turn import Turn
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):
-    """The tokens that all calls of a turn have used until now, and their cost.
+    """The tokens of all calls of a turn until now, and their cost.
 
-    While nothing is reported, all input counts as read afresh: what came from a cache is only known then.
+    Until the provider reports usage, all input counts as uncached.
     """
 
     usage: TokenUsage
-    """The tokens of the calls that are over, the failed ones included, and of the call under way. That call counts
-    with what would be booked if it ended now: the counts that the provider has reported, and an estimate of the
-    rest."""
+    """The tokens of the calls that are over, the failed ones included, and of the call in progress.
+
+    That call counts with what would be booked if it ended now: the counts that the provider has reported, and an
+    estimate of the rest.
+    """
     cost: Cost
     """The cost of those tokens; unknown as soon as the cost of one call is."""
 
@@ -35,7 +37,7 @@ class UsageSoFar(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Looks at a turn's log when it is asked, and at each event once.
+    """The progress of a turn, read from its log on request. Each event is read once.
 
     Args:
         turn: A turn whose log is open.
@@ -48,7 +50,7 @@ class Progress:
 
     @property
     def response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come; None before it has begun."""
+        """The last message as far as it has come; None before it has started."""
         reply, steps = self._arrived(), self._turn.steps
         if not reply.started:
             return None
@@ -59,7 +61,7 @@ class Progress:
 
     @property
     def usage(self) -> UsageSoFar:
-        """The usage of the calls that are over, and of the one under way as if it ended now."""
+        """The usage of the calls that are over, and of the one in progress as if it ended now."""
         turn, call = self._turn, self._turn.call
         usages, costs = [*turn.spending.usages], [*turn.spending.costs]
         if call is not None:

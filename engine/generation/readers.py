@@ -1,9 +1,8 @@
 """A streamed turn and its readers.
 
 The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
-its own pace, and its own place from the first event on. An `EventReader` gives the turn's events as they stand in
-its log, a `ViewReader` the view that `stream()` gives. Any reader starts the turn if it has not started, and
-raises at the end the exception that the turn raised.
+its own pace and its own place, from the first event on. An `EventReader` gives the turn's events from its log, a
+`ViewReader` the view that `stream()` gives. At the end each reader raises the turn's exception.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ from .view_events import Finish, StreamFailed, ViewEvent
 
 
 class Ownership:
-    """What a stream leaves behind when nobody has it any more: the means to cancel its turn.
+    """The means to cancel a stream's turn after the last reference to the stream is gone.
 
-    It must not know the turn's task. The error of a task knows the frames that it went through, and with them
-    the stream, which would never be left then.
+    It must not refer to the turn's task. The error of a task refers to its frames, and with them to the stream,
+    which would then never be freed.
 
     Args:
         turn: The turn.
@@ -66,18 +65,18 @@ class Ownership:
         self.held = True
         """Whether leaving the stream cancels the turn."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop on which the turn was begun; None before."""
+        """The event loop on which the turn was started; None before."""
         self._turn = turn
 
     def abandon(self) -> None:
-        """Cancel the turn, as nobody can wait for it any more. Any thread may call this."""
+        """Cancel the turn, because no reader is left. Any thread may call this."""
         if self.held and self.loop is not None and self._turn.ended_as is None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
                 self.loop.call_soon_threadsafe(self._turn.cancel)
 
 
 class StreamedTurn:
-    """A turn, its task once it has begun, and whether it may outlive its stream.
+    """A turn, its task once it has started, and whether it may outlive its stream.
 
     Args:
         runtime: The engine's shared parts.
@@ -91,10 +90,10 @@ class StreamedTurn:
         self._closed = False
         self._progress: Progress | None = None
         self._task: TaskHandle[Reply] | None = None
-        self._starting: anyio.Lock | None = None  # while somebody starts it
+        self._starting: anyio.Lock | None = None  # Set while a reader starts the turn.
 
     async def start(self) -> TaskHandle[Reply]:
-        """The task of the turn, which begins now if it hasn't begun. Raises WrongLoop or CallboardError."""
+        """The task of the turn, which starts now if it hasn't started. Raises WrongLoop or CallboardError."""
         if self._task is not None:
             self.require_loop()
             return self._task
@@ -109,11 +108,14 @@ class StreamedTurn:
                 self._progress = Progress(self.turn)
                 if self._closed:  # meanwhile
                     self.turn.cancel()
-                self._starting = None  # whoever waits for it still has it
+                self._starting = None  # Waiting readers still hold the lock.
         return self._task
 
     def require_loop(self) -> None:
-        """Check that the turn, if it has begun, was begun on the event loop that runs here. Raises WrongLoop."""
+        """Check that the turn, if it has started, was started on the event loop that runs here.
+
+        Raises WrongLoop.
+        """
         loop = self.ownership.loop
         if loop is not None and loop is not asyncio.get_running_loop():
             raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
@@ -128,14 +130,14 @@ class StreamedTurn:
         return result_of(self.turn)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Say something more to the model. NoTurnRunning is raised if the turn takes it no more."""
+        """Send another message to the model. Raises NoTurnRunning if the turn accepts none any more."""
         if self._closed:
             raise NoTurnRunning("this stream was closed, which has ended its turn")
         return self.turn.steer(content)
 
     @property
     def partial_response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come; None before it has begun."""
+        """The last message as far as it has come; None before it has started."""
         return self._progress.response if self._progress is not None else None
 
     @property
@@ -159,7 +161,7 @@ class StreamedTurn:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies, and what was known of a call under way or failed when it was sent."""
+        """The warnings of all replies, and what was known of a call in progress or failed when it was sent."""
         turn = self.turn
         of_steps = tuple(warning for step in turn.steps for warning in step.warnings)
         return of_steps if self._is_whole or turn.route is None else (*of_steps, *turn.route.option.warnings)
@@ -199,20 +201,22 @@ class StreamedTurn:
             return
         self.turn.cancel()
         with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
-            with contextlib.suppress(Exception):  # who iterated has seen it, who leaves early doesn't want it
+            with contextlib.suppress(
+                Exception
+            ):  # A reader that iterated has seen the error. A reader that leaves early doesn't want it.
                 await self._task.wait()
 
 
 E = TypeVar("E")
 
-# -- readers
+# --- Readers of a stream ---
 
 
 _ONE_TASK_EACH = "two tasks read here at once; give each a reader of its own: stream.reader() or engine.attach()"
 
 
 class Reader(ABC, Generic[E]):
-    """An async iterator of events that come several at once. It is for one task at a time.
+    """An async iterator of events that come several at a time. It is for one task at a time.
 
     Raises:
         CallboardError: A second task reads while one is waiting here.
@@ -335,21 +339,21 @@ DELTAS_PER_ESTIMATE = 16
 
 
 class ReaderOptions(TypedDict, total=False):
-    """The options of a reader."""
-
     coalesce: bool
     """Whether deltas of one block that came together are given as one."""
     min_interval: float
     """Seconds from one batch of events to the next, so that a display is not redrawn for each token."""
     on_usage: OnUsage | None
-    """A function that is told what was used, every few deltas and after every step; an estimate until the provider
-    has said it."""
+    """A function that gets the usage every few deltas and after every step.
+
+    It is an estimate until the provider reports it.
+    """
 
 
 class TurnReader(Reader[E]):
     """One reader of a stream: an async iterator of its events, made by the stream's `reader()`.
 
-    It is for one task at a time. What the turn raised is raised at the end. Closing it changes nothing for the
+    It is for one task at a time. The turn's exception is raised at the end. Closing it changes nothing for the
     turn.
 
     Args:
@@ -373,7 +377,7 @@ class TurnReader(Reader[E]):
 
     @abstractmethod
     def _open(self) -> StreamReader[TurnEvent]:
-        """A reader of the log of the turn, which has begun."""
+        """A reader of the log of the turn, which has started."""
 
     @abstractmethod
     def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
@@ -412,7 +416,7 @@ class TurnReader(Reader[E]):
         raise StopAsyncIteration
 
     def _tell_usage(self, event: LogEvent, on_usage: OnUsage) -> None:
-        """Tell it when a message begins, after so many deltas, and when a step or all is over."""
+        """Report usage when a message starts, after every few deltas, and at the end of a step and of the turn."""
         if isinstance(event, TextDelta | ThinkingDelta | ToolUseInputDelta):
             self._until_usage -= 1
             if self._until_usage > 0:
@@ -426,8 +430,8 @@ class TurnReader(Reader[E]):
 class ViewReader(TurnReader[ViewEvent]):
     """One reader of a `StreamResult`: its view from the first event on, made by `StreamResult.reader()`.
 
-    It is for one task at a time: a second one that reads meanwhile gets CallboardError. What the turn raised is
-    raised at the end, after an event `error`. Closing it changes nothing for the turn.
+    It is for one task at a time: a second task gets CallboardError. The turn's exception is raised at the end,
+    after an event `error`. Closing it changes nothing for the turn.
     """
 
     def _open(self) -> StreamReader[TurnEvent]:

@@ -1,10 +1,11 @@
-"""A turn as it happens, in one object that is iterated, awaited, read by several, or left.
+"""A turn as it happens: one object to iterate, to await, or to leave.
 
-`StreamResult` and `TurnStream` are one class but for their events: a function's stream gives the view, in which
-everything has a start and an end; a session's stream gives the turn's own events, as `Engine.attach` does.
+`StreamResult` and `TurnStream` differ only in their events. A function's stream gives the view, in which
+everything has a start and an end. A session's stream gives the turn's own events, as `Engine.attach` does.
 
-A stream owns its turn. When the stream is left (its context, `aclose()`, or nobody has it any more, neither itself
-nor a reader of it), the turn is cancelled, unless it was detached. What runs holds no reference to the stream.
+A stream owns its turn. The turn is cancelled when the stream's context is left, after `aclose()`, or when no
+reference to the stream or its readers is left, unless the turn was detached. The running turn holds no reference
+to the stream.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ E = TypeVar("E")
 
 
 class _Stream(Generic[E]):
-    """What both kinds of stream are. Each says which reader it has."""
+    """The common part of both kinds of stream. Each subclass chooses its reader."""
 
     def __init__(self, run: StreamedTurn, reader: TurnReader[E]) -> None:
         self._run = run
@@ -82,7 +83,7 @@ class _Stream(Generic[E]):
 
     @property
     def partial_response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come, as if it were cut off now; None before it has begun."""
+        """The last message as far as it has come, as if it were cut off now; None before it has started."""
         return self._run.partial_response
 
     @property
@@ -114,7 +115,7 @@ class _Stream(Generic[E]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies until now, and of the call under way, as far as they are known."""
+        """The warnings of all replies until now, and of the call in progress, as far as they are known."""
         return self._run.warnings
 
     @property
@@ -139,10 +140,10 @@ class _Stream(Generic[E]):
     # -- steering
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Say something more to the model while it is at work. Any thread may call this.
+        """Send another message to the model while it works. Any thread may call this.
 
-        The turn gets the message before its next step, as `Session.steer` says. Its place in the stream is shown
-        by an event `user.message`.
+        The turn gets the message before its next step, as in `Session.steer`. An event `user.message` shows its
+        place in the stream.
 
         Args:
             content: Text, or blocks.
@@ -166,7 +167,7 @@ class _Stream(Generic[E]):
     # -- the end
 
     async def cancel(self) -> bool:
-        """Cancel the turn. Its events still end properly, then CancelledError is raised to whoever reads.
+        """Cancel the turn. Its events still end properly, then readers get CancelledError.
 
         Returns:
             False if the turn is over.
@@ -174,7 +175,7 @@ class _Stream(Generic[E]):
         return self._run.turn.cancel()
 
     def detach(self) -> None:
-        """Let the turn run to its end, whoever leaves. It is paid for in any case."""
+        """Let the turn run to its end without readers. It is billed in any case."""
         self._run.ownership.held = False
 
     async def aclose(self) -> None:
@@ -195,22 +196,22 @@ class _Stream(Generic[E]):
 
 
 class StreamResult(_Stream[ViewEvent]):
-    """A reply as it comes. Iterate it, or its `text_stream`; it begins when it is first asked for anything.
+    """A reply as it arrives. Iterate it, or its `text_stream`. The first read starts the call.
 
         async with stream("sonnet", "A haiku, please.") as result:
             async for text in result.text_stream:
                 print(text, end="")
         print((await result.result()).total_cost.usd)
 
-    Iterating goes on where the last loop stopped; `reader()` gives one more reader that has everything. Leaving
-    the context before the end cancels the call; so does leaving a loop when nobody keeps the result, and
-    `aclose()`. What failed is raised to whoever iterates or asks.
+    A new loop continues where the last one stopped. `reader()` returns one more reader from the first event on.
+    The call is cancelled when you leave the context before the end, when you leave a loop and keep no reference to
+    the result, and by `aclose()`. Readers get the exception of a failed call.
 
     Raises:
         AdapterError: The call failed; `.turn` has what was done before.
         CancelledError: The call was cancelled by `cancel()`.
         WrongLoop: It is read on another event loop.
-        CallboardError: Two tasks iterate at once, or the stream was closed before it began.
+        CallboardError: Two tasks iterate at the same time, or the stream was closed before it started.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn, *, on_usage: OnUsage | None = None) -> None:
@@ -250,9 +251,9 @@ class TurnStream(_Stream[LogEvent]):
 class AttachedView(Reader[ViewEvent]):
     """One more reader of a turn's stream, made by ``engine.attach(stream_id, view=True)``.
 
-    It gives what `stream()` gives, from the first event on. Its last event is `finish`, or `error`, which isn't
-    raised: that is for whoever began the turn. It is for one task at a time. Closing it changes nothing for the
-    turn.
+    It gives the same events as `stream()`, from the first one on. Its last event is `finish`, or `error`, which
+    isn't raised: the caller that started the turn gets it. It is for one task at a time. Closing it changes
+    nothing for the turn.
 
     Args:
         log_reader: A reader of the turn's own events, from the first.

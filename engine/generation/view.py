@@ -1,14 +1,13 @@
-"""From a turn's events to the view that `stream()` gives: a state machine without I/O.
+"""The view that `stream()` gives, made from a turn's events: a state machine without I/O.
 
 The state is the reader's place in the current message:
 
-* between messages: nothing is open, and the last message has its end;
-* in a message, between segments: a block has ended, and the next has not begun;
-* in a segment: text, reasoning or a tool call is open, and the pieces that were given are kept.
+- between messages: nothing is open, and the last message has its end
+- in a message, between segments: a block has ended, and the next has not started
+- in a segment: text, reasoning or a tool call is open, and the passed pieces are kept
 
-The place must be known because a log that was folded meanwhile gives a `StreamReset`: all that has happened, in
-fewer and larger pieces. Only the part that the reader hasn't had is passed on, so that a reader sees one row of
-events whether it was quick or slow, early or late.
+A log that was folded meanwhile gives a `StreamReset`: all events so far, in fewer and larger pieces. With the
+place, only the new part is passed on. So each reader sees the same row of events, quick or slow, early or late.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ _NO_BLOCK = -1
 
 
 class TurnView:
-    """Makes of each event of a turn, from its first, the events of the view.
+    """The events of the view, made from each event of a turn.
 
     Args:
-        ending: A function that says how the turn ended, once it has. Without it, the view says as much as the
-            events alone tell.
+        ending: A function that returns how the turn ended, once it has. Without it, the view uses the events
+            alone.
     """
 
     def __init__(self, ending: Ending | None = None) -> None:
@@ -68,8 +67,10 @@ class TurnView:
         self._messages: set[str] = set()
         self._message = ""
         self._whole = True  # the message has its end
-        self._block = _NO_BLOCK  # the last one that has begun
-        self._open: type[TextDelta | ThinkingDelta | ToolUseStart] | None = None  # what it is, while it may grow
+        self._block = _NO_BLOCK  # the last one that has started
+        self._open: type[TextDelta | ThinkingDelta | ToolUseStart] | None = (
+            None  # The kind of the open segment, while it may grow.
+        )
         self._pieces: list[str] = []
         self._signature: str | None = None
         self._between = 0  # events so far that are of no message
@@ -133,7 +134,7 @@ class TurnView:
         return ends
 
     def _close(self) -> Sequence[ViewEvent]:
-        """The end of the segment that is open. A tool call says itself when it ends."""
+        """The end of the open segment. A tool call has its own end event."""
         kind, self._open = self._open, None
         if kind is None or kind is ToolUseStart:
             return ()
@@ -182,7 +183,7 @@ class TurnView:
                     if event.message_id == self._message and not self._whole:
                         yield from self._rest(event)
                 case ProviderEvent():
-                    pass  # which is for those who were there
+                    pass  # Only readers that were there at the time need it.
                 case _:
                     between += 1
                     if between > known:
@@ -206,7 +207,7 @@ class TurnView:
                     if len(text) > len(had) or signature != self._signature:
                         yield ThinkingDelta(text[len(had) :], signature, index, message_id)
                 case ToolUseInputDelta(tool_use_id=tool_use_id, partial_json=json, message_id=message_id):
-                    # of a whole message the provider's own text may be gone; then the end alone says it
+                    # A complete message may lack the provider's own text. Then only the end reports it.
                     if len(json) > len(had) and json.startswith(had):
                         rest = json[len(had) :]
                         yield ToolUseInputDelta(tool_use_id, rest, event.content_block_index, message_id)

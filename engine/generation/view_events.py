@@ -1,17 +1,17 @@
-"""The view of a stream that `stream()` gives: what happens, with a beginning and an end for everything.
+"""The view of a stream that `stream()` gives: what happens, with a start and an end for everything.
 
-    message.start                                     with what is known to be amiss
+    message.start                                     with the warnings so far
       thinking.start  thinking.delta …  thinking.end
       text.start      text.delta …      text.end      each end carries the whole of it
       tool.use_start  tool.use_input_delta …  tool.use_end
-      provider.event                                  a block that we know nothing about, or what else is told
+      provider.event                                  an unknown block, or another provider event
     message.complete
     tool.started …  tool.finished                     of the tools that are run here, if it called any
-    step.finish                                       then what the user said meanwhile, if anything:
+    step.finish                                       then new messages of the user, if any:
     user.message                                      then the next message.start, or the end:
     finish                                            or `error`, which is then raised
 
-The deltas and whatever else stands in a turn's stream are passed on as they are. Every event has a `type`, and the
+The deltas and the other events of a turn's stream are passed on unchanged. Every event has a `type`, and the
 events of a segment have the same `segment_id` (those of a tool call, the same `tool_use_id`).
 """
 
@@ -39,7 +39,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 
 class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
-    """A piece of text begins."""
+    """A piece of text starts."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
@@ -65,7 +65,7 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
 
 
 class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start"):
-    """The model begins to reason."""
+    """The model starts to reason."""
 
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
@@ -109,7 +109,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
 
 
 class StreamFailed(msgspec.Struct, frozen=True, tag="error"):
-    """The last event, when the turn failed or was cancelled. The same error is then raised to whoever iterates."""
+    """The last event of a turn that failed or was cancelled. Readers then get the same error as an exception."""
 
     error: Exception
     """The exception of the turn."""
@@ -137,4 +137,4 @@ ViewEvent: TypeAlias = (
     | Finish
     | StreamFailed
 )
-"""What a `StreamResult` consists of: the events of its turn, with a start and an end for all that has a length."""
+"""An event of a `StreamResult`: one of the turn, or the start or end of something with a length."""

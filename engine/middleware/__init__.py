@@ -1,4 +1,4 @@
-"""Middleware, which stands around every call (`Engine(middleware=[...])`), and three that are often wanted."""
+"""Middleware around every call (`Engine(middleware=[...])`), and three ready-made ones."""
 
 from callboard.bus._lazy_names import face
 

@@ -1,10 +1,9 @@
 """The chain of an engine's middleware, through which every call goes.
 
-The first middleware given to the engine is the outermost. It is the first to see a request and the last to see the
-outcome, and a request that it doesn't pass on doesn't reach the others. Every call of a conversation goes through
-the chain, also in tool rounds and after a fallback; its request is already fitted to the model that routing has
-chosen. The other calls (embeddings, images, videos) have requests of their own, which middleware can't change.
-They are only admitted and, like all calls, settled.
+The first middleware of the engine is the outermost. It sees a request first and the outcome last. A request that
+it doesn't pass on doesn't reach the others. Every call of a conversation goes through the chain, also in tool
+rounds and after a fallback, with a request that already fits the chosen model. The other calls (embeddings,
+images, videos) have their own kinds of request, which middleware can't change. They are only admitted and settled.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from callboard.bus.log import Log
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 
-# What a middleware is
+# --- The interface of a middleware ---
 
 EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]]
 """A function that gets some events of a message, in order, and returns the events to deliver in their place."""
 
 AsyncEventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Awaitable[Sequence[StreamEvent]]]
-"""An `EventFilter` that may wait. Events that come meanwhile reach it next, all at once."""
+"""An `EventFilter` that may wait. Events that come meanwhile reach it next, all in one."""
 
 AnyEventFilter: TypeAlias = EventFilter | AsyncEventFilter
 """A filter that may wait, or one that doesn't."""
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a piece of text that did not pass a guardrail as it was."""
+    """A piece of text that a guardrail changed or stopped."""
 
     guardrail: str
     """The guardrail's name."""
     action: Literal["changed", "stopped"]
-    """What was done."""
+    """The action of the guardrail."""
     content_block_index: int
     """The place of its block in the reply, from 0."""
     held_characters: int
@@ -80,14 +79,13 @@ Steps: TypeAlias = Generator[CanonicalRequest, CallOutcome, CallOutcome | None]
 
 
 class Middleware:
-    """A middleware with all hooks. Override any of them. One object serves all calls of an engine, many at
-    once."""
+    """A middleware with all hooks. Override any of them. One object serves all concurrent calls of an engine."""
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
         """Answer one call of a conversation.
 
         Args:
-            request: The request. `request.stream` tells whether the call is streamed.
+            request: The request. `request.stream` is True if the call is streamed.
             next: Passes a request on. It may be awaited again for another try, or with another `model` in the
                 request. Once a part of a streamed reply has been delivered, it may not be awaited again.
 
@@ -99,18 +97,18 @@ class Middleware:
     def events(self, request: CanonicalRequest) -> AnyEventFilter | None:
         """A filter for the events of one call; None leaves all events as they are. It may be an async function.
 
-        A call that is not streamed passes all its events through the filter at once. The `final_content` of
+        A call that is not streamed passes all its events through the filter in one pass. The `final_content` of
         MessageComplete enters the history, so a filter that changes deltas changes it as well. A filter that isn't
         async must be quick.
         """
         return None
 
     def guarded(self, request: CanonicalRequest, report: GuardReport) -> AnyEventFilter | None:
-        """The filter of `events`, for a layer that tells the trace of what it changes.
+        """The filter of `events`, for a layer that reports its changes to the trace.
 
         Args:
             request: The request.
-            report: Told of each piece of text that didn't pass as it was.
+            report: Called with each piece of text that was changed or stopped.
         """
         return self.events(request)
 
@@ -137,9 +135,9 @@ MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], S
 generator function of a request, which yields the request to send and is sent the outcome:
 
     def timed(request):
-        began = time.monotonic()
+        started = time.monotonic()
         outcome = yield request
-        print(request.model, time.monotonic() - began, outcome.usage.output_tokens)
+        print(request.model, time.monotonic() - started, outcome.usage.output_tokens)
 
 A failure is raised at the `yield`. A returned outcome replaces the outcome; without a `yield` it answers the call.
 """
@@ -238,7 +236,7 @@ class Chain:
 
         Args:
             request: The request.
-            report: Told of each piece of text that a layer has changed or stopped.
+            report: Called with each piece of text that a layer has changed or stopped.
         """
         layers = reversed(self._layers)
         found = [each for layer in layers if (each := layer.guarded(request, report)) is not None]
@@ -254,11 +252,11 @@ class Chain:
             await layer.admit(call)
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        """Tell all layers how a call ended."""
+        """Report to all layers how a call ended."""
         for layer in self._layers:
             try:
                 layer.settle(call, end)
-            except Exception as error:  # the call is over, and the other layers must know it, too
+            except Exception as error:  # The call is over, and the other layers must get its end, too.
                 told = f"{type(error).__name__}: {error}"
                 _log.error("settle_failed", error, layer=type(layer).__name__, error=told)
 
@@ -273,7 +271,7 @@ def _through(filters: Sequence[EventFilter], events: Sequence[StreamEvent]) -> S
     for each in filters:
         try:
             events = each(events)
-        except StoppedAfter as stopped:  # what has passed so far may not pass the next one
+        except StoppedAfter as stopped:  # The text passed so far may be stopped by the next layer.
             events, error = stopped.passed, error or stopped.error
     if error is not None:
         raise StoppedAfter(events, error)

@@ -1,4 +1,4 @@
-"""Guardrails: a reply's text is held back by a window, looked at, and passed, changed or stopped."""
+"""Guardrails: a window of a reply's text is held back, checked, and passed, changed or stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from callboard.bus.values.usage import StopReason
 
 from .chain import AnyEventFilter, GuardReport, Judged, Middleware, StoppedAfter, is_async
 
-# Windows, by which a text that comes in fragments is cut into pieces.
+# --- Windows of text ---
 
 Unit: TypeAlias = Literal["characters", "words", "sentences", "block"]
 
@@ -50,12 +50,12 @@ class Window(msgspec.Struct, frozen=True):
 
     @classmethod
     def characters(cls, size: int, *, overlap: int = 0) -> Self:
-        """Pieces of so many characters.
+        """Pieces with a number of characters.
 
         Args:
             size: The new characters of each piece.
-            overlap: The characters that are looked at again with the next piece. What is looked for is seen whole,
-                wherever it stands, if it is at most one character longer.
+            overlap: The characters that are checked again with the next piece. A match is seen whole, wherever it
+                stands, if it is at most one character longer.
         """
         return cls("characters", size, overlap)
 
@@ -112,12 +112,12 @@ class TextWindow:
         return pieces
 
     def rest(self) -> str:
-        """What is held and no complete piece. The text is over."""
+        """The held text that is no complete piece, at the end of the text."""
         rest, self._held = self._held, ""
         return rest
 
     def _end(self) -> int | None:
-        """Where the first piece of what is held ends; None if its end hasn't come."""
+        """The end of the first held piece; None if it hasn't arrived."""
         window, held = self._window, self._held
         if window.unit == "block":
             return None
@@ -139,7 +139,7 @@ class TextWindow:
         return None
 
 
-# One reply on its way through a guardrail.
+# --- One reply in a guardrail ---
 
 GuardedKind: TypeAlias = Literal["text", "thinking"]
 """A kind of text that a guardrail looks at."""
@@ -154,7 +154,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of text that is held back until its guardrail has looked at it."""
 
     text: str
-    """The text. With an overlap it begins with the end of the piece before, as that was passed."""
+    """The text. With an overlap it starts with the end of the piece before, as that was passed."""
     before: str
     """The text of the same block that has passed, its last 2,000 characters."""
     last: bool
@@ -192,14 +192,14 @@ class _Block:
 
 
 class HeldReply:
-    """A reply's events, of which the text of some kinds is held.
+    """The events of a reply, with the text of some kinds held back.
 
     Args:
         name: The guardrail's name.
-        window: How much is held.
+        window: The amount of text that is held.
         kinds: The kinds of text.
         request: The request.
-        report: Told of each piece that didn't pass as it was.
+        report: Called with each piece that was changed or stopped.
     """
 
     def __init__(
@@ -235,13 +235,13 @@ class HeldReply:
                 case ThinkingDelta() if "thinking" in self._kinds:
                     yield from self._text("thinking", event)
                 case ProviderEvent():
-                    pass  # it may say the text that is held
+                    pass  # It may contain the held text.
                 case MessageStart():
                     self._start, self._message_id = event, event.message_id
                 case MessageComplete():
                     if event.stop_reason in _BROKEN:
                         self._drop()
-                        if self._start is not None:  # nothing has passed: the call is as if it had said nothing
+                        if self._start is not None:  # Nothing has passed, so the call counts as empty.
                             return
                     else:
                         yield from self._close()
@@ -261,7 +261,7 @@ class HeldReply:
             yield from self._judge(block, piece, last=False)
 
     def _close(self) -> Steps:
-        """The open block is over: what is left of it is looked at."""
+        """Check the rest of a block at its end."""
         block = self._block
         if block is None:
             return
@@ -339,7 +339,7 @@ class HeldReply:
         )
 
 
-# A guardrail
+# --- Guardrail ---
 
 Guard: TypeAlias = Callable[[Held], str | Stop] | Callable[[Held], Awaitable[str | Stop]]
 """A function, plain or async, that gets a piece of text, and returns the text to deliver for it or a `Stop`."""
@@ -348,18 +348,18 @@ _TEXT: tuple[GuardedKind, ...] = ("text",)
 
 
 class Guardrail(Middleware):
-    """Holds a reply's text back until a function has looked at it.
+    """A guardrail that holds a reply's text back until a function has checked it.
 
-    Readers of the stream, the reply, the session's history and captured content have only what the function let
-    pass. Calls of tools, and blocks of other kinds, pass as they are, in their order. The text of a reply that
-    ends badly (cancelled, broken off) and was not looked at is dropped.
+    Readers of the stream, the reply, the session's history and captured content only get the text that the
+    function let pass. Tool calls and other blocks pass unchanged, in order. If a reply is cancelled or breaks off,
+    its unchecked text is dropped.
 
-    An exception of the function ends the call, and is raised. Whatever the function makes of the text, the call is
-    billed for all that the provider generated.
+    An exception of the function ends the call, and is raised. The call is billed for everything that the provider
+    generated.
 
     Args:
         check: The function. An async one may ask another model. The reply goes on arriving while it waits.
-        window: How much text it gets at once. More takes longer to be read; see `Window`.
+        window: How much text it gets at a time. More takes longer to be read; see `Window`.
         kinds: The kinds of text that it gets. A reply that must go back to its provider with its reasoning can't
             if the reasoning was changed.
         name: The name in the trace; None takes the function's.
@@ -391,7 +391,7 @@ class Guardrail(Middleware):
 
         Args:
             request: The request.
-            report: Told of each piece that was changed or stopped.
+            report: Called with each piece that was changed or stopped.
         """
         reply = HeldReply(self.name, self._window, self._kinds, request, report)
         if self._waits:

@@ -121,7 +121,7 @@ class Cache(Middleware):
         try:
             reply = await self._store.get(key, now_us)
             return None if reply is None else msgspec.json.decode(reply, type=CanonicalResponse)
-        except (StoreError, msgspec.MsgspecError) as error:  # broken, or of another version: ask anew
+        except (StoreError, msgspec.MsgspecError) as error:  # broken, or of another version: ask again
             _cache_log.warning("reply_unreadable", error=str(error))
             return None
 
@@ -144,7 +144,7 @@ def key_of(request: CanonicalRequest) -> str:
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
-# A line in the log for each call.
+# --- A log line for each call ---
 
 _call_log = Log("engine.calls")
 
@@ -187,7 +187,7 @@ class LogCalls(Middleware):
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
         if call.operation == "chat":
-            return  # `call` tells of it, also if it was answered without one
+            return  # `call` logs it, also if it was answered without a provider.
         about = {"operation": call.operation, "model": call.model, "request_id": call.request_id}
         match end:
             case LlmCallFailed():
@@ -208,21 +208,20 @@ def _amounts(usage: TokenUsage, cost: Cost) -> dict[str, object]:
     }
 
 
-# Other models are asked if the reply of the first one is unwanted.
+# --- Trying other models ---
 
 
 class TryModels(Middleware):
     """Asks other models, in order, if a call fails or if its outcome is unwanted.
 
-    The engine itself deals with failures of a provider (`fallback=`). This middleware also judges replies: a
-    refusal, an empty text, a reply that is no JSON. A streamed reply that has begun can't be taken back, so of
-    streamed calls only those that fail before their first content lead to another model. Each try is a call of its
-    own with its own cost. If all outcomes are unwanted, the last one is returned. If all calls fail, the first
-    error is raised.
+    The engine itself handles failures of a provider (`fallback=`). This middleware also judges replies: a refusal,
+    an empty text, a reply that is no JSON. A started streamed reply can't be taken back, so a streamed call leads
+    to another model only if it fails before its first content. Each try is a call with its own cost. If all
+    outcomes are unwanted, the last one is returned. If all calls fail, the first error is raised.
 
     Args:
-        models: The names of the other models, besides the model that the caller asks for.
-        unwanted: Tells whether an outcome is unwanted; None wants every outcome.
+        models: The names of the other models, without the model that the caller asks for.
+        unwanted: A function that returns whether an outcome is unwanted; None accepts every outcome.
 
     Raises:
         ValueError: `models` is empty or no list of names.

@@ -1,1 +1,1 @@
-"""Which models there are, under which names, and which adapter serves each."""
+"""The models of an engine, their names, and the adapter that serves each."""

@@ -1,4 +1,4 @@
-"""The catalogue: all models that are known, with their abilities and published prices.
+"""The catalogue: all known models, with their abilities and published prices.
 
 It has three sources, which are read when first asked for, and never at import:
 
@@ -10,7 +10,7 @@ It has three sources, which are read when first asked for, and never at import:
 * `callboard models update` brings limits and abilities of models, also of models that are in no table
   (`known_models`). An adapter's own table goes before it.
 
-The catalogue advises and restricts nothing: a name that isn't in it goes to the provider as it is.
+The catalogue restricts nothing: a name that isn't in it goes to the provider as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CAPABILITIES = {
     "reasoning": "supports_reasoning",
     "structured_output": "supports_structured_output",
 }
-"""The abilities by which models can be chosen, and the fields of `ModelInfo` that say them."""
+"""The abilities by which models can be chosen, and their fields of `ModelInfo`."""
 
 _SAME = {"images": "vision", "thinking": "reasoning"}
 """The adapters' words for two of them."""
@@ -87,9 +87,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     output_cost_per_million: Decimal | None = None
     """USD for a million output tokens, in the same way."""
     aliases: tuple[str, ...] = ()
-    """Short names by which Callboard knows it."""
+    """Short names for it in Callboard."""
     general: bool = True
-    """Whether anybody may use it for anything. Other models serve one purpose, or chosen users."""
+    """Whether it is for general use. Other models serve one purpose, or chosen users."""
     released: str | None = None
     """The day since which it is there, as YYYY-MM-DD."""
     deprecated: bool = False
@@ -175,7 +175,7 @@ def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo 
 
 
 def default_catalogue() -> Catalogue:
-    """The catalogue under the published prices: those of `callboard prices update`, else the shipped ones."""
+    """The catalogue with the published prices: those of `callboard prices update`, else the shipped ones."""
     from callboard.tracestore.home import SNAPSHOT_NAME
 
     home = home_folder()
@@ -300,7 +300,7 @@ class Catalogue:
             for row in table.rows if table is not None else ():
                 yield self._from_row(name, row)
         for name in {**self._priced, **self._known} if provider is None else (provider,):
-            # the price list of a provider with a table also has what doesn't chat, and what is long gone
+            # The price list of a provider with a table also has retired models and models without chat.
             priced = self._priced.get(name, {}) if name not in tabled_vendors() else {}
             for model in {**priced, **self._known.get(name, {})}:
                 if _row(name, model) is None:
@@ -344,7 +344,7 @@ class Catalogue:
         )
 
     def _of_lists(self, provider: str, name: str) -> ModelInfo:
-        """A model that is in no table, as the price list and the update know it together."""
+        """A model that is in no table, from the price list and the update together."""
         priced = self._priced.get(provider, {}).get(name)
         known = self._known.get(provider, {}).get(name)
         origin = self._snapshot if known is None else self._known_file

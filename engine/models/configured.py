@@ -1,4 +1,4 @@
-"""The models that an engine can be asked for: the models of models.yaml, and further models that its keys open."""
+"""The models that an engine can use: those of models.yaml, and others that its keys give access to."""
 
 from __future__ import annotations
 
@@ -156,18 +156,18 @@ class _ModelList:
         return state, troubled[0] if troubled else ""
 
 
-# Where a registry comes from
+# --- Loading a registry ---
 
 _log = Log("engine.config")
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
-"""`ModelRegistry.source` if nobody listed the adapters. They stand for all that could be configured."""
+"""`ModelRegistry.source` for adapters that no file lists. They stand for all that could be configured."""
 
 
 def key_variables() -> Mapping[str, str]:
-    """The variables in which keys are looked for: the environment's, and then those of `callboard keys`.
+    """The variables that may hold keys: the environment's, then those of `callboard keys`.
 
-    A file of keys that others may read is ignored with a warning.
+    A file of keys that other users may read is ignored with a warning.
     """
     stored = read_keys(keys_file())
     if stored.fault is not None:
@@ -176,7 +176,9 @@ def key_variables() -> Mapping[str, str]:
 
 
 def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """The registry of a file, of $CALLBOARD_HOME/models.yaml, or, without such a file, of the keys that are set.
+    """Load the registry of a file, or, without a file, of the keys that are set.
+
+    The default file is $CALLBOARD_HOME/models.yaml.
 
     Args:
         path: The file; None looks in $CALLBOARD_HOME, or ~/.callboard.
@@ -184,7 +186,7 @@ def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -
             `callboard keys` keeps.
 
     Raises:
-        ConfigurationError: The file is wrong. The text names the file and the key, and says what was expected.
+        ConfigurationError: The file is wrong. The text names the file, the key and the expected value.
     """
     environ = key_variables() if environ is None else environ
     if path is not None:
@@ -194,10 +196,10 @@ def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -
 
 
 def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
-    """The providers whose keys are set, the expected providers, and the model on this machine, which needs no key.
+    """The providers with keys, the expected providers, and the local model, which needs no key.
 
-    A provider's descriptor names the variables of its key and its address. The default provider is the first that
-    has a key and holds conversations.
+    A provider's descriptor names the variables of its key and its address. The default provider is the first one
+    with a key that supports conversations.
     """
     adapters: dict[str, AdapterEntry] = {}
     models: dict[str, ModelEntry] = {}
@@ -247,10 +249,10 @@ def _of_preset(preset: Preset) -> ModelEntry:
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """The registry of one models.yaml and, unless it says `only: true`, of the environment.
+    """The registry of one models.yaml and, unless it has `only: true`, of the environment.
 
     See `load_registry`. An adapter, a model or an alias of the file replaces one of the environment. Without a
-    `default_provider` the environment's holds.
+    `default_provider` the environment's applies.
     """
     environ = key_variables() if environ is None else environ
     try:

@@ -1,4 +1,4 @@
-"""One adapter and one model as a configuration lists them, and the defaults that it leaves open."""
+"""One adapter and one model of a configuration, and their defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from callboard.bus import Clock
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import JsonObject
 
-# The changes in a request for the sake of one provider or model, as models.yaml wants them.
+# --- Changes to requests in models.yaml ---
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -33,14 +33,16 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The way in which a model is given tools; None leaves things as they are."""
 
     strict: bool | None = None
-    """Whether tools are strict that don't say it themselves."""
+    """Whether a tool is strict if it doesn't set this itself."""
     max: int | None = None
-    """The largest number of tools in a request. Tools of `core` go first, then those that the conversation has
-    used, then the rest in their order."""
+    """The largest number of tools in a request.
+
+    `core` tools go first, then those that the conversation has used, then the rest in order.
+    """
     core: tuple[str, ...] | None = None
     """The names of the tools that go first."""
     parallel: bool | None = None
-    """Whether several calls at once are asked for where the caller doesn't say."""
+    """Whether one reply may have several calls if the caller doesn't set this."""
     force_first_turn: bool | None = None
     """Whether the first reply of a conversation must call a tool, if there are any."""
 
@@ -52,7 +54,6 @@ class ModelInput(msgspec.Struct, frozen=True):
     """The part of a turn that depends on the model."""
 
     tools: tuple[ToolDefinition, ...]
-    """The tools."""
     system_prompt: str | None
     """The system text."""
     warnings: tuple[CallWarning, ...] = ()
@@ -64,7 +65,7 @@ class ModelInput(msgspec.Struct, frozen=True):
 
 
 def over(upper: S, lower: S) -> S:
-    """Settings whose open fields are filled from the settings below."""
+    """Settings with their open fields filled from the settings below."""
     said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
     return msgspec.structs.replace(lower, **said)
 
@@ -92,7 +93,7 @@ def model_input(
 
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:
-    """A system text, together with a text that the model needs to be told besides."""
+    """A system text with a text that the model also needs."""
     if not addendum:
         return system_prompt or None
     return f"{system_prompt}\n\n{addendum}" if system_prompt else addendum
@@ -144,7 +145,7 @@ def parallel_calls(
     tools: Sequence[ToolDefinition],
     capabilities: AdapterCapabilities,
 ) -> bool | None:
-    """What to say about parallel calls: the caller's word, else the configuration's if the model can do it."""
+    """The setting for parallel calls: the caller's, else the configuration's if the model supports it."""
     if asked is not None or settings.parallel is None or not tools:
         return asked
     return settings.parallel if capabilities.supports_parallel_tool_calls else None
@@ -174,7 +175,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     config: AdapterConfig
     """The configuration of the adapter."""
     prices_as: str | None = None
-    """The provider whose published prices its models have, where its type and address don't say it."""
+    """The provider that publishes the models' prices, if type and address don't show it."""
     missing_key: str | None = None
     """The environment variable that should hold its key and doesn't."""
     key_from: str | None = None
@@ -182,7 +183,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     address_from: str | None = None
     """The environment variable that its address came from; None if that is elsewhere, or the provider's own."""
     max_concurrency: int | None = None
-    """The largest number of calls at once; further calls wait. None is the engine's
+    """The largest number of concurrent calls; further calls wait. None is the engine's
     `Limits.calls_per_provider`."""
     capabilities: dict[str, bool | int] = {}
     """Corrections of the abilities of its models; a model's own correction goes before."""
@@ -238,7 +239,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     fallback: tuple[str, ...] = ()
     """The names of the models to try, in order, when this one fails."""
     capabilities: dict[str, bool | int] = {}
-    """Fields of `AdapterCapabilities` that are otherwise than the adapter says."""
+    """Fields of `AdapterCapabilities` that replace the adapter's values."""
     defaults: ModelDefaults = NO_DEFAULTS
     """Options of requests, where callers leave them open."""
     tools: ToolSettings = NO_TOOL_SETTINGS

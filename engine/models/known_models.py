@@ -1,7 +1,7 @@
-"""The models that are known beyond the shipped tables: a file that `callboard models update` brings.
+"""The models beyond the shipped tables: a file that `callboard models update` downloads.
 
-The file is made of the list of models that LiteLLM publishes (MIT). It has the limits and abilities of each model.
-It advises the catalogue: what the adapters' own tables say of a model goes before it.
+The file is made from the list of models that LiteLLM publishes (MIT). It has the limits and abilities of each
+model. The adapters' own tables take precedence over it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vision: bool | None = None
     """Whether it reads images."""
     reasoning: bool | None = None
-    """Whether it reasons."""
     structured: bool | None = None
     """Whether it follows a schema."""
     retires: str | None = None
@@ -56,7 +55,7 @@ class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
     """A file of known models."""
 
     kind: Literal["known-models"]
-    """A mark that tells the file from others."""
+    """A mark that identifies the file format."""
     format: int
     """The version of the file's form."""
     date: str
@@ -64,7 +63,6 @@ class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The origin of the list."""
     models: tuple[KnownModel, ...]
-    """The models, by name."""
 
 
 NOTHING = KnownModels(kind="known-models", format=FORMAT, date="", source="", models=())

@@ -1,4 +1,4 @@
-"""A models.yaml as a registry, checked key by key. Every error names the file, the key and what was expected."""
+"""A models.yaml as a registry, checked key by key. Every error names file, key and expected value."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Reader:
         keys: dict[str, str | KeySource] = {}
         for name, value in self._mapping(entry.get("keys") or {}, f"{where}.keys").items():
             place = f"{where}.keys.{name}"
-            if not isinstance(value, dict):  # which may be the key itself, so that nothing of it is said
+            if not isinstance(value, dict):  # The value may be the key itself, so the error must not quote it.
                 raise ConfigurationError(
                     f"{self.path}: {place}: expected a mapping with api_key_env or api_key_file"
                 )
@@ -296,7 +296,7 @@ class Reader:
         return ToolSettings(max=limit, core=core or None, **flags)
 
     def _retry(self, entry: JsonObject, where: str, policy: RetryPolicy) -> RetryPolicy:
-        """What is said of retries, on top of a policy."""
+        """The retry settings of an entry, on top of a policy."""
         where = f"{where}.retry"
         given = self._section(
             entry.get("retry") or {}, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where
@@ -314,7 +314,7 @@ class Reader:
         return tuple(cast("list[str]", names))
 
     def _section(self, value: object, known: Collection[str], where: str) -> JsonObject:
-        """A mapping whose keys are all known."""
+        """A mapping with known keys only."""
         section = self._mapping(value, where)
         self._known(section, known, where)
         return section
@@ -371,7 +371,7 @@ class Reader:
         raise ConfigurationError(f"{self.path}: {where}: expected {expected}, found {shown}")
 
 
-# YAML to values and back.
+# --- Parsing and writing YAML ---
 
 
 def read_yaml(text: str, source: str) -> object:

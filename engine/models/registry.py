@@ -4,11 +4,11 @@ A name is looked up in this order:
 
 1. ``provider:name`` as listed;
 2. an alias;
-3. a provider's own name for a model, listed here or in the catalogue, which also knows short names such as
+3. a provider's own name for a model, listed here or in the catalogue, which also has short names such as
    ``sonnet``;
 4. any name at all, with an explicit provider that is configured, or with a default one.
 
-A name that the catalogue doesn't know either is passed through as it is. Nothing is known of the abilities of such
+A name that the catalogue lacks, too, is passed through as it is. Its abilities are unknown. such
 a model.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _MOST_FOUND = 1024
-"""Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
+"""The number of unlisted names for which a registry remembers the model; each turn looks one up."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class ModelRegistry:
         return frozenset((*self.models, *self._aliases))
 
     def succeeding(self, previous: ModelRegistry) -> ModelRegistry:
-        """This registry in place of an earlier one, whose names it remembers."""
+        """This registry in place of an earlier one, with its remembered names."""
         return ModelRegistry(
             self.adapters,
             self.models,
@@ -198,7 +198,7 @@ class ModelRegistry:
         return Resolved(entry.on(self.adapters[adapter]), "catalogue" if known else "passthrough")
 
     def _not_listed(self, name: str) -> Resolved:
-        """The model of a bare name that is in the catalogue, or that the default provider may know."""
+        """The model of a bare name in the catalogue, or of the default provider."""
 
         placed = place_in_catalogue(self.adapters, name, self.default_provider)
         if placed is not None:
@@ -271,7 +271,7 @@ def _with_client(entry: AdapterEntry, client: httpx.AsyncClient) -> AdapterEntry
     return msgspec.structs.replace(entry, config=msgspec.structs.replace(entry.config, http_client=client))
 
 
-# The name of a call's model in published price tables.
+# --- Names in published price tables ---
 
 
 def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
@@ -283,9 +283,9 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
 
 
 def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelEntry) -> str | None:
-    """What `published_name` gives, for those who know the adapter's `published_provider`.
+    """`published_name` with a given `published_provider`.
 
-    A vendor's own model has the vendor's prices at any address, such as a gateway's. The trace keeps the name as
+    A vendor's own model has the vendor's prices at any address, such as a gateway's. The trace stores the name as
     `priced_as`.
     """
     provider = provider or _vendor_of(model.wire_name)
@@ -304,10 +304,10 @@ def _vendor_of(name: str) -> str | None:
 
 
 def published_provider(adapter: AdapterEntry) -> str | None:
-    """The provider whose models an adapter serves, by its name in published tables.
+    """The provider of an adapter's models, by its name in published tables.
 
-    It is the adapter's `prices_as`, or else the server that its address belongs to, or else its type, if that is a
-    provider's own.
+    It is the adapter's `prices_as`, or else the server at its address, or else its type, if that is a provider's
+    own.
     """
     if adapter.prices_as:
         return adapter.prices_as
@@ -315,13 +315,13 @@ def published_provider(adapter: AdapterEntry) -> str | None:
     return None if provider is None else provider.vendor_name(adapter.config.options, adapter.config.base_url)
 
 
-# The meaning of names that no models.yaml lists
+# --- Unlisted names ---
 
 
 def place_in_catalogue(
     adapters: Mapping[str, AdapterEntry], name: str, default_provider: str | None
 ) -> tuple[str, str] | None:
-    """The adapter for a model that the catalogue knows, and the model's name or short name there."""
+    """The adapter for a model of the catalogue, and the model's name or short name there."""
     found = default_catalogue().locate(name)
     if found is None:
         return None
@@ -338,9 +338,7 @@ def place_in_catalogue(
 
 
 def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
-    """The name by which an adapter's provider knows a model, and whether its table lists it. A name outside the
-    table stays as it is.
-    """
+    """A model's name at an adapter's provider, and whether its table lists it. An unlisted name stays as it is."""
     table = model_table(published_provider(adapter) or "")
     if table is None:
         return name, False
@@ -359,7 +357,7 @@ def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
     """Raise ConfigurationError for the name of another vendor's model, if an adapter serves one vendor's own."""
     own = published_provider(adapter)
     if own not in tabled_vendors():
-        return  # a server may have anybody's
+        return  # A server may serve models of any vendor.
     owners = default_catalogue().owners(name)
     if owners and own not in owners:
         whose = " or ".join(owners[:3])

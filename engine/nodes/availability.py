@@ -152,7 +152,6 @@ class Told(msgspec.Struct, frozen=True):
     adapter: str
     """The adapter's name."""
     key: str
-    """The name of the key."""
     lesson: Lesson
     """What was learned."""
     age_us: int
@@ -233,10 +232,10 @@ class LearnedLimits:
 
 
 LEASE_SECONDS = 10.0
-"""The length of a lease. It is taken for longer as long as the probe is under way."""
+"""The length of a lease. It is taken for longer as long as the probe is in progress."""
 
 _RENEW_SECONDS = 3.0
-_BEGINS_SECONDS = 1.0  # within which a call that may probe has begun
+_BEGINS_SECONDS = 1.0  # within which a call that may probe has started
 _LOOK_SECONDS = 0.005
 
 
@@ -299,7 +298,7 @@ class ProbeLeases:
         return self._table.half_open(provider, model, self._clock.now_us())
 
     async def _begun(self, provider: str, model: str) -> None:
-        """Wait until a call of this node that may probe has begun to."""
+        """Wait until a call of this node that may probe has started to."""
         for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
             if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
                 return

@@ -218,7 +218,7 @@ class Outgoing:
         self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
 
     def connected(self) -> None:
-        """The broker is back: whatever waits goes out at once."""
+        """The broker is back: whatever waits goes out immediately."""
         self.failures, self._retry_at = 0, 0.0
 
     def _enqueue(self, pages: Sequence[Page]) -> None:

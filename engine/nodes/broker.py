@@ -334,7 +334,7 @@ class Broker:
 
 
 class ClosingTransport(TcpTransport):
-    """A transport that closes the connection before, when it makes another one."""
+    """A transport that closes the connection before, when it makes another."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -354,7 +354,6 @@ class Kept(msgspec.Struct, frozen=True):
     """What a broker keeps in one of its streams."""
 
     messages: int
-    """The number of messages."""
     bytes: int
     """Their bytes."""
 
@@ -365,7 +364,6 @@ class BrokerCondition(msgspec.Struct, frozen=True):
     server: str
     """Its address, without a password."""
     version: str
-    """Its version."""
     jetstream: bool
     """Whether it can keep messages."""
     events: Kept | None

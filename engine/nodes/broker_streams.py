@@ -43,13 +43,13 @@ ACK_SECONDS = 2.0
 """The longest wait for an acknowledgement, or for an answer."""
 
 PULLED = 64
-"""The number of messages that are asked for at once, and so wait for a reader at most."""
+"""The number of messages that are requested at a time, and so wait for a reader at most."""
 
 PULL_SECONDS = 30.0
 """Seconds for which the broker keeps such a request."""
 
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between its signs of life meanwhile. Without two of them the reading begins anew."""
+"""Seconds between its signs of life meanwhile. Without two of them the reading starts again."""
 
 FORGOTTEN_SECONDS = 300.0
 """Seconds after which the broker forgets a reader that asks for nothing."""
@@ -61,7 +61,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
     """A place in the stream."""
 
     stream: str
-    """Which stream it is a place of: one that was wiped, and is made anew, is another one."""
+    """Which stream it is a place of: one that was wiped, and is made again, is another."""
     sequence: int
     """The number of the message before it."""
 
@@ -190,7 +190,7 @@ class KeptEvents:
 
     @asynccontextmanager
     async def _pulling(self, config: ConsumerConfig) -> AsyncIterator[tuple[_Pull, int]]:
-        """A reader of the stream, and the number of messages that waited for it when it began."""
+        """A reader of the stream, and the number of messages that waited for it when it started."""
         from nats.errors import Error
         from nats.js.api import AckPolicy
 
@@ -257,7 +257,7 @@ FRAMES_BYTES = 256 * 1024 * 1024
 """The bytes of frames that the broker keeps at most. Above it, the oldest go."""
 
 FETCHED = 256
-"""The number of frames that are fetched at once."""
+"""The number of frames that are fetched at a time."""
 
 FETCH_SECONDS = 2.0
 """The longest wait for them."""

@@ -284,7 +284,7 @@ class BudgetSlices:
             _log.warning("accounts_not_asked", error=str(error))
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted anew."""
+        """Have the trace of ended runs counted again."""
         names = {name_of(budget) for budget in budgets}
         accounts = [account for account in self._accounts if account.scope.budget in names]
         await self._tables.count_anew([account.scope for account in _in_order(accounts)])

@@ -43,7 +43,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     frame_seconds: float = 0.025
     """Seconds after which what a stream has said goes out to other nodes, at the latest."""
     frame_bytes: int = 4096
-    """Bytes after which it goes out at once."""
+    """Bytes after which it goes out immediately."""
     without_store: Literal["refuse", "admit"] = "refuse"
     """Whether calls under a budget or a limit are admitted while the shared store can't be asked."""
 

@@ -37,7 +37,7 @@ _TRIES = 15
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A renewal that is under way."""
+    """A renewal in progress."""
 
     at_ns: int
     """The moment before it was sent."""
@@ -98,7 +98,6 @@ class Holding:
         return Asked(now_ns, self._lease, dict(self._sessions))
 
     def renewed(self, asked: Asked, answer: Renewed) -> dict[str, int]:
-        """A renewal was answered."""
         if self._until_ns is None or asked.at_ns + self._lease_ns > self._until_ns:
             self._until_ns = asked.at_ns + self._lease_ns
         self._next_ns = asked.at_ns + self._lease_ns // _RENEWALS
@@ -287,7 +286,7 @@ class Ownership:
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Note that nothing is stored of a session any more. Unless it is claimed anew, nothing is known of
+        """Note that nothing is stored of a session any more. Unless it is claimed again, nothing is known of
         it when it is let go of.
         """
         if self.holding.epoch_of(session_id):
@@ -319,7 +318,7 @@ class Ownership:
     # -- Its life
 
     def hurry(self) -> None:
-        """Look at once for sessions that others wait for."""
+        """Look immediately for sessions that others wait for."""
         self._hurry.set()
 
     async def run(self) -> None:

@@ -55,14 +55,12 @@ class LimitScope:
         self.limits = limits
 
     def slot(self, now_us: int) -> Slot:
-        """The one slot, from now on."""
         return Slot(0, now_us + KEPT_US)
 
     def query(self, now_us: int) -> None:
         """None: the trace doesn't count."""
 
     def counted_slot(self, query: object, number: int, now_us: int) -> Slot:
-        """The one slot."""
         return self.slot(now_us)
 
 
@@ -206,7 +204,7 @@ class RateLimitShares:
         return not _exceeds(up_to, limit.granted)
 
     async def _give_back(self, limit: SharedLimit) -> None:
-        """Keep what is used. Requests that come while the store is told ask anew."""
+        """Keep what is used. Requests that come while the store is told ask again."""
         limit.granted = limit.used()
         limit.use(limit.granted)
         self._number += 1

@@ -30,7 +30,7 @@ from .broker_streams import KeptEvents
 from .remote_source import RemoteEvents, RemoteStatistics
 
 CONNECT_SECONDS = 3.0
-"""The time for which the beginning waits for the broker."""
+"""The time for which the start waits for the broker."""
 
 
 class RemoteBus(ReplayBus):
@@ -97,7 +97,7 @@ class RemoteBus(ReplayBus):
         await super().__aenter__()
         try:
             await self._begin()
-        except BaseException as error:  # nobody else would end what has begun
+        except BaseException as error:  # nobody else would end what has started
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self

@@ -124,7 +124,7 @@ class Incoming:
         self._give_up_at = max(self._give_up_at, now + self._patience)
 
     def without_store(self, now: float) -> list[Envelope]:
-        """There is no store: what is missing is passed over at once. Returns the events that are given now."""
+        """There is no store: what is missing is passed over immediately. Returns the events that are given now."""
         return self._passed_over(now) if self.lacking else []
 
     # -- inside
@@ -172,7 +172,7 @@ class Incoming:
 _log = Log("engine.remote")
 
 ASKED_EVENTS = 500
-"""The number of events that the store is asked for at once."""
+"""The number of events that the store is asked for at a time."""
 
 PAGES_AHEAD = 16
 """The number of pages that are taken from the broker before anybody wants them."""
@@ -187,7 +187,7 @@ TOLD_SECONDS = 30.0
 """Seconds after which the log tells of events that are waited for in vain."""
 
 DAY_US = 24 * 3600 * 1_000_000
-"""Runs that had ended for longer than this when the reading began are not looked at."""
+"""Runs that had ended for longer than this when the reading started are not looked at."""
 
 MARGIN = timedelta(hours=1)
 """How far the clocks of hosts may lie apart."""
@@ -252,7 +252,7 @@ class RemoteEvents:
         self._runs: dict[str, Incoming] = {}
         self._lacking: set[str] = set()
         self._told: set[str] = set()  # the lacking ones that somebody was told of
-        self._new_run_from: int | None = None  # where a run begins that was not there at the start
+        self._new_run_from: int | None = None  # where a run starts that was not there at the start
         self._ready: deque[Envelope] = deque()
         self._pages: deque[Page] = deque()
         self._page_came = anyio.Event()
@@ -404,8 +404,8 @@ class RemoteEvents:
             self._note(name)
 
     async def _has_beginnings(self, positions: Mapping[str, int]) -> bool:
-        """Whether it is known where runs begin that the broker has not told of. If the store could not be asked at
-        the beginning, it is asked now where each of them was then, by the clock of its host.
+        """Whether it is known where runs start that the broker has not told of. If the store could not be asked at
+        the start, it is asked now where each of them was then, by the clock of its host.
         """
         if self._new_run_from is not None:
             return True

@@ -1,1 +1,1 @@
-"""Replies that are data: asked for, checked, and shown while they grow."""
+"""Replies that are data: requested, checked, and shown while they grow."""

@@ -1,4 +1,4 @@
-"""Replies that are data, as methods of the engine. What they need is imported by the first call."""
+"""Replies that are data, as methods of the engine. The first call imports their code."""
 
 from __future__ import annotations
 
@@ -58,11 +58,10 @@ class ObjectMethods:
         schema: object,
         **arguments: Unpack[ObjectArguments],
     ) -> ObjectResult[Any]:
-        """A reply as an object of a type: `result.output`.
+        """Ask a model for an object of a type: `result.output`.
 
-        The model is held to the schema by its own means, where it takes schemas, else through a tool that it must
-        call, or through an instruction. The reply is checked here in any case. The exceptions of `generate` are
-        raised here, too.
+        A model that accepts schemas gets the schema. Any other gets a tool that it must call, or an instruction.
+        The reply is always checked here, too. The exceptions of `generate` are raised here, too.
 
         Args:
             model: As in `generate`.
@@ -72,8 +71,8 @@ class ObjectMethods:
             arguments: The fields of `ObjectArguments`.
 
         Raises:
-            NoObjectGeneratedError: The reply is no such object. It has been paid for all the same.
-            SchemaError: The schema is none, or the type has none.
+            NoObjectGeneratedError: The reply is no such object. It is billed nevertheless.
+            SchemaError: The schema is invalid, or the type has none.
         """
         from .generate import ObjectTask, generate_object_on
 
@@ -116,10 +115,11 @@ class ObjectMethods:
         schema: object,
         **arguments: Unpack[ObjectArguments],
     ) -> ObjectStream[Any]:
-        """The same, streamed: `async with engine.stream_object(...) as stream: async for partial in stream: …`.
+        """Like `generate_object`, but streamed.
 
-        Partials are plain JSON, unchecked; `await stream.object()` is the whole object. The arguments and
-        exceptions are those of `generate_object`.
+        Use `async with engine.stream_object(...) as stream: async for partial in stream: …`. Partials are plain
+        JSON, unchecked; `await stream.object()` is the complete object. The arguments and exceptions are those of
+        `generate_object`.
         """
         from .generate import ObjectTask
         from .stream import ObjectStream

@@ -1,4 +1,4 @@
-"""`generate_object`: a reply as an object that follows a schema, or an error that says why there is none."""
+"""`generate_object`: a reply as an object that follows a schema, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..runtime.runtime import Runtime
 from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
 from .partial_json import PartialJson
 
-# The schema that a caller wants instead of text, as the model gets it, and the reading of the reply.
+# --- The wanted schema ---
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class ObjectSchema(Generic[T]):
         return True
 
     def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
-        """The caller's part of a reply, or of the beginning of one; UNSET if nothing of it has come yet.
+        """The caller's part of a reply, or of the start of one; UNSET if nothing of it has come yet.
 
         A list, a number or a text is the value itself: the model left the wrapper out.
         """
@@ -132,7 +132,7 @@ def _wrapped(schema: JsonObject) -> JsonObject:
     return {**wrapped, "$defs": schema["$defs"]} if "$defs" in schema else wrapped
 
 
-# Whether a reply is the object that was wanted, and if not, why.
+# --- The check of a reply ---
 
 
 NoObjectReason: TypeAlias = Literal["truncated", "refused", "not_json", "invalid"]
@@ -227,11 +227,11 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
 
 
 class _Unfinished(ValueError):
-    """The only fault of the JSON is that it ends too early, or has not begun."""
+    """The only fault of the JSON is that it ends too early, or has not started."""
 
 
 def read_json(text: str) -> Json:
-    """The object in a text, which may stand in a code fence or amid other words, after any reasoning."""
+    """The object in a text, which may be in a code fence or between other words, after any reasoning."""
     try:
         return _strictly(text)
     except ValueError:
@@ -247,9 +247,9 @@ def read_json(text: str) -> Json:
 
 
 def after_reasoning(text: str) -> str:
-    """What a text says after its reasoning, which some servers leave in it, up to a `</think>`.
+    """A text without its reasoning, which some servers leave in it, up to a `</think>`.
 
-    An object that the model wrote while it reasoned is no answer. Reasoning that never ended leaves nothing.
+    An object within the reasoning is no answer. Unfinished reasoning leaves nothing.
     """
     before, end, answer = text.rpartition(THINK_END)
     if text.lstrip().startswith(THINK_START):
@@ -306,7 +306,7 @@ class ObjectArguments(Arguments, total=False):
 
     max_reasks: int
     """The number of times that a reply which is no JSON, or doesn't follow the schema, is shown to the model with
-    its fault, to be given anew. Each is a further call; by default 0."""
+    its fault, to be given again. Each is a further call; by default 0."""
     repair: bool
     """Whether nearly valid JSON is read as it was meant, with a comma too many or a bracket too few. A truncated
     reply is read, too, if its part follows the schema."""

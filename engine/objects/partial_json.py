@@ -1,8 +1,8 @@
-"""JSON text as it grows: the value that the text says before it is whole.
+"""Growing JSON text, and its value at any moment before the text is complete.
 
 The reader is a push-down machine over the pieces of the text, wherever they are cut. No text is read twice. A
-text, an object or an array is part of the value once it has begun. A number, a literal and a member's name are
-part of it only once they are whole, because a piece of them would say something else.
+string, an object or an array is part of the value once it has started. A number, a literal and a member's name are
+part of it only once they are complete, because a piece would mean something else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from callboard.bus.values.base import Json, JsonObject
 
-# A JSON string as it grows, wherever its text is cut
+# --- A growing string ---
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -23,10 +23,10 @@ _StringState: TypeAlias = Callable[[str, int], int]
 
 
 class JsonString:
-    """One string of JSON, from behind its opening quote on.
+    """One string of JSON, from its opening quote on.
 
-    `closed` says whether its end was read. `error` is the fault at the place where reading stopped. `grew` says
-    whether the last piece of text made the string longer.
+    `closed` is True once its end was read. `error` is the fault at the place where reading stopped. `grew` is True
+    if the last piece made the string longer.
 
     Args:
         lenient: Whether line breaks, other control characters and unknown escapes are read as they were meant.
@@ -44,7 +44,7 @@ class JsonString:
 
     @property
     def text(self) -> str:
-        """What has been read of it."""
+        """The text so far."""
         self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
 
@@ -115,7 +115,7 @@ class JsonString:
             self.grew = True
 
     def _add_half(self) -> None:
-        """What was held back as the first half of a pair was none."""
+        """Add the held first half of a pair, because no second half followed."""
         if self._high:
             half, self._high = self._high, ""
             self._add(half)
@@ -137,15 +137,16 @@ _State: TypeAlias = Callable[[str, int], int]
 
 
 class PartialJson:
-    """Reads JSON piece by piece with `feed(text)`. `value` is the value of the text so far.
+    """An incremental JSON reader: `feed(text)` reads a piece, `value` is the value so far.
 
-    `started` says whether there is a value, and `complete` whether it is whole. `error` is the fault of the text,
-    with its place. The value then stays at what was read before the fault.
+    `started` is True once there is a value, and `complete` once it is whole. `error` is the fault of the text,
+    with its place. The value then stays as it was before the fault.
 
     Args:
-        embedded: Whether the value, an object or an array, may stand amid other text, in a code fence for example.
+        embedded: Whether the value, an object or an array, may stand within other text, in a code fence for
+            example.
             The text before and after it is ignored.
-        opening: The characters with which the value may begin.
+        opening: The characters with which the value may start.
         lenient: Whether extra commas, line breaks in strings and unknown escapes are read as they were meant. Then
             `close()` closes everything that is open.
     """
@@ -232,7 +233,7 @@ class PartialJson:
     # -- the states
 
     def _seek(self, text: str, place: int) -> int:
-        """Skip what is before the value."""
+        """Skip the text before the value."""
         found = [at for mark in self._opening if (at := text.find(mark, place)) >= 0]
         if not found:
             return len(text)
@@ -411,7 +412,7 @@ class PartialJson:
         return place
 
     def _is_hardly_begun(self) -> bool:
-        """What looked like the value was but a bracket in the text before it."""
+        """Whether the supposed value was only a bracket in the text before it."""
         return (
             len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
         )

@@ -1,4 +1,4 @@
-"""`stream_object`: the object as it grows, and the whole one at the end."""
+"""`stream_object`: the growing object, and the complete one at the end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ObjectStream(Generic[T]):
         recipes = await stream.object()
 
     Each partial is plain JSON, not yet checked, and has more than the one before. Deltas that came together make
-    one partial. With `max_reasks`, partials begin anew when the model is asked again. The call begins when it is
+    one partial. With `max_reasks`, partials start again when the model is asked again. The call starts when it is
     first asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context
     before the end cancels the call, and so does `aclose()`.
     """
@@ -92,7 +92,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies until now, and of the call under way, as far as they are known."""
+        """The warnings of all replies until now, and of the call in progress, as far as they are known."""
         return tuple(warning for _, stream in self._attempts for warning in stream.warnings)
 
     @property
@@ -119,7 +119,7 @@ class ObjectStream(Generic[T]):
     # -- steering
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Say something more to the model while it is at work; see `StreamResult.steer`."""
+        """Send another message to the model while it works; see `StreamResult.steer`."""
         return self._attempts[-1][1].steer(content)
 
     @property
@@ -130,7 +130,7 @@ class ObjectStream(Generic[T]):
     # -- the end
 
     async def cancel(self) -> bool:
-        """Cancel the call. Whoever iterates gets CancelledError.
+        """Cancel the call. Readers get CancelledError.
 
         Returns:
             False if the call is over.
@@ -211,8 +211,8 @@ class ObjectStream(Generic[T]):
 
 
 class _Growing(Generic[T]):
-    """The part of an object that has come. A turn may have several replies, if tools are run between: each begins
-    anew.
+    """The part of an object that has come. A turn may have several replies, if tools are run between: each starts
+    again.
     """
 
     def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
@@ -237,15 +237,15 @@ class _Growing(Generic[T]):
 
 
 class _Reasoning:
-    """Finds the reasoning at the beginning of a text that comes in pieces. It is no part of the object."""
+    """Finds the reasoning at the start of a text that comes in pieces. It is no part of the object."""
 
     def __init__(self) -> None:
-        self._held: str | None = ""  # the beginning, until it is known whether it is reasoning
+        self._held: str | None = ""  # the start, until it is known whether it is reasoning
         self._inside = False
         self._tail = ""  # the end of what was read last, for a mark that is cut in two
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
-        """What a piece says beside reasoning, and whether the object starts again with it."""
+        """The part of a piece without reasoning, and whether the object starts again with it."""
         if self._held is not None:
             self._held += piece
             start = self._held.lstrip()

@@ -1,1 +1,1 @@
-"""Calls besides conversations: embeddings, images, videos, batches, and replies made in the background."""
+"""Calls other than conversations: embeddings, images, videos, batches, and background replies."""

@@ -1,10 +1,9 @@
-"""Batches are created. Nothing is sent twice, unless the first time surely came to nothing.
+"""The creation of batches. A part is sent again only if the first request certainly had no effect.
 
-What is about to be sent is in the trace before it is sent. So a process that dies between the sending of a part
-and its answer leaves its intention, and the next one looks for the job: by its mark, in the provider's list. Only
-if the list has no such job for `settle_seconds` was it never created, and it is sent again. One program at a time
-creates a batch; the others with the same trace wait for their turn, and read what was done.
-An engine without a trace remembers its own intentions.
+The trace records each part before it is sent. If a process dies before it gets the answer, the next one searches
+the provider's list for the job, by its mark. If the list has no such job for `settle_seconds`, it was never
+created, and it is sent again. One program at a time creates a batch. Others with the same trace wait and then read
+the result. An engine without a trace remembers its own parts.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from .jobs import GRACE_SECONDS, JobAnswer, decision_of, priced_as
 
 
 class BatchOptions(CallOptions, total=False):
-    """The options of a batch. Retries and the time limit are those of the creation of each job.
+    """The options of a batch. Retries and the time limit apply to the creation of each job.
 
     `fallback` and `provider_options` have no effect: a batch is for one model, and each request has its own
     options.
@@ -88,7 +87,7 @@ async def create_batch(
 
 
 class _Creation:
-    """The creation of one batch, or what is left of it to do."""
+    """The creation of one batch, or the rest of it."""
 
     def __init__(
         self,
@@ -245,7 +244,7 @@ class _Creation:
             submissions[part] = sent
             intent = BatchSubmitting(**plan.about(), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
-            await share(runtime)  # before it is sent: the next process must know what to look for
+            await share(runtime)  # It is recorded before it is sent, so that the next process can search for it.
             return JobAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
 
         def publish(answer: JobAnswer[BatchJob]) -> None:

@@ -1,14 +1,14 @@
-"""The handle of a batch: look at it, wait for its end, read and count its results, end it.
+"""The handle of a batch: check it, wait for its end, read and count its results, cancel it.
 
-Each part of a batch goes its own way:
+Each part of a batch has its own state:
 
     unsent     no job is known; it was never sent, or its creation was never confirmed
-    running    the provider works on its job; each look may change the job's status
+    running    the provider works on its job; each check may change the job's status
     over       the job has ended, and its results are not read yet
     counted    its results are read, each is a call in the trace, and nothing is reserved for it any more
 
-A look leads running parts to over, and then to counted. A result that another process has counted is not counted
-again: the trace is asked first, and its calls have ids of their own.
+A check moves running parts to over, and then to counted. The ids of results are fixed, so the trace shows which
+results another process has counted. They are not counted again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ItemCall(EndedCall):
 
 
 async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
-    """Those of some calls that are in the trace already, by their ids."""
+    """The given calls that are in the trace already, by their ids."""
     store = await settled_store(runtime)
     return {} if store is None else await store.counted_calls(call_ids)
 
@@ -85,10 +85,10 @@ async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, 
 OnProgress = Callable[[BatchState], object]
 
 USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
-"""When a batch is looked at, unless the caller says otherwise."""
+"""The default times at which a batch is checked."""
 
 _EVENTS_AT_ONCE = 200
-"""After so many results everybody else has a turn, and the trace is asked which of the next are counted."""
+"""The number of results after which other tasks get a turn, and the trace is asked for counted results."""
 
 
 class Submission(msgspec.Struct):
@@ -103,7 +103,7 @@ class Submission(msgspec.Struct):
 
 
 class BatchHandle:
-    """A batch at its provider. The batch goes on without its handle, and `Engine.resume_batch` makes another one.
+    """A batch at its provider. The batch goes on without its handle, and `Engine.resume_batch` makes another.
 
     Only `wait()` and `refresh()` look at the batch. They publish its progress (`batch.*`), and count each result
     once, in a call of the operation ``batch``.
@@ -170,18 +170,18 @@ class BatchHandle:
 
     @property
     def results(self) -> tuple[BatchResult | None, ...]:
-        """The results in the order of the requests; None for those that are not there yet, or were handed out."""
+        """The results in the order of the requests; None for missing ones and for those handed out."""
         return tuple(self._results.get(place) for place in range(self._plan.total))
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """Warnings, such as ``found_again`` of a job whose creation was never confirmed."""
+        """Warnings, such as ``found_again`` for a job that was never confirmed when it was created."""
         return tuple(warning for job in self.jobs if job is not None for warning in job.warnings)
 
     # -- looking
 
     async def refresh(self) -> BatchState:
-        """Look at each job once, and read the results of those that have ended.
+        """Check each job once, and read the results of those that have ended.
 
         Raises:
             AdapterError: The look failed.
@@ -191,7 +191,7 @@ class BatchHandle:
     async def _refresh(self, on_result: OnResult | None) -> BatchState:
         async with self._looking:
             if on_result is not None:
-                await self._results.hand_out_kept(on_result)  # which another look has read
+                await self._results.hand_out_kept(on_result)  # Another check has read these.
             for part in self._plan.parts():
                 await self._look_at(part, on_result)
                 self._publish_progress()
@@ -205,8 +205,8 @@ class BatchHandle:
     async def wait(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> BatchResults:
         """Wait for the end of the batch. Any number of tasks may wait.
 
-        Lost connections and faults of the provider are waited out, see `PollPolicy`. Whatever ends the wait, the
-        batch goes on.
+        Lost connections and faults of the provider are retried, see `PollPolicy`. The batch continues even if the
+        wait ends early.
 
         Args:
             on_progress: Is given the progress at every look. Its exceptions are raised here.
@@ -232,14 +232,14 @@ class BatchHandle:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> BatchState:
-        """Wait for the end of the batch, and hand out its results, one after the other, without keeping any.
+        """Wait for the end of the batch, and pass each result to a function, without keeping any.
 
-        It is for batches whose results are too many for the memory. The results of one job come in the order of
-        its requests, and those of several jobs as the jobs end. If `on_result` raises, this can be called again:
-        it goes on with the result that failed. Another handle of the same batch hands out all of them.
+        Use it for batches with too many results for the memory. The results of one job come in the order of its
+        requests, and those of several jobs as the jobs end. If `on_result` raises, you can call this again: it
+        continues with the result that failed. Another handle of the same batch passes on all of them.
 
         Args:
-            on_result: Is given each result. It may be async, and is waited for. Its exceptions are raised here. It
+            on_result: Called with each result, and awaited if it is async. Its exceptions are raised here. It
                 can't look at the batch or wait for it.
             on_progress: As in `wait`.
             timeout: Seconds to wait, those that `on_result` takes included; None is without end.
@@ -288,7 +288,7 @@ class BatchHandle:
             raise RequestTimeoutError(said, provider=self._plan.decision.provider, retryable=False) from error
 
     async def cancel(self) -> bool:
-        """End the batch. What was answered by then is billed, and is among the results when `wait()` returns.
+        """Cancel the batch. Results until then are billed, and `wait()` returns them.
 
         Returns:
             False if there was nothing to end.
@@ -311,7 +311,7 @@ class BatchHandle:
         return await with_adapter(self._runtime, self._plan.decision.provider, end)
 
     def _take_over(self, submissions: dict[int, Submission], requests: Sequence[CanonicalRequest]) -> None:
-        """Learn of parts that were sent since, whose requests had errors in place of results."""
+        """Add parts that were sent since, and drop the placeholder errors of their requests."""
         self._requests = requests
         for part, sent in submissions.items():
             if self._job(part) is None and sent.job is not None:
@@ -411,7 +411,9 @@ class BatchHandle:
         self._runtime.budgets.release(job_of(sent.call_id))
         await self._runtime.host.secure()
         if self._runtime.budgets and self._runtime.store is not None:
-            with contextlib.suppress(StoreError):  # then what this process knows counts, until the next time
+            with contextlib.suppress(
+                StoreError
+            ):  # Without the store, this process's own count is used until the next time.
                 await self._runtime.budgets.recount(all_of_them=True)
 
     async def _keep(

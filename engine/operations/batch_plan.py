@@ -1,8 +1,8 @@
-"""What a batch is to do, what is seen of it, and what comes of it.
+"""The plan of a batch, its states, and its results.
 
-A batch's requests have places from 0, and go into parts, each of which is one job at the provider. A request is
-known there by its call id, the batch's id with the place, which is also its call's id in the trace. A job is known
-by its mark: the batch's id, the digest of all requests, and the part's number.
+A batch's requests have places from 0, and are divided into parts, each of which is one job at the provider. A
+request's id there is its call id: the batch's id with the place. The call in the trace has the same id. A job's
+mark is the batch's id, the digest of all requests, and the part's number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
     sizes: tuple[int, ...]
     """The number of requests in each part, in their order."""
     digest: str
-    """The beginning of the hash of all requests."""
+    """The start of the hash of all requests."""
     request_ids: tuple[str, ...]
     """The ids of the requests, as the results have them."""
     key: str | None = None
@@ -54,7 +54,7 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
         return range(ends[part - 1], ends[part])
 
     def about(self) -> dict[str, str]:
-        """What all events of the batch say."""
+        """The common fields of all events of the batch."""
         return {"batch_id": self.batch_id, "provider": self.decision.provider, "model": self.decision.model}
 
     def mark(self, part: int) -> str:
@@ -235,7 +235,6 @@ class CollectedResults:
 
     @property
     def answered(self) -> int:
-        """The number of results that are answers."""
         kept = sum(result.response is not None for result in self._kept.values())
         return kept + sum(is_answer for is_answer, _ in self._handed_out.values())
 

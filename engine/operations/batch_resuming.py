@@ -1,4 +1,4 @@
-"""Coming back to batches: what the engine and the trace have of them, and the search for unconfirmed jobs."""
+"""Resuming batches: their state in engine and trace, and the search for unconfirmed jobs."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ SETTLE_SECONDS = 30.0
 """Seconds after which a job is listed, if it was ever created."""
 
 _LOOK_EVERY = 2.0
-"""Seconds between two looks for a job whose creation was never confirmed."""
+"""Seconds between two searches for an unconfirmed job."""
 
 _LATEST = 100
-"""The number of batches in the trace whose jobs are excluded from the search for a lost one."""
+"""The number of batches in the trace with jobs that are excluded from a search."""
 
 MAYBE_SENT = frozenset({"OutcomeUnknownError", "ProcessLost", "CancelledError"})
 """The errors of creations with an unknown outcome."""
@@ -156,7 +156,7 @@ async def resume_batch(
 async def find_part(
     runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
 ) -> Submission | None:
-    """A part whose creation was never confirmed, as the provider lists it."""
+    """A part that was never confirmed, as the provider lists it."""
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in MAYBE_SENT:
         return None  # the provider refused it

@@ -1,8 +1,8 @@
-"""Texts to vectors: routed, bounded, priced and traced like conversations, one call for each batch.
+"""Texts to vectors: routed, limited, priced and traced like conversations, one call for each batch.
 
 Vectors of two models can't be compared, even if they have the same length. So a fallback is always the same model
-at another provider: both must have the same space. If the names of two providers for one model differ,
-`embedding_space` in models.yaml says that the models are the same.
+at another provider: both must have the same space. If two providers name one model differently, set the same
+`embedding_space` for both in models.yaml.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ..runtime.runtime import Runtime
 
 
 class EmbeddingOptions(CallOptions, total=False):
-    """The options of `embed`. Those of calls hold for each batch.
+    """The options of `embed`. The call options apply to each batch.
 
     The names in `fallback` are the same model at other providers.
     """
@@ -166,7 +166,7 @@ class _Embedding:
         )
 
     def _complete(self, gathered: Gathered) -> tuple[Vector, ...]:
-        """All vectors. An exception of `Gathered.complete` has the cost of those that came."""
+        """All vectors. An exception of `Gathered.complete` has the cost of the completed ones."""
         try:
             return gathered.complete()
         except PartialEmbeddingError as error:

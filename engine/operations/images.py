@@ -24,7 +24,6 @@ ImageInput: TypeAlias = ImageBlock | bytes | str | Path
 
 
 def image_block(given: ImageInput) -> ImageBlock:
-    """An image as a block."""
     match given:
         case ImageBlock():
             return given
@@ -35,9 +34,9 @@ def image_block(given: ImageInput) -> ImageBlock:
 
 
 class ImageOptions(CallOptions, total=False):
-    """The options of an image. What the model hasn't got is a CapabilityError before anything is sent.
+    """The options of an image. An unsupported option is a CapabilityError before anything is sent.
 
-    A fallback is tried only if the model before it surely made nothing.
+    A fallback is tried only if the model before it certainly made nothing.
     """
 
     n: int
@@ -60,7 +59,7 @@ class ImageResult(Shown, frozen=True, kw_only=True):
     images: tuple[GeneratedImage, ...]
     """The images."""
     operation: ImageOperation
-    """What was done: ``generate``, ``edit``, ``edit-masked`` or ``composite``."""
+    """The operation: ``generate``, ``edit``, ``edit-masked`` or ``composite``."""
     model: str
     """The model that served, as ``provider:name``."""
     usage: TokenUsage

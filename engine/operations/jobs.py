@@ -1,4 +1,4 @@
-"""What jobs have in common, videos as well as batches: a provider works on them, whatever becomes of this process.
+"""The common parts of jobs, for videos and batches. The provider works on a job without this process.
 
 submitting  one call creates the job. Its start is in the journal before the request is sent, and the job's id
             as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
@@ -43,7 +43,7 @@ class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
     wire_model: str
     """The model's name at its provider."""
     priced_as: str | None
-    """The provider whose published prices the model has."""
+    """The provider that publishes the model's prices."""
     tags: dict[str, str] | None = None
     """The tags of the job's calls."""
 
@@ -54,7 +54,7 @@ class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def priced_as(runtime: Runtime, named: Named) -> str | None:
-    """The provider whose published prices a model has."""
+    """The provider that publishes a model's prices."""
     return published_name(runtime.registry.adapter_of(named.entry), named.entry)
 
 
@@ -91,7 +91,10 @@ class JobAnswer(msgspec.Struct, Generic[J], frozen=True):
 
 
 class EndedCall(CallEvents):
-    """A call that no adapter makes. Its start and its end are published together; it has lasted since `begin`."""
+    """A call without an adapter.
+
+    Its start and its end are published together; its duration counts from `begin`.
+    """
 
     sends = False
 
@@ -157,6 +160,6 @@ async def with_adapter(runtime: Runtime, provider: str, work: Callable[[Any], Aw
                     error.retryable = True
                 raise
             finally:
-                handle.kill()  # which does nothing if it is done
+                handle.kill()
         finally:
             running.release()

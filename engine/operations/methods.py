@@ -1,4 +1,4 @@
-"""Operations besides conversations as methods of the engine. The first call of a kind imports its code."""
+"""Operations other than conversations as methods of the engine. The first call imports their code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OperationMethods:
         **options: Unpack[EmbeddingOptions],
     ) -> EmbeddingResult:
         """The vectors of texts, however many. The texts are cut into batches that the provider takes, several of
-        them at once.
+        them immediately.
 
         Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
         Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
@@ -67,10 +67,10 @@ class OperationMethods:
     async def generate_image(
         self, prompt: str, *, model: Models = None, **options: Unpack[ImageOptions]
     ) -> ImageResult:
-        """Images of what a prompt describes.
+        """Create images from a description.
 
-        Each request costs money, so nothing is asked for twice unless the first request surely came to nothing.
-        Cancelling the task that waits here doesn't keep an image from being made and billed.
+        Each request costs money, so a request is repeated only if the first one certainly had no effect.
+        Cancelling the waiting task doesn't stop the image from being made and billed.
 
         Args:
             prompt: The description.
@@ -98,9 +98,9 @@ class OperationMethods:
         model: Models = None,
         **options: Unpack[ImageOptions],
     ) -> ImageResult:
-        """An image changed as the prompt says, or several images composed into one.
+        """Edit an image as the prompt describes, or compose several images into one.
 
-        Besides the exceptions of `generate_image` there are those of reading a file. Files are read now.
+        The exceptions of `generate_image` and those of reading a file are raised. Files are read now.
 
         Args:
             prompt: The description of the change.
@@ -123,12 +123,11 @@ class OperationMethods:
     async def create_video(
         self, prompt: str, *, model: Models = None, **options: Unpack[VideoOptions]
     ) -> VideoHandle:
-        """A job that makes a video. It returns when the provider has taken the job on.
+        """Start a job that makes a video. It returns when the provider has accepted the job.
 
-        `await handle.wait()` for its end, then `handle.download()`. The job goes on without this process:
-        `resume_video` comes back to it. Nothing is asked for twice. Cancelling the task that waits here still
-        waits up to ten seconds for the job's id, which is then in the trace. The exceptions are those of
-        `generate_image`.
+        Then use `await handle.wait()` and `handle.download()`. The job continues without this process, and
+        `resume_video` returns to it. No request is repeated. If you cancel the waiting task, it still waits up to
+        ten seconds for the job's id, which is then in the trace. The exceptions are those of `generate_image`.
 
         Args:
             prompt: The description.
@@ -154,22 +153,22 @@ class OperationMethods:
         key: str | None = None,
         polling: PollPolicy | None = None,
     ) -> VideoHandle:
-        """A job that was created before, also by another process, as it is now.
+        """The current state of a job that was created before, also by another process.
 
-        Within one engine it is always the same handle. A job whose cost is in the trace already is not counted
+        Within one engine it is always the same handle. A job that is already counted in the trace is not counted
         again.
 
         Args:
             job_id: The provider's id of the job, `VideoHandle.id`.
             model: The model that was asked, `VideoHandle.model`.
-            seconds: The length of the video, for its price; None is what the provider or the trace says.
-            size: The size of the video, for its price; None is what the provider or the trace says.
-            audio: Whether the video has sound, for its price; None is what the provider or the trace says.
-            key: The name of the key that the job was created with; None is what the trace says.
+            seconds: The length of the video, for its price; None takes it from the provider or the trace.
+            size: The size of the video, for its price; None takes it from the provider or the trace.
+            audio: Whether the video has sound, for its price; None takes it from the provider or the trace.
+            key: The name of the key that the job was created with; None takes it from the trace.
             polling: The times at which the job is looked at; None is the usual.
 
         Raises:
-            NotFoundError: The provider knows no such job.
+            NotFoundError: The provider has no such job.
             AdapterError: The provider failed.
             ConfigurationError: The model is unknown.
             StoreError: The trace can't be read.
@@ -192,16 +191,16 @@ class OperationMethods:
         batch_id: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> BatchHandle:
-        """Many requests for one model, answered within a day or so and mostly for half the price.
+        """Send many requests for one model, answered within about a day and mostly for half the price.
 
-        It returns when the provider has taken all of them on: `await handle.wait()` for the results. The batch
-        goes on without this process, and `resume_batch` comes back to it. Requests that are more than one job of
-        the provider may hold are split into several.
+        It returns when the provider has accepted all of them. Use `await handle.wait()` for the results. The batch
+        continues without this process, and `resume_batch` returns to it. Requests that exceed one job of the
+        provider are split into several.
 
-        Nothing is paid twice. A batch with an id of the caller's may be created again, by the same process or by
-        another, with the same requests: what was sent already is found, and the rest is sent. So a program that
-        may be killed at any moment says ``batch_id``, and simply runs again. Of several at once, all with the same
-        trace, one sends it, and the others wait until it has done so.
+        No request is billed twice. You may create a batch with your own id again, in any process, with the same
+        requests: the parts sent already are found, and the rest is sent. So a program that may be killed at any
+        moment passes ``batch_id``, and simply runs again. If several programs with the same trace do this, one
+        sends the batch, and the others wait for it.
 
         Args:
             requests: The requests. Their `request_id` comes back with the results; without one, the result has the
@@ -213,7 +212,7 @@ class OperationMethods:
         Raises:
             InvalidRequestError: There are no requests, they are for several models, or the batch of that id has
                 other requests.
-            CapabilityError: The provider takes no batches, or the model can't do what a request asks.
+            CapabilityError: The provider has no batches, or the model can't serve a request.
             OutcomeUnknownError: The answer was lost, and the provider lists no such batch, or several. Create it
                 again with the same id.
             BudgetExceededError: The most that the batch can cost doesn't fit into a budget.
@@ -234,20 +233,20 @@ class OperationMethods:
         polling: PollPolicy | None = None,
         settle_seconds: float | None = None,
     ) -> BatchHandle:
-        """A batch that was created before, also by another process, as it is now. Nothing is sent.
+        """The current state of a batch that was created before, also by another process. It sends nothing.
 
         Within one engine it is always the same handle. Results that are in the trace already are not counted
         again.
 
         Args:
             batch_id: The batch's id, `BatchHandle.id`.
-            requests: The requests, if they are at hand: the results then have the warnings about what was left
+            requests: The requests, if available: the results then have the warnings about fields that were left
                 out, and inputs of tools are cleaned as in any other call.
             polling: The times at which the batch is looked at; None is the usual.
             settle_seconds: Seconds after which a job is listed, if it was ever created; None is the usual.
 
         Raises:
-            NotFoundError: The trace or the provider knows no such batch.
+            NotFoundError: The trace or the provider has no such batch.
             InvalidRequestError: The batch has other requests.
             AdapterError: The provider failed.
             ConfigurationError: The model is unknown, or the engine has no trace.
@@ -276,32 +275,32 @@ class OperationMethods:
     # -- replies in the background
 
     async def open_replies(self, session_id: str | None = None) -> list[OpenReply]:
-        """The replies that were asked for with ``background=True`` by processes that have ended since.
+        """The replies requested with ``background=True`` by processes that have ended since.
 
-        The provider goes on with them, or has finished them. The oldest comes first. Each can be taken up: a
-        session's by `Session.take_up`, any other by `take_up`.
+        The provider continues them, or has finished them. The oldest comes first. Take each up with
+        `Session.take_up` if it has a session, or else with `take_up`.
 
         Args:
             session_id: A session; None is all, and calls without one.
 
         Raises:
-            StoreError: The trace can't be read, or what an earlier process left beside it.
+            StoreError: The trace, or a file that an earlier process left next to it, can't be read.
         """
 
         return await open_replies(self._runtime, session_id)
 
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> GenerateResult:
-        """Wait for a reply that another process has asked for, without asking for it again.
+        """Wait for a reply that another process has requested, without a new request.
 
-        It is the same call in the trace, which gets its end now, priced as of its beginning. The exceptions are
-        those of `generate`.
+        It is the same call in the trace, which gets its end now, priced as of its start. The exceptions are those
+        of `generate`.
 
         Args:
             reply: The reply, as `open_replies` gives it.
             options: The options of the turn, such as `call_timeout_seconds`.
 
         Raises:
-            OutcomeUnknownError: The provider doesn't know the reply any more.
+            OutcomeUnknownError: The provider has no such reply any more.
         """
         from ..conversation.turn import own
         from ..generation.arguments import result_of

@@ -1,11 +1,11 @@
-"""Videos. One call creates a job; the end of the job is a call of its own, once it is known.
+"""Videos. One call creates a job, and another records its end.
 
-    running    the provider works on the job; each look may change its status
-    done       the job is completed, has failed or was cancelled, and no look changes it any more
+    running    the provider works on the job; each check may change its status
+    done       the job is completed, has failed or was cancelled, and no check changes it any more
     published  its end was published, and the cost of a completed job was counted
 
-A running job leaves nothing open in the trace, whatever becomes of this process. `VideoHandle._end` leads from
-done to published, once: the first handle that sees the end counts the cost, and every later one finds it counted.
+A running job leaves no open call in the trace, even if this process dies. `VideoHandle._end` leads from done to
+published, once: the first handle that sees the end counts the cost, and later ones find it counted.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class VideoHandle:
     async def wait(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> VideoResult:
         """Wait for the end of the job. Any number of tasks may wait.
 
-        Lost connections and faults of the provider are waited out, see `PollPolicy`. Whatever ends the wait, the
-        job goes on.
+        Lost connections and faults of the provider are retried, see `PollPolicy`. The job continues even if the
+        wait ends early.
 
         Args:
             on_progress: Is given the job at every look. Its exceptions are raised here.
@@ -286,16 +286,16 @@ class VideoHandle:
         to: str | Path | None = None,
         on_progress: OnBytes | None = None,
     ) -> bytes | Path:
-        """Download what a completed job made.
+        """Download a file of a completed job.
 
-        A download that breaks off goes on where it broke, or begins again; see `adapters.videos`. It costs
-        nothing, and may be done again as long as the provider keeps the video.
+        A broken download continues where it broke, or starts again; see `adapters.videos`. Downloads are free, and
+        may be repeated while the provider keeps the video.
 
         Args:
             variant: ``video``, ``thumbnail`` or ``spritesheet``.
             to: The path of a file, which appears there when it is whole.
-            on_progress: Is given the number of bytes so far, and the number of all bytes, or None if the server
-                doesn't tell it.
+            on_progress: Called with the number of bytes so far, and the number of all bytes, or None if the server
+                doesn't report it.
 
         Returns:
             The bytes, or with `to` the path.
@@ -329,10 +329,10 @@ class VideoHandle:
         return loaded
 
     async def cancel(self) -> bool:
-        """End the job as far as the provider can, whatever the provider then charges.
+        """Cancel the job as far as the provider supports it. The provider may still charge for it.
 
-        The job is looked at first. A job that has been completed meanwhile is paid for, so it is counted, and it
-        can still be downloaded.
+        The job is checked first. A job that has been completed meanwhile is billed, so it is counted, and can
+        still be downloaded.
 
         Returns:
             False if the job was over or unknown.
@@ -363,7 +363,7 @@ class VideoHandle:
         """Whether there is anything to end. A provider may not find a job yet that it has just created."""
         if not self._job.done:
             with contextlib.suppress(NotFoundError):
-                if self._waiting:  # who then finds it done, and counts it
+                if self._waiting:  # The waiting task finds the job done, and counts it.
                     self._see(await self._retrieve())
                 else:
                     await self.refresh()
@@ -383,7 +383,7 @@ class VideoHandle:
 
 
 class VideoCall(EndedCall):
-    """The end of a job as a call. What its creation has reserved is given back with it."""
+    """The end of a job as a call. It also releases the reservation of the job's creation."""
 
     def __init__(self, runtime: Runtime, origin: JobOrigin, created_by: str | None) -> None:
         super().__init__(runtime, "video", origin, runtime.clock.new_id("req"), created_by)
@@ -404,10 +404,10 @@ async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
 
 
 class VideoOptions(CallOptions, total=False):
-    """The options of a video. What the model hasn't got is a CapabilityError before anything is sent.
+    """The options of a video. An unsupported option is a CapabilityError before anything is sent.
 
-    A fallback is tried only if the model before it surely made nothing. Retries and the time limit are those of
-    the job's creation.
+    A fallback is tried only if the model before it certainly made nothing. Retries and the time limit apply to the
+    creation of the job.
     """
 
     seconds: int | None
@@ -415,7 +415,7 @@ class VideoOptions(CallOptions, total=False):
     size: str | None
     """The size as ``WIDTHxHEIGHT``."""
     first_frame: ImageInput | None
-    """An image to begin with."""
+    """An image to start with."""
     audio: bool | None
     """Whether the video has sound."""
     polling: PollPolicy

@@ -1,1 +1,1 @@
-"""The rate limits of providers: declared or learned, and who may send a request now."""
+"""The rate limits of providers, declared or learned, and the queue of requests."""

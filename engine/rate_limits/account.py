@@ -1,16 +1,16 @@
-"""The limits of one model with one key, or of all models with one key, and what a refusal by the provider changes.
+"""The rate limits of one model and key, or of all models of one key, and the reaction to a refusal.
 
     open      requests go as far as the limits have room
     paused    the provider refused a request with 429: nothing goes before the moment that it named
-    opening   after the pause one request probes. Each request that succeeds lets two more go, until as many are
-              under way as at the refusal, or until a reply's headers say how much is left. Another refusal pauses
-              again, and longer if the provider names no moment
+    opening   after the pause one request probes. Each success lets two more go, until as many are
+              in progress as at the refusal, or until a reply's headers state the remaining amount.
+              Another refusal pauses again, and longer if the provider names no moment
 
-Requests that were sent before a refusal say nothing of the time after it: neither does their success end the
-pause, nor does their refusal begin another one.
+Requests that were sent before a refusal have no effect on the pause: a success does not end it, and a refusal does
+not start another.
 
-In a cluster other nodes tell what they have learned with the same key. Their refusals pause here, too. Of two
-readings of one limit the later one counts, whoever made it.
+In a cluster, nodes with the same key share their refusals and readings. A refusal elsewhere pauses here, too. Of
+two readings of one limit the later one counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-# One limit of a provider, and how much of it is taken
+# --- One limit of a provider ---
 
 MINUTE_US = 60_000_000
 _TOLERANCE = 1e-6
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-6
 class Ticket:
     """One request, from asking for its turn to its end.
 
-    waiting → held → sent → over; a request that is given up is over at once.
+    waiting → held → sent → over; a request that is given up is over immediately.
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, model: str, order: int, input_tokens: int, output_tokens: int) -> None:
-        """A request that nobody asked for yet."""
+        """A request that has not asked for its turn yet."""
         self.model = model
         self.order = order
         self.number = 0
@@ -54,18 +54,18 @@ class Ticket:
         self.generation = -1
         """The number of refusals before it was let in."""
         self.counted = False
-        """Whether it is counted among the requests whose outcome is open."""
+        """Whether the request counts among those with an open outcome."""
 
 
 class Reading(NamedTuple):
-    """What a reply's headers say of one limit."""
+    """The values of one limit in a reply's headers."""
 
     limit: float | None
-    """The limit; None if it isn't said."""
+    """The limit; None if it is not stated."""
     remaining: float
     """The part that is left."""
     reset_us: int | None
-    """Microseconds until the limit is whole again; None if it isn't said."""
+    """Microseconds until the limit is whole again; None if it is not stated."""
     fixed: bool = False
     """Whether the provider counts in fixed windows."""
 
@@ -75,14 +75,12 @@ class Limit(ABC):
 
     def __init__(self, kind: Literal["requests", "tokens"], limit: float, *, output: bool = True) -> None:
         self.kind: Literal["requests", "tokens"] = kind
-        """The thing that is limited."""
         self.limit = limit
-        """The limit."""
         self.output = output
         """Whether tokens of the reply count."""
 
     def amount(self, ticket: Ticket) -> float:
-        """What a request takes."""
+        """The amount that a request takes of this limit."""
         if self.kind == "requests":
             return 1.0
         tokens = ticket.input_tokens + ticket.output_tokens if self.output else ticket.input_tokens
@@ -90,11 +88,11 @@ class Limit(ABC):
 
     @abstractmethod
     def room(self, now_us: int) -> float:
-        """What is left."""
+        """The amount that is left."""
 
     @abstractmethod
     def opens_in(self, amount: float, now_us: int) -> int:
-        """Microseconds until so much is left, if nobody else takes any."""
+        """Microseconds until this amount is left, if no other request takes any."""
 
     @abstractmethod
     def hold(self, ticket: Ticket, now_us: int) -> None:
@@ -102,7 +100,7 @@ class Limit(ABC):
 
     @abstractmethod
     def drop(self, ticket: Ticket, now_us: int) -> None:
-        """Give back what is held for a request that was not sent."""
+        """Return the amount that is held for a request that was not sent."""
 
     @abstractmethod
     def send(self, ticket: Ticket, now_us: int) -> None:
@@ -129,7 +127,7 @@ class Declared(Limit):
         self._sent: deque[Ticket] = deque()
 
     def used(self, now_us: int) -> float:
-        """What counts now, with what is let in and not sent yet."""
+        """The amount that counts now, with admitted requests that are not sent yet."""
         self._forget(now_us)
         return self._used
 
@@ -168,12 +166,12 @@ class Declared(Limit):
 
 
 class Learned(Limit):
-    """A limit that the provider's headers tell."""
+    """A limit from the provider's headers."""
 
     def __init__(self, kind: Literal["requests", "tokens"], *, output: bool = True) -> None:
         super().__init__(kind, 0.0, output=output)
         self.fixed = False
-        self._level = 0.0  # without what is held
+        self._level = 0.0  # Without the held amounts.
         self._stated = 0.0  # likewise, and without what has filled up since
         self._held = 0.0
         self._as_of_us = 0
@@ -181,7 +179,7 @@ class Learned(Limit):
         self._rate = 0.0  # in a microsecond
 
     def tell(self, reading: Reading, pending: float, held: float, now_us: int) -> None:
-        """Take over what the provider says."""
+        """Apply a reading from the provider's headers."""
         limit = max(reading.limit or self.limit, reading.remaining, 1.0)
         period = MINUTE_US if reading.reset_us is None else max(reading.reset_us, 1)
         missing = limit - reading.remaining
@@ -196,7 +194,7 @@ class Learned(Limit):
 
     @property
     def overdrawn(self) -> bool:
-        """Whether more was sent than the provider said was left, because the rest was to fill up meanwhile."""
+        """Whether requests used more than the reported rest, which should have refilled meanwhile."""
         return self._stated < 0 <= self._level
 
     def room(self, now_us: int) -> float:
@@ -233,7 +231,7 @@ class Learned(Limit):
         if self.fixed:
             if now_us >= self._full_at_us:
                 self._level = self.limit
-                self._full_at_us = now_us + MINUTE_US  # as long as nobody says otherwise
+                self._full_at_us = now_us + MINUTE_US  # The default until the provider reports otherwise.
         else:
             self._level = min(self._level + self._rate * (now_us - self._as_of_us), self.limit)
         self._as_of_us = now_us
@@ -242,39 +240,39 @@ class Learned(Limit):
 FIRST_PAUSE_US = 1_000_000
 LONGEST_PAUSE_US = MINUTE_US
 UNDERWAY_US = 2_000_000
-"""The age up to which a request may not be counted yet in what another node was told."""
+"""The age up to which a request may be missing from a reading on another node."""
 
 
 class Account:
     """The limits that requests share."""
 
     def __init__(self) -> None:
-        """An account of which no limit is known."""
+        """An account without known limits."""
         self.limits: tuple[Limit, ...] = ()
         """All limits that are known."""
         self.paused_until_us = 0
         """The moment before which nothing goes, if `cap` is a number."""
         self.cap: int | None = None
-        """The number of requests that may be under way after a refusal; None if the account is open."""
+        """The number of requests that may be in progress after a refusal; None if the account is open."""
         self.generation = 0
-        """The number of refusals that began a pause."""
+        """The number of refusals that started a pause."""
         self._learned: dict[str, Learned] = {}
         self._fixed = False
         self._held: set[Ticket] = set()
         self._sent: deque[Ticket] = deque()
-        self._observed = -1  # the number of the last request whose headers were read
-        self._observed_us = -MINUTE_US  # the moment of the last reading, whoever made it
+        self._observed = -1  # The number of the last request with headers that were read.
+        self._observed_us = -MINUTE_US  # The moment of the last reading on any node.
         self._pauses = 0
         self._flying = 0
         self._peak = 1
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is known, and nothing under way."""
+        """Whether nothing is known, and nothing in progress."""
         return not self.limits and self.cap is None and not self._sent and not self._held
 
     def declare(self, requests: float | None, tokens: float | None, window_us: int = MINUTE_US) -> None:
-        """Set the declared limits. What was sent in the last minute counts in them."""
+        """Set the declared limits. Requests of the last minute count in them."""
         declared: list[Declared] = []
         if requests:
             declared.append(Declared("requests", requests, window_us))
@@ -332,13 +330,16 @@ class Account:
             limit.send(ticket, now_us)
 
     def amounts(self, ticket: Ticket, now_us: int) -> list[float]:
-        """What a request takes of each limit now."""
+        """The amounts that a request takes of each limit now."""
         for limit in self.limits:
             limit.room(now_us)
         return [limit.amount(ticket) for limit in self.limits]
 
     def settle(self, ticket: Ticket, before: list[float], now_us: int) -> None:
-        """Count a request that is over as what it used. `before` is what `amounts` told at the same moment."""
+        """Count a completed request at its actual usage.
+
+        `before` is the result of `amounts` at the same moment.
+        """
         for limit, amount in zip(self.limits, before, strict=True):
             if isinstance(limit, Declared) or ticket.number > self._observed:
                 limit.change(ticket, amount, now_us)
@@ -349,15 +350,15 @@ class Account:
         while sent and sent[0].state == "over" and sent[0].sent_us + kept_us <= now_us:
             sent.popleft()
 
-    # -- requests whose outcome is open
+    # --- Requests with an open outcome ---
 
     def enter(self, ticket: Ticket) -> None:
-        """Count a request whose outcome is open."""
+        """Count a request with an open outcome."""
         ticket.generation, ticket.counted = self.generation, True
         self._flying += 1
 
     def leave(self, ticket: Ticket) -> None:
-        """Count a request no more, of which the outcome is known or never will be."""
+        """Stop counting a request, because its outcome is known or never will be."""
         if ticket.counted:
             ticket.counted = False
             if ticket.generation == self.generation:
@@ -394,7 +395,7 @@ class Account:
             self.paused_until_us = max(self.paused_until_us, until_us)
 
     def _pause(self, until_us: int, flying: int) -> None:
-        """Begin a pause."""
+        """Start a pause."""
         self._peak = max(flying, self._peak if self.cap is not None else 1)
         self.paused_until_us = max(self.paused_until_us if self.cap is not None else 0, until_us)
         self.cap, self._flying = 1, 0
@@ -403,20 +404,21 @@ class Account:
         self._forget_learned()
 
     def _forget_learned(self) -> None:
-        """The refusal says more than the headers before it. A provider that refuses what was to fill up meanwhile
-        counts in fixed windows.
+        """Drop the learned limits, because the refusal contradicts the headers before it.
+
+        The provider counts in fixed windows if it refuses although the limit should have refilled.
         """
         if self._learned:
             self._fixed = self._fixed or any(limit.overdrawn for limit in self._learned.values())
             self._learned.clear()
             self.limits = tuple(limit for limit in self.limits if isinstance(limit, Declared))
 
-    # -- what the provider says
+    # --- Reports of the provider ---
 
     def observe(
         self, ticket: Ticket, kind: Literal["requests", "tokens"], reading: Reading, now_us: int, *, output: bool
     ) -> None:
-        """Take in what the headers of a request's reply say of one limit."""
+        """Apply one limit of the headers of a reply."""
         if ticket.number < self._observed:
             return  # of an older reply
         learned = self._learned_of(kind, reading, output=output)
@@ -428,7 +430,7 @@ class Account:
         learned.tell(reading, pending, sum(map(learned.amount, self._held)), now_us)
 
     def observed(self, ticket: Ticket, now_us: int) -> None:
-        """All that the headers of a request's reply say has been taken in."""
+        """Note that all headers of a reply were applied."""
         if ticket.number >= self._observed:
             self._observed, self._observed_us = ticket.number, now_us
         if ticket.generation == self.generation:
@@ -443,7 +445,7 @@ class Account:
         output: bool,
         opens: bool,
     ) -> None:
-        """Take in what another node was told of the limits."""
+        """Apply the limits that another node has read."""
         if observed_us <= self._observed_us:
             return
         self._observed_us = observed_us

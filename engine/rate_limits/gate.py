@@ -5,16 +5,15 @@ A request is in one of these states:
     new        it has not asked yet
     waiting    a limit has no room for it, or a request before it waits for the same limit
     held       it was let in, and its amounts are reserved
-    sent       it is under way, and the provider counts it
+    sent       it is in progress, and the provider counts it
     over       it has ended, or was given up
 
-Requests wait in the order of their turns, and within a turn in the order in which they came. A request goes at
-once if all its limits have room and nobody before it waits for one of them. So a model whose limit is used up
-holds up no other model, and small requests can't overtake a large one for ever. No room is left unused while a
-request fits and has its turn.
+Requests wait in the order of their turns, and within a turn in order of arrival. A request goes immediately if all
+its limits have room and no earlier request waits for one of them. So a full model delays no other model, and small
+requests can't overtake a large one forever. No room stays unused while the next request fits.
 
-The gate is pure: it never waits, and never asks the time. Whoever changes it calls `admit` afterwards and wakes
-the requests that it returns.
+The gate is pure: it never waits, and never reads the clock. The caller of a change calls `admit` afterwards and
+wakes the requests that it returns.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _Queue = list[tuple[int, int, Ticket]]
 
 
 class Headers(NamedTuple):
-    """What a reply's headers say of the limits."""
+    """The limits in a reply's headers."""
 
     requests: Reading | None = None
     """The limit of requests."""
@@ -50,7 +49,7 @@ NO_HEADERS = Headers()
 
 
 class Room(NamedTuple):
-    """One limit, as statistics tell it."""
+    """One limit, as it is shown in statistics."""
 
     model: str | None
     kind: Literal["requests", "tokens"]
@@ -60,7 +59,7 @@ class Room(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The requests to one model that wait, as statistics tell them."""
+    """The waiting requests to one model, as they are shown in statistics."""
 
     model: str
     waiting: int
@@ -122,7 +121,7 @@ class Gate:
         return True
 
     def admit(self, now_us: int) -> list[Ticket]:
-        """Let in all who may go now, in their order."""
+        """Admit all requests that may go now, in order."""
         if not self.waiting:
             return []
         admitted: list[Ticket] = []
@@ -179,7 +178,7 @@ class Gate:
     def answered_elsewhere(
         self, model: str, headers: Headers, observed_us: int, now_us: int, *, opens: bool
     ) -> None:
-        """Take in what another node with this key was told, see `Account.observe_elsewhere`."""
+        """Apply the reading of another node with this key, see `Account.observe_elsewhere`."""
         self.known = True
         account = self.models.get(model) or self._new_model(model)
         readings: dict[Literal["requests", "tokens"], Reading] = {}
@@ -207,14 +206,14 @@ class Gate:
         self.shared.prune(now_us)
         model.prune(now_us)
 
-    # -- what is known
+    # --- Questions about the limits ---
 
     def reason(self, ticket: Ticket, now_us: int) -> str:
         """The reason why a request waits; empty if it could go but for others before it."""
         return self._short(ticket, self.models[ticket.model], now_us)
 
     def is_free(self, model: str, now_us: int) -> bool:
-        """Whether a small request to a model would go at once."""
+        """Whether a small request to a model would go immediately."""
         account = self.models.get(model)
         small = Ticket(model, 0, 1, 0)
         if account is None:
@@ -222,7 +221,7 @@ class Gate:
         return not self._head(model) and not self._short(small, account, now_us)
 
     def opens_in(self, ticket: Ticket, now_us: int) -> int:
-        """Microseconds until a request may go, if all who go before it go: at least."""
+        """The least number of microseconds until a request may go, if all earlier ones go."""
         place = ticket.order, ticket.number
         ahead = [other for other in self._all_waiting() if (other.order, other.number) < place]
         same = [other for other in ahead if other.model == ticket.model]
@@ -234,7 +233,7 @@ class Gate:
         return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
 
     def wakes_in(self, now_us: int) -> int | None:
-        """Microseconds until time alone may let somebody in; None if nobody waits for time."""
+        """Microseconds until time alone may admit a request; None if no request waits for time."""
         waits = []
         for name in list(self._queues):
             queue = self._head(name)
@@ -312,7 +311,7 @@ class Gate:
 
 
 def read_headers(said: RateLimitInfo) -> Headers:
-    """What a provider says of its limits; `NO_HEADERS` if it doesn't say how much is left."""
+    """The limits in a provider's headers; `NO_HEADERS` if they don't state the remaining amount."""
     requests = _reading(said.requests_limit, said.requests_remaining, said.requests_reset, said.fixed_window)
     tokens = _reading(said.tokens_limit, said.tokens_remaining, said.tokens_reset, said.fixed_window)
     if requests is None and tokens is None:
@@ -330,12 +329,11 @@ def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed:
 
 
 class Lesson(msgspec.Struct, frozen=True):
-    """What a reply says of the limits of its model."""
+    """The facts in a reply about the limits of its model."""
 
     model: str
-    """The model."""
     headers: Headers = NO_HEADERS
-    """What its headers say."""
+    """The limits in its headers."""
     pause_us: int = 0
     """Microseconds for which the provider wants to be left alone, after a refusal; 0 without one."""
     opens: bool = False
@@ -343,7 +341,7 @@ class Lesson(msgspec.Struct, frozen=True):
 
 
 def aged(lesson: Lesson, age_us: int) -> Lesson | None:
-    """A lesson some microseconds later; None if it says nothing any more."""
+    """A lesson some microseconds later; None if it has expired."""
     if age_us >= MINUTE_US:
         return None
     requests, tokens, output = lesson.headers

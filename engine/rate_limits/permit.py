@@ -1,4 +1,4 @@
-"""The permit of one call: the turn of each of its requests at the gate, and what the gate learns from them."""
+"""The permit of one call: the turn of each of its requests at the gate, and the lessons of the replies."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ class LiveGate:
         self.name = name
         """The name of the adapter."""
         self.key = key
-        """The name of the key."""
         self.gate = gate
         """The state."""
         self.on_wait: Callable[[], None] | None = None
-        """Told whenever requests wait; None if nobody can do anything for them."""
+        """Called when requests wait; None if nothing can be done for them."""
         self.on_learned: Callable[[Lesson], None] | None = None
-        """Told what a reply has taught; None if nobody else uses the key."""
+        """Called with the lesson of a reply; None if no other node uses the key."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unseen: dict[Permit, None] = {}
-        """The calls under way that were sent before any limit was known."""
+        """The calls in progress that were sent before any limit was known."""
         self._told: dict[Ticket, anyio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -58,14 +57,14 @@ class LiveGate:
         return None if self._loop is None else int(self._loop.time() * 1e6)
 
     def begin_to_count(self) -> None:
-        """Count from now on, since a limit is known. The calls under way are counted as sent now."""
+        """Count from now on, since a limit is known. The calls in progress are counted as sent now."""
         unseen, self.unseen = self.unseen, {}
         self.gate.known = True
         for permit in unseen:
             permit.force()
 
     def learned(self, model: str, headers: Headers) -> None:
-        """Tell others of a reply to a request to a model."""
+        """Share the lesson of a reply with other nodes."""
         if self.on_learned is not None:
             account = self.gate.models[model]
             pause_us = 0 if account.cap is None else max(account.paused_until_us - self.now_us(), 0)
@@ -83,7 +82,7 @@ class LiveGate:
         self.changed()
 
     def changed(self) -> None:
-        """Let in all who may go now, and look again when time may let others in."""
+        """Admit all requests that may go now, and set a timer for the next ones."""
         if not self.gate.waiting:
             return
         now_us = self.now_us()
@@ -194,7 +193,7 @@ class Permit:
         live.changed()
         return False
 
-    # -- what the call tells
+    # --- Reports of the call ---
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
         """Take in what an adapter reports of an attempt. Returns what waits for the next attempt's turn."""
@@ -305,7 +304,7 @@ _WHY = {
 
 
 def _is_of_rate(error: RateLimitError) -> bool:
-    """Whether a refusal tells of a rate. A server that is overloaded says nothing of it, unless it says when."""
+    """Whether a refusal is about a rate. An overload counts only if the server names a time."""
     if isinstance(error, QuotaExceededError | RateLimitWaitError):
         return False
     return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None

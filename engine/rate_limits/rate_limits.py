@@ -1,4 +1,4 @@
-"""The rate limits of one engine: a gate for each adapter and key that was used."""
+"""The rate limits of one engine: a gate for each adapter and key in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .gate import Gate, Lesson, aged
 from .permit import LiveGate, Permit
 
 MOST_HEARD = 256
-"""The number of models of an unused adapter of which is kept what others have learned."""
+"""The number of models of an unused adapter for which the readings of other nodes are kept."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +25,8 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """The name of the key; empty for an adapter's only key."""
     kind: Literal["requests", "tokens"]
-    """The thing that is limited."""
     source: Literal["declared", "learned"]
-    """Whether the configuration says it, or the provider's headers."""
+    """The source: the configuration, or the provider's headers."""
     limit: float
     """The limit: in any minute if it is declared, in the provider's period if it is learned."""
     left: float
@@ -40,7 +39,6 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model as ``provider:name``."""
     key: str
-    """The name of the key."""
     waiting: int
     """The number of calls that wait."""
     why: str
@@ -57,9 +55,10 @@ class RateLimits:
         """The gates of an engine that has used none."""
         self._share = share
         self.on_learned: Callable[[str, str, Lesson], None] | None = None
-        """Told what replies have taught of an adapter and a key; None if nobody else uses them."""
+        """Called with each lesson about an adapter and a key. Does nothing without other nodes."""
         self._heard: dict[tuple[str, str], dict[str, tuple[Lesson, int]]] = {}
-        """What others have learned of adapters and keys that were not used here, with the moments, by models."""
+        """The readings of other nodes for adapters and keys that are unused here, with their moments, by models.
+        """
         self._gates: dict[tuple[str, str], LiveGate] = {}
         self._entries: dict[tuple[str, str], AdapterEntry] = {}
 
@@ -88,7 +87,7 @@ class RateLimits:
             live.learn(still, observed_us)
 
     def is_free(self, adapter: str, model: str, key: str = "") -> bool:
-        """Whether a small request to a model would go at once."""
+        """Whether a small request to a model would go immediately."""
         live = self._gates.get((adapter, key))
         if live is None or not live.gate.known:
             return True
@@ -125,7 +124,7 @@ class RateLimits:
         return [live for live in self._gates.values() if live.name == adapter]
 
     def _declared(self, name: tuple[str, str], entry: AdapterEntry) -> LiveGate:
-        """The gate of a new adapter, or of one whose configuration may have changed."""
+        """The gate of an adapter that is new or may have a new configuration."""
         requests, tokens = entry.config.requests_per_minute, entry.config.tokens_per_minute
         live = self._gates.get(name)
         changes = live is None or live.gate.declared != (requests, tokens)

@@ -1,19 +1,19 @@
-"""The availability of providers and models: a table of states, told how calls begin and end, published on change.
+"""The availability of providers and models: a table of states that follows the calls.
 
-The table has one record for each provider, and one for each of its models that has had trouble of its own:
+The table has one record for each provider, and one for each model with failures of its own:
 
-    available    nothing speaks against it
-    degraded     it wavers (three failures in a row), or it asked for a pause: it is used after the available ones
-    unavailable  it is left alone until `retry_at`, except by calls that have nowhere else to go
-    probing      one call finds out whether it is back; for all other calls it is still unavailable
+    available    there are no known failures
+    degraded     three failures in a row, or a requested pause: it is used after the available ones
+    unavailable  it is skipped until `retry_at`, except by calls without an alternative
+    probing      one call checks whether it is back; for all other calls it is still unavailable
 
-`TRANSITIONS` is the whole state machine: for each state and each signal, the state that follows. `blame` reads the
-signals from the events. Three failures in a row are `wavering`, five are an `outage`. A refused key, an empty
-account and a model that doesn't exist are `refused` at the first failure. The cool-down of an outage is 30 s and
-doubles with each probe that fails, up to 10 min. The cool-down of a refusal is 10 min at once, and a reload of the
-configuration ends it. While a call probes, only that call decides, but any success is a success.
+`TRANSITIONS` is the whole state machine: the next state for each state and signal. `blame` reads the signals from
+the events. Three failures in a row are `wavering`, five are an `outage`. A refused key, an empty account and a
+missing model are `refused` at the first failure. The cool-down of an outage is 30 s and doubles with each failed
+probe, up to 10 min. The cool-down of a refusal is 10 min from the start, and a reload of the configuration ends
+it. While a call probes, only that call's failure counts, but any success does.
 
-The table is a plain object: whoever changes it gets the events to publish. It never waits and never asks the time.
+The table is a plain object that returns the events to publish. It never waits and never reads the clock.
 """
 
 from __future__ import annotations
@@ -84,14 +84,12 @@ _OF_KEY = _REFUSED_KEY | {"AccessDeniedError", "RateLimitError"}
 
 
 class Record(msgspec.Struct):
-    """What is known of a provider, or of one of its models."""
+    """The state of a provider, or of one of its models."""
 
     provider: str
-    """The provider."""
     model: str | None
     """The model as ``provider:name``; None for the provider as a whole."""
     state: State = "available"
-    """The state."""
     failures: int = 0
     """The number of failures in a row."""
     cool_down_us: int = FIRST_COOL_DOWN_US
@@ -103,7 +101,7 @@ class Record(msgspec.Struct):
     probe: str | None = None
     """The id of the call that probes."""
     early: bool = False
-    """Whether that call did not wait for `retry_at_us`. Its failure tells nothing new then."""
+    """Whether that call did not wait for `retry_at_us`. Its failure changes nothing then."""
     elsewhere: bool = False
     """Whether another node has found this and nothing here, or finds out whether it is over."""
 
@@ -132,12 +130,12 @@ class Standing(msgspec.Struct, frozen=True):
     reason: str = ""
     """The reason, in words."""
     retry_after_seconds: float | None = None
-    """Seconds until a call may go there again; None while a probe is under way, because nobody knows its end."""
+    """Seconds until a call may go there again; None while a probe of unknown length is in progress."""
 
 
 READY = Standing()
 LIMITED = Standing("later", "no room under its rate limit")
-"""The standing of a model whose rate limits, as the engine knows them, have no room now."""
+"""The standing of a model with no room in its known rate limits."""
 
 
 def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
@@ -154,7 +152,7 @@ def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
     if kind in _REFUSED_MODEL:
         return "answered", "refused"
     if kind == "OverloadedError" or event.error_class == "server_error":
-        return "failure", "failure"  # one model of it, or all: nobody says
+        return "failure", "failure"  # The error doesn't show whether one model or all are affected.
     if kind == "RateLimitWaitError":
         return "inconclusive", "inconclusive"  # never sent
     if event.error_class == "rate_limit":
@@ -172,7 +170,7 @@ class AvailabilityTable:
     def __init__(self) -> None:
         self._records: dict[tuple[str, str | None], Record] = {}
 
-    # -- what it knows
+    # --- Reading the table ---
 
     def state(self, provider: str, model: str | None = None) -> State:
         """The state of a provider, or the worse of the states of a provider and its model."""
@@ -217,7 +215,7 @@ class AvailabilityTable:
         return msgspec.structs.replace(closed[0], retry_after_seconds=last)
 
     def half_open(self, provider: str, model: str, now_us: int) -> list[RecordKey]:
-        """What a call to a model would probe now, because it was left alone for long enough."""
+        """The provider or model that a call would probe now, because its cool-down is over."""
         keys = [(record.provider, record.model) for record in self._of(provider, model)]
         return [key for key in keys if self.is_half_open(key, now_us)]
 
@@ -260,7 +258,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def begin(self, provider: str, model: str, request_id: str, now_us: int) -> Changes:
-        """Take in that a call is about to begin. It probes every record that is unavailable and not probed yet."""
+        """Take in that a call is about to start. It probes every record that is unavailable and not probed yet."""
         if not self._records:
             return ()
         changes: list[ProviderAvailabilityChanged] = []
@@ -272,7 +270,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def abandon(self, request_id: str, now_us: int) -> Changes:
-        """Take in that a call which had begun to probe was never sent."""
+        """Take in that a call which had started to probe was never sent."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.probe == request_id:
@@ -285,7 +283,10 @@ class AvailabilityTable:
         return self._signal(record, "crashed", "adapter_crashed", now_us) if record is not None else ()
 
     def reloaded(self, changed: Collection[str], removed: Collection[str], now_us: int) -> Changes:
-        """Take in a new configuration. Changed providers begin afresh, and all others may be probed at once."""
+        """Take in a new configuration.
+
+        Changed providers start afresh, and all others may be probed immediately.
+        """
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.provider in removed:
@@ -306,9 +307,10 @@ class AvailabilityTable:
         now_us: int,
         node: str,
     ) -> Changes:
-        """Take in what another node has found. What is closed here or there stays so until the later time.
+        """Apply the finding of another node. If either node closed it, it stays closed until the later time.
 
-        Found available there, it may be tried here at once. While a call probes here, that call decides.
+        If the other node found it available, it may be tried here immediately. While a call probes here, that call
+        decides.
         """
         key = provider, model
         record = self._records.get(key)
@@ -345,8 +347,7 @@ class AvailabilityTable:
         return (change,)
 
     def restore(self, history: Iterable[Envelope], now_us: int) -> None:
-        """Take over the states that an earlier run published. Nobody probes any more, so a probe may begin at
-        once."""
+        """Restore the states that an earlier run published. Its probes have ended, so a new probe may start."""
         for envelope in history:
             event = envelope.data
             if not isinstance(event, ProviderAvailabilityChanged):
@@ -489,14 +490,16 @@ def standing_of_key(
     return Standing("closed" if rest.weight == "refused" else "later", rest.in_words(), wait)
 
 
-# The actor that tells the availability table which adapters can't be kept running.
+# --- The actor ---
 
 WATCHED = ("actor.stopped",)
-"""The topics that an AvailabilityActor reads. The calls tell the table themselves how they begin and end."""
+"""The topics that an AvailabilityActor reads. Calls report their starts and ends to the table directly."""
 
 
 class AvailabilityActor(Actor):
-    """Tells the availability table of crashed adapters. It gets no messages, and owns the task that reads events.
+    """The actor that reports crashed adapters to the table.
+
+    It gets no messages, and owns the task that reads events.
 
     Args:
         table: The table.

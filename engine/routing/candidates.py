@@ -1,14 +1,13 @@
-"""The route of a call: from the name that a caller gives to the models that may serve, and to the model that is
-taken.
+"""The route of a call: from the caller's model name to the models that may serve, and to the chosen one.
 
-Pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve. `calls.fallback` finds out
-what each of them can do and how it stands (`Option`). `choose` takes one, and tells of every other model why it
-was not taken.
+All of it is pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve.
+`calls.fallback` determines the abilities and availability of each (`Option`). `choose` takes one, and records why
+each other model was not taken.
 
-A chain is tried in its order, with two exceptions: a model that asked for a pause comes after the models that are
-ready, and a turn stays with the model that has begun to answer it. The model that a caller names first must be
-able to do what is asked. It gives way to a fallback if it fails, or if the prompt has outgrown its window, but not
-if it lacks an ability. A model without alternatives is never refused for being unavailable: the call is the probe.
+A chain is tried in order, with two exceptions. A model that asked for a pause comes after the ready models. A turn
+stays with the model that has started to answer it. The first named model must have the required abilities. It
+gives way to a fallback if it fails or if the prompt is too long for it, not if it lacks an ability. A model
+without alternatives is never refused for being unavailable: the call is the probe.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     resolved_by: str
     """The way in which the name was resolved, as in `RoutingDecision`."""
     fallback_of: str | None = None
-    """The model whose chain in models.yaml has this model as a fallback."""
+    """The model with this fallback in its chain in models.yaml."""
 
     @cached_property
     def model(self) -> str:
@@ -102,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.decision(named, [Candidate(named.model, None, named.fallback_of)])
 
     def decision(self, taken: Named, candidates: Sequence[Candidate]) -> RoutingDecision:
-        """What is told of a choice: the model that was taken, and of each other one why it was not."""
+        """The recorded decision: the chosen model, and the reason against each other one."""
         return RoutingDecision(
             requested=self.requested,
             model=taken.model,
@@ -113,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that may serve, and what is known of it before anything is sent."""
+    """A model that may serve, with the facts that are available before anything is sent."""
 
     named: Named
     """The model."""
@@ -141,9 +140,9 @@ class Route(msgspec.Struct, frozen=True):
     """The model that was taken for one call."""
 
     decision: RoutingDecision
-    """The decision, as events tell it."""
+    """The decision, as it is recorded in events."""
     option: Option
-    """The model, and what is known of it."""
+    """The model with its facts."""
     others: tuple[str, ...] = ()
     """The models that are ready to serve as well, unless the turn is to stay with this one."""
 
@@ -199,7 +198,7 @@ def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
     named = _named(registry, name)
     found = {named.model: named}
     waiting = [named]
-    for member in waiting:  # which grows meanwhile
+    for member in waiting:  # The list grows meanwhile.
         for further in member.entry.fallback:
             named = _named(registry, further, fallback_of=member.model)
             if named.model not in found:
@@ -224,10 +223,10 @@ def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...
 def default_max_output(
     model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool, prompt_tokens: int = 0
 ) -> int:
-    """The number of output tokens for a caller who asks for no number.
+    """The number of output tokens if the caller gives none.
 
-    It is the model's own number within reason. If the configuration has none, prompt and reply fit the model's
-    window together.
+    It is the model's own number within reason. Without one in the configuration, prompt and reply share the
+    model's window.
     """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
@@ -260,7 +259,7 @@ def choose(
     rejected = [_rejection(option, failed, alone=alone) for option in options]
     usable = [option for option, reason in zip(options, rejected, strict=True) if reason is None]
     lack = options[0].obstacle
-    too_long = isinstance(lack, PromptTooLongError)  # which a fallback with a larger window heals
+    too_long = isinstance(lack, PromptTooLongError)  # A fallback with a larger window may fit.
     if isinstance(lack, CapabilityError) and not too_long and not plan.chosen and not failed:
         raise lack
     if not usable:
@@ -364,7 +363,8 @@ def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | N
     """The model that answered last, if it is the plan's first model at this or another provider.
 
     Two models are deployments of one if their providers call them alike. A fallback of another name is none: the
-    conversation goes back to its own model as soon as that is available. A `ModelChoice` is chosen anew each time.
+    conversation goes back to its own model as soon as that is available. A `ModelChoice` is chosen again each
+    time.
     """
     if len(plan.named) == 1 or plan.chosen:
         return None

@@ -1,7 +1,7 @@
-"""The ways to name a model: a name, several names in order, or the abilities that the model must have.
+"""The ways to choose a model: a name, several names in order, or required abilities.
 
-A name may be any name that `ModelRegistry.resolve` knows. The first of several names is the model, and the others
-are its fallbacks. A `ModelChoice` leaves the choice to the router.
+A name may be any name that `ModelRegistry.resolve` accepts. The first of several names is the model, and the
+others are its fallbacks. A `ModelChoice` leaves the choice to the router.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CAPABILITY_LIMITS = frozenset(("max_context_tokens", "max_output_tokens"))
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """The abilities that a host needs of a model, besides those that its requests show.
+    """The abilities that a model must have, in addition to those that the requests show.
 
     Raises:
         CallboardError: There is no capability of a name.
@@ -74,10 +74,10 @@ def _flag(name: str) -> str:
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Any model that can do what is asked."""
+    """Any model with the required abilities."""
 
     requires: Requirements = Requirements()
-    """The abilities that the model must have, besides those that the request shows."""
+    """The abilities that the model must have, in addition to those that the request shows."""
     prefer: Literal["cheapest", "first"] = "first"
     """``cheapest``: the cheapest model for a nominal usage; models without a price come last. ``first``: the first
     model in the order of `among`, or of models.yaml."""
@@ -105,12 +105,11 @@ def in_words(model: Model) -> str:
 
 
 def overridden(capabilities: AdapterCapabilities, overrides: Mapping[str, bool | int]) -> AdapterCapabilities:
-    """Capabilities as an adapter tells them, corrected by the configuration."""
+    """The capabilities of an adapter, corrected by the configuration."""
     return msgspec.structs.replace(capabilities, **overrides) if overrides else capabilities
 
 
 def stored_model(model: Model) -> Json:
-    """A model as it is stored."""
     match model:
         case str():
             return model
@@ -126,11 +125,11 @@ def model_of(stored: Json) -> Model:
     return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)
 
 
-# The check before anything is sent
+# --- The check before sending ---
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn asks of any model that it goes to. All fields but the first are options of the turn."""
+    """The requirements of a turn on any of its models. All fields but the first are options of the turn."""
 
     new: tuple[Message, ...]
     """The messages that no model has answered yet."""

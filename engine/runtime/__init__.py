@@ -1,1 +1,1 @@
-"""What the parts of one engine share, and its life on one event loop."""
+"""The shared parts of one engine, and its life on one event loop."""

@@ -1,13 +1,11 @@
-"""The running adapters of an engine: the slots of their calls, their users, and the pool that starts them.
+"""The running adapters of an engine: their call slots, their users, and the pool that starts them.
 
-An adapter starts when it is first needed. It is revived after it gave up, and replaced by a reload. Each provider
-has a number of slots for calls at the same time. Slots are given in the order of turns, not of requests: the
-second call of a turn that started earlier goes before the first call of a later turn, so newcomers cannot starve a
-turn that was let in. A waiting call can be cancelled at any moment. A slot that it was just given goes to the next
-call.
+An adapter starts when it is first needed. It is restarted after a crash, and replaced by a reload. Each provider
+has a number of slots for concurrent calls. Slots follow the order of turns, not of requests: the second call of an
+earlier turn goes before the first call of a later one, so newcomers cannot starve an admitted turn. A waiting call
+can be cancelled at any moment. A slot that it was just given goes to the next call.
 
-`Host` is the engine's life as the pool and all other parts see it. It is an interface because the life itself
-stands above the parts that use it.
+`Host` is the interface to the engine's life, which is built above the parts that use it.
 """
 
 from __future__ import annotations
@@ -50,11 +48,10 @@ class CallSlots:
 
     @property
     def waiting(self) -> int:
-        """The number of calls that wait."""
         return len(self._queue)
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free. Nobody waits then."""
+        """Take a slot if one is free, without waiting."""
         if self.used < self.total:
             self.used += 1
             return True
@@ -83,7 +80,7 @@ class CallSlots:
         self._hand_out()
 
     def resize(self, total: int) -> None:
-        """Change the number of slots. Calls under way go on, also if there are fewer slots than calls."""
+        """Change the number of slots. Calls in progress go on, also if there are fewer slots than calls."""
         self.total = total
         self._hand_out()
 
@@ -94,11 +91,11 @@ class CallSlots:
             waiter.given.set()
 
 
-# -- adapters
+# --- Running adapters ---
 
 
 _MOST_NAMES = 256
-"""Models of which a running adapter remembers the published name."""
+"""The number of models for which a running adapter remembers the published name."""
 
 RESTART_SECONDS = 6.0
 """How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
@@ -122,7 +119,7 @@ class RunningAdapter:
         self.slots = slots
         self._published: dict[str, str | None] = {}
         self._users = 0
-        self._idle: anyio.Event | None = None  # there while somebody waits for it
+        self._idle: anyio.Event | None = None  # Set while a task waits for it.
 
     @cached_property
     def _published_provider(self) -> str | None:
@@ -146,13 +143,13 @@ class RunningAdapter:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when no turn uses the adapter. No turn may begin to use it meanwhile."""
+        """Return when no turn uses the adapter. No turn may start to use it meanwhile."""
         if self._users:
             self._idle = self._idle or anyio.Event()
             await self._idle.wait()
 
 
-# -- the engine's life, as its parts see it
+# --- The engine's life as an interface ---
 
 
 class Startable(Protocol):
@@ -165,7 +162,7 @@ class Startable(Protocol):
         """Take a place among the turns that wait. Raises SessionBusy."""
 
     def leave_queue(self, error: BaseException) -> None:
-        """Give the place back: there is nobody to run this turn."""
+        """Leave the queue, because the turn will not run."""
 
     async def run(self) -> Reply:
         """The assistant's last message."""
@@ -202,7 +199,7 @@ class Host(Protocol):
         """Run a turn in a task of its own. Raises SessionBusy, ActorStopped, and what `start` raises."""
 
     async def admit(self) -> None:
-        """Return when a turn may begin. Raises AdmissionError."""
+        """Return when a turn may start. Raises AdmissionError."""
 
     async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
         """Return when what was published survives the end of this process, as far as it can."""
@@ -220,7 +217,7 @@ class Host(Protocol):
         """Like `flush`. Returns whether what earlier processes had to leave is in the trace now, too."""
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
-        """Run something beside the turns. Nothing happens before the start."""
+        """Run a task next to the turns. Nothing happens before the start."""
 
     async def show_costs(self, costs: Mapping[str, Cost]) -> None:
         """Show these costs in the live histories, by the request_id of a call."""
@@ -232,10 +229,10 @@ class Host(Protocol):
         """Start an actor afresh that had given up. Raises what its start raised."""
 
     def retire(self, running: RunningAdapter) -> None:
-        """Stop an adapter when nobody uses it any more."""
+        """Stop an adapter when its last user is done."""
 
 
-# -- the pool
+# --- The pool ---
 
 
 def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:

@@ -51,18 +51,18 @@ CLOSED = "the engine was closed while this call ran"
 
 
 class InFlight:
-    """The turns that are under way, and the calls without a turn."""
+    """The turns in progress, and the calls without a turn."""
 
     def __init__(self) -> None:
         self.closing = False
-        """Whether the engine is about to end, so that nothing more may begin."""
+        """Whether the engine is about to end, so that nothing more may start."""
         self.plain: dict[object, None] = {}
-        """The calls without a turn that have begun, in order."""
+        """The calls without a turn that have started, in order."""
         self._cancels: dict[object, Callable[[], object]] = {}
-        self._idle: anyio.Event | None = None  # there while somebody waits for it
+        self._idle: anyio.Event | None = None  # Set while a task waits for it.
 
     def __iter__(self) -> Iterator[object]:
-        """The turns and the scopes of calls without a turn, in the order of their beginning."""
+        """The turns and the scopes of calls without a turn, in the order of their start."""
         return iter(tuple(self._cancels))
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class InFlight:
             raise CancelledError(what)
 
     async def end(self, seconds: float) -> None:
-        """Cancel everything that is under way, and wait at most these seconds for its end."""
+        """Cancel everything in progress, and wait at most these seconds for its end."""
         self.closing = True
         for cancel in tuple(self._cancels.values()):
             cancel()
@@ -111,7 +111,7 @@ class TurnScope:
     Args:
         seconds: The turn's time in seconds; None is without end.
         signal: The signal that ends the turn when it is aborted.
-        in_flight: The engine's turns under way.
+        in_flight: The engine's turns in progress.
     """
 
     def __init__(self, seconds: float | None, signal: AbortSignal | None, in_flight: InFlight) -> None:
@@ -120,7 +120,7 @@ class TurnScope:
         self.deadline = math.inf
         """The event loop's time at which the turn's time is up, from `run` on."""
         self.cancelled = False
-        """Whether somebody has asked the turn to end."""
+        """Whether the turn was cancelled."""
         self._why = ""
         self._forget: Callable[[], object] | None = None  # stops watching the signal
         self._signal = signal
@@ -174,7 +174,7 @@ class TurnScope:
         self._scope.cancel()
 
     async def leave_if_cut(self) -> None:
-        """Leave the turn here if it was cut, or its time was up, before it began."""
+        """Leave the turn here if it was cut, or its time was up, before it started."""
         if self._scope.cancel_called:
             await anyio.lowlevel.checkpoint_if_cancelled()
 

@@ -1,10 +1,10 @@
-"""The engine's life on one event loop: its root task, the actors below it, and the admission of turns.
+"""The engine's life on one event loop: its root task, its actors, and the admission of turns.
 
-The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
-shipper, the parts of a node in a cluster, availability, session manager, adapters, and stop in the reverse order.
-The stop begins when everything in progress has been cancelled and has ended, or half of the time for the shutdown
-is over. Events that are published during the stop are written before the store closes. The root is a task, not a
-context of the task that entered the engine, so that another task can leave the engine.
+The store is the outer context, the supervised actors the inner one. They start in this order: trace writer,
+shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts when all
+work was cancelled and has ended, or after half of the shutdown time. Events published during the stop are written
+before the store closes. The root is a task of its own, so that another task than the one that entered the engine
+can leave it.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Writer(Protocol):
 
 
 class Admission:
-    """The door for new turns. Turns pass in their order; only the first one looks how far the writer is.
+    """The queue of new turns. Turns pass in order; only the first one checks how far behind the writer is.
 
-    A writer that is far behind holds turns up as long as it commits anything. A writer that has committed nothing
-    for `Limits.admit_seconds` has turns refused. A writer whose store fails holds nobody up: it keeps the events
-    that it can, and reports the lost ones.
+    A writer that is far behind delays turns while it commits anything. If it has committed nothing for
+    `Limits.admit_seconds`, turns are refused. A writer with a failing store delays no turn: it keeps as many
+    events as it can, and reports the lost ones.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -270,7 +270,7 @@ class Life:
     async def _end(self, store: Store | None) -> None:
         node, shipper = self._runtime.node, self._runtime.shipper
         if self.writer is not None:
-            await self.writer.close()  # what was published while the actors stopped
+            await self.writer.close()  # Events published while the actors stopped must be written, too.
         if node is not None:
             await node.drain()
         if store is not None:
@@ -368,7 +368,7 @@ class Life:
         await self._adapters.restart_child(running.ref.name)
 
     def retire(self, running: RunningAdapter) -> None:
-        """Stop an adapter when nobody uses it any more."""
+        """Stop an adapter when its last user is done."""
         self._group.start_soon(self._retire, running, name=f"retire {running.ref.name}")
 
     async def _retire(self, running: RunningAdapter) -> None:
@@ -377,7 +377,7 @@ class Life:
         self._providers.pop(running.ref.name, None)
 
     async def _restore_availability(self) -> None:
-        """Take over the last known state of each provider. Events older than a day say nothing any more."""
+        """Restore the last state of each provider. Events older than a day are ignored."""
         runtime = self._runtime
         if runtime.store is None:
             return
@@ -397,7 +397,7 @@ class Life:
 
 
 class EngineHost:
-    """The `Host` of one engine: its life, once it has begun."""
+    """The `Host` of one engine: its life, once it has started."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -433,7 +433,7 @@ class EngineHost:
         return await self._life.stop() if self._life is not None else None
 
     async def living(self) -> Life:
-        """The life, up and running. The exceptions are those of `start`."""
+        """The running life. The exceptions are those of `start`."""
         require_asyncio()
         if self._life is None:
             self._life = Life(self._runtime, self._forget)

@@ -1,7 +1,6 @@
-"""The engines that live in this process, each on its own event loop, for whoever watches them or reads a trace.
+"""The engines of this process, each on its own event loop, for watchers and for readers of a trace.
 
-An engine is noted when it has come up, and forgotten with its life. Nothing is kept alive from here, and an engine
-pays for it once.
+An engine is registered when it has started, and removed at its end. The registry keeps no engine alive.
 """
 
 from __future__ import annotations
@@ -49,7 +48,10 @@ class LivingEngine:
 
 
 Newcomer: TypeAlias = Callable[[LivingEngine], object]
-"""Is told of each engine of the process, in any thread, and for one that comes up on the engine's own loop."""
+"""A function that is called for each engine of the process.
+
+It may run in any thread; a new engine calls it on its own loop.
+"""
 
 
 class Living:
@@ -61,8 +63,9 @@ class Living:
         self._watchers: WeakSet[Watcher] = WeakSet()
 
     def note(self, living: LivingEngine) -> LivingEngine:
-        """Note that an engine has come up on the loop that runs here. Before anything is asked of it, whoever
-        watches learns of it.
+        """Register an engine that has started on the loop that runs here.
+
+        Watchers are called before the engine does any work.
         """
         with self._lock:
             self._engines[living.bus.run_id] = living
@@ -72,7 +75,7 @@ class Living:
         return living
 
     def watch(self, tell: Newcomer) -> Watcher:
-        """Tell somebody of all engines that live, and of each that comes up as long as the result is kept."""
+        """Call a function for all living engines, and for each new one while the result is referenced."""
         watcher = Watcher(tell)
         with self._lock:
             self._watchers.add(watcher)
@@ -82,9 +85,9 @@ class Living:
         return watcher
 
     async def flush(self, path: Path) -> None:
-        """Have the engines that write to this file commit what they have published, as far as they can now.
+        """Make the engines that write to this file commit what they have published, as far as they can now.
 
-        A loop that somebody holds up, perhaps while waiting for this, is waited for half a second.
+        An event loop that is blocked, perhaps by this call, is waited for half a second.
         """
         for each in self._writing_to(path):
             with contextlib.suppress(StoreError, RuntimeError, TimeoutError):
@@ -116,10 +119,10 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class Watcher:
-    """Somebody who wants to know of each engine, as long as this is kept.
+    """A subscription to the engines of this process, while it is referenced.
 
     Args:
-        tell: Is told of them.
+        tell: A function that is called for each engine.
     """
 
     def __init__(self, tell: Newcomer) -> None:

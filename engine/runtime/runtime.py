@@ -1,7 +1,7 @@
-"""The parts that one engine shares: its clock, bus, streams, store, prices, adapters, sessions and limits.
+"""The shared parts of one engine: clock, bus, streams, store, prices, adapters, sessions and limits.
 
-The engine makes the runtime, and every part takes it. It starts nothing and waits for nothing. Its `host` lives on
-the event loop.
+The engine creates the runtime, and each part receives it. It starts nothing and waits for nothing. Its `host`
+lives on the event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     calls_per_provider: int = 256
-    """The largest number of calls at once; further calls wait in order."""
+    """The largest number of concurrent calls; further calls wait in order."""
     admit_events: int = 8192
     """The number of events by which the trace writer may be behind. While it is further behind, a new turn waits.
     """
@@ -72,7 +72,7 @@ class Runtime:
     """The shared parts of one engine."""
 
     registry: ModelRegistry
-    """The configuration in force; a reload puts another one in its place."""
+    """The configuration in force; a reload puts another in its place."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Runtime:
         self.store = store
         self.capture = capture
         self.keeps_all_content = capture is not None and not capture.redacts
-        """Whether everything that is said may be stored as it is."""
+        """Whether all content may be stored unchanged."""
         self.middleware = middleware
         self.limits = limits
         self.timeouts = timeouts
@@ -147,7 +147,7 @@ class Runtime:
 
     @property
     def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
-        """Tells whether a call may go to a provider and model that another node may probe; None without any."""
+        """Whether a call may go to a provider and model that another node may probe; None without a cluster."""
         return None if self.node is None or self.node.probes is None else self.node.probes.may_go
 
     @property
@@ -194,7 +194,7 @@ async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
 
 
 def difference(old: ModelRegistry, new: ModelRegistry) -> ConfigReloaded:
-    """The event that says the differences. An entry that is the same in both is in none of its lists."""
+    """The event with the differences. An entry that is the same in both is in none of its lists."""
     added, removed, changed = _compare(old.adapters, new.adapters)
     models_added, models_removed, models_changed = _compare(old.models, new.models)
     return ConfigReloaded(

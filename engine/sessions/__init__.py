@@ -1,1 +1,1 @@
-"""Sessions: the handle that a host holds of a conversation, and sessions opened, resumed, carried elsewhere."""
+"""Sessions: the host's handle of a conversation, and how sessions are opened, resumed and moved."""

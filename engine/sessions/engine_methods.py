@@ -1,4 +1,4 @@
-"""Sessions as methods of the engine: opened, resumed, listed, deleted, imported."""
+"""The session methods of `Engine`: open, resume, list, delete and import."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class SessionMethods:
         Args:
             model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
             system_prompt: The system prompt of its turns.
-            tools: The tools of its turns, or plain functions that say enough by their type hints and docstrings.
+            tools: The tools of its turns, or plain functions with type hints and docstrings.
             session_id: An id in place of a new one.
             tags: The tags of its calls, for the trace; never sent.
             fallback: The models to try when the first one fails; None leaves it to models.yaml.
-            requires: The abilities that the model must have, besides those that the requests show.
+            requires: The abilities that the model must have, in addition to those that the requests show.
             approve: A function that decides about each call of a tool before it runs.
             context: The policy for a history that has grown too long, see `engine.conversation.context`; None
                 always sends all of it.
@@ -63,7 +63,7 @@ class SessionMethods:
 
         Raises:
             ConfigurationError: A name is unknown, or two tools have one name.
-            ToolDefinitionError: A function doesn't say enough about its parameters.
+            ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
             CallboardError: A session of that id is open.
         """
         expand(self._runtime.registry, model, fallback)
@@ -95,15 +95,16 @@ class SessionMethods:
     ) -> Session:
         """The session of that id: the open one, else the stored one with its history, else a new one.
 
-        It is for an engine with `capture_content=True`, so that the session is there tomorrow. From now on it is
-        this engine's, in a cluster this node's, as after `resume`. What is said here stands over what is stored,
-        from the next turn on; None leaves it as it is.
+        It needs an engine with `capture_content=True`, so that the session can be opened again later. From now on
+        it belongs to this engine, or in a cluster to this node, as after `resume`. The given settings replace the
+        stored ones from the next turn on; None keeps a setting.
 
         Args:
             session_id: An id of the host's own, such as a tenant's and a conversation's.
             model: As in `session`; a new session needs one.
             system_prompt: As in `session`.
-            tools: As in `session`. The code of tools is not stored, so say it each time: without it, the tools of
+            tools: As in `session`. The code of tools is not stored, so pass them each time: without them, the
+                tools of
                 a stored session are passive.
             tags: As in `session`, for a new session.
             fallback: As in `session`.
@@ -117,12 +118,12 @@ class SessionMethods:
             max_tool_rounds: As in `session`.
 
         Raises:
-            CallboardError: Something of what was said in the session is lost, or was never kept.
+            CallboardError: Some content of the session is lost, or was never kept.
             SessionBusy: Another node of the cluster runs a turn of the session.
             ConfigurationError: A name is unknown, two tools have one name, a new session has no model, or the
                 engine doesn't keep content.
-            ToolDefinitionError: A function doesn't say enough about its parameters.
-            AdmissionError: In a cluster, it can't be asked whose the session is.
+            ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
+            AdmissionError: In a cluster, the owner of the session can't be determined.
             StoreError: The trace can't be used.
         """
         runtime = self._runtime
@@ -212,10 +213,10 @@ class SessionMethods:
         return await listed(self._runtime, limit, tags)
 
     async def delete_session(self, session_id: str) -> bool:
-        """Forget a session: the open one, and its stored messages.
+        """Delete a session: the open one, and its stored messages.
 
-        Its calls stay in the trace, and so does their cost. A Session that is still held begins anew with its next
-        turn. What was shipped of it to another store goes from there as well, as soon as that can be reached.
+        Its calls and their costs stay in the trace. A `Session` that you still hold starts again, empty, with its
+        next turn. Copies that were shipped to another store are deleted when that store can be reached.
 
         Returns:
             False if there was no such session.

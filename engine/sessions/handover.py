@@ -1,7 +1,7 @@
-"""In a cluster: the right of a turn to act for its session, and the setup that a new owner of the session needs.
+"""A turn's right to act for its session in a cluster, and the setup that a new owner needs.
 
-The setup goes out in the frames of the session's turns, so that another node can take over a session of which
-nothing is stored yet.
+The setup is sent with the frames of the session's turns. So another node can take over a session that is not in
+the store yet.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
 
 
 def asked_in(packed: bytes) -> AskedWith | None:
-    """The options of the last turn that a dead owner began; None if they can't be read."""
+    """The options of the last turn that a dead owner started; None if they can't be read."""
     saved = saved_of("", packed)
     return None if saved is None or saved.setup is None else asked_with_of(saved.setup.asked_with)
 
 
 def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
-    """A session whose owner died in its first turn: what was said is in the frames, and not missing."""
+    """A session whose owner died in its first turn. Its messages are in the frames."""
     turn = kept.unfinished
     begun = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
     if saved.messages or saved.missing != (NOTHING_SAID,) or not begun:
@@ -93,7 +93,7 @@ def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
     return msgspec.structs.replace(saved, missing=())
 
 
-# -- the right of one turn
+# --- The right of one turn ---
 
 
 _ASK_SECONDS = 0.25
@@ -102,8 +102,8 @@ _ASK_SECONDS = 0.25
 class Tenure:
     """A turn's right to act.
 
-    Nobody is asked as long as the node's lease was never over. Once it was, another node may have the session, and
-    may have ended the turn for everybody who reads it.
+    While the node's lease never expired, no check is needed. After an expiry another node may have the session,
+    and may have ended the turn for its readers.
 
     Args:
         ownership: The node's ownership.
@@ -124,7 +124,7 @@ class Tenure:
         await self._ownership.require(self._state.id, self._state.epoch)
 
     async def confirm(self) -> None:
-        """Return if it is the turn that says how it ended. For a lease's length it waits for whom it has to ask.
+        """Return if this turn may report how it ended. It retries for the length of a lease.
 
         Raises SessionTakenOver.
         """
@@ -141,8 +141,9 @@ class Tenure:
             raise SessionTakenOver(f"another node has ended this turn of session {state.id!r} as {ending.status}")
 
     async def is_ended_elsewhere(self) -> bool:
-        """Whether another node has said how this lost turn ended, so that this one must not. If nobody has, it is
-        said now that its outcome is unknown.
+        """Whether another node has reported how this lost turn ended.
+
+        If none has, this reports an unknown outcome.
         """
         ownership, state = self._ownership, self._state
         try:
@@ -154,7 +155,7 @@ class Tenure:
         return ending is not None and ending.decided_by != ownership.info.node
 
     async def _asked(self, ask: Callable[[], Awaitable[None]]) -> bool:
-        """Ask until somebody answers, for as long as a lease lasts. Returns whether somebody did."""
+        """Ask until there is an answer, for at most the length of a lease. Returns whether there was one."""
         until = anyio.current_time() + self._ownership.info.lease_seconds
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The sessions that are open in an engine, the actor below which their turns run, and the events about them."""
+"""The open sessions of an engine, the actor below which their turns run, and their events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COMMIT_SECONDS = 2.0
 
 
 class OpenSessions:
-    """The state of each session, as long as somebody holds the session.
+    """The state of each session while the host holds the session.
 
     Args:
         bus: The bus to publish on.
@@ -65,7 +65,7 @@ class OpenSessions:
         self._turnstiles: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, session_id: str) -> anyio.Lock:
-        """The lock of those who open one session by its id."""
+        """The lock for opening one session by its id."""
         return self._turnstiles.setdefault(session_id, anyio.Lock())
 
     def forget(self, state: SessionState) -> None:
@@ -103,7 +103,7 @@ class OpenSessions:
             self._publish_history(state)
 
     def keep_asked(self, state: SessionState, asked: AskedWith) -> None:
-        """Keep the options of a turn whose model has called tools, for the turn that answers the calls."""
+        """Keep the options of a turn that called tools, for the turn that answers the calls."""
         state.asked = asked
         if self._captures and state.announced:
             stored = asked.stored(state.options_for(asked.model))
@@ -120,7 +120,7 @@ class OpenSessions:
                 state.claimed = seq
 
     def _publish_history(self, state: SessionState) -> None:
-        """Have the messages that a session began with kept like those that are added to it."""
+        """Store the messages that a session started with, as those that are added to it."""
         for position, message in enumerate(state.messages):
             appended = SessionMessageAppended(position=position, message=message, epoch=state.epoch)
             self._bus.publish(appended, session_id=state.id, message_id=message.id)
@@ -141,7 +141,7 @@ class OpenSessions:
             await self._host.flush()
 
     async def own(self, state: SessionState) -> None:
-        """In a cluster, claim a session that begins here, and publish that it exists.
+        """In a cluster, claim a session that starts here, and publish that it exists.
 
         Raises SessionBusy or AdmissionError.
         """
@@ -150,7 +150,7 @@ class OpenSessions:
             self.announce(state)
 
     async def require_own(self, state: SessionState) -> None:
-        """Return if no other run has resumed the session since. Nobody is asked of one that nobody knows of.
+        """Return if no other run has resumed the session since. A session that was never published needs no check.
 
         Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
@@ -164,12 +164,10 @@ class OpenSessions:
             await self.own(state)
 
     async def require_ownership(self, state: SessionState, turn_id: str) -> Tenure | None:
-        """Let a turn begin only if no other run has resumed the session since.
+        """Let a turn start only if no other run has resumed the session since.
 
-        Outside of a cluster a store that fails keeps nobody up.
-
-        Returns in a cluster, the turn's right to act until its end. Raises SessionTakenOver, SessionBusy or
-        AdmissionError.
+        Outside of a cluster a failing store does not delay turns. In a cluster it returns the turn's right to act
+        until its end. Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
         if self._ownership is None or not state.id:
             await self._require_run(state)
@@ -181,7 +179,10 @@ class OpenSessions:
 
     @contextlib.contextmanager
     def opening(self, session_id: str) -> Iterator[None]:
-        """A block in which a session is about to be opened, and nobody else may open it. Raises CallboardError."""
+        """A block that holds a session id while the session is opened.
+
+        Raises CallboardError if the id is taken.
+        """
         if session_id in self.states or session_id in self._opening:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         self._opening.add(session_id)
@@ -210,14 +211,14 @@ class OpenSessions:
         return await self._host.share()
 
     async def _require_run(self, state: SessionState) -> None:
-        """Let a turn begin only if the store knows no other run as the session's owner."""
+        """Let a turn start only if the store has no other run as the session's owner."""
         if not self._captures or self._store is None or state.claimed is None:
             return
         own = self._bus.run_id
         try:
             owner, committed = await self._store.session_owner(state.id, own)
         except StoreError:
-            return  # the writer says so; what is said here meanwhile is not mixed into the other's
+            return  # The writer reports the failure. The messages here stay apart from the other owner's.
         if owner is None or owner == own or committed < state.claimed:
             return
         self.forget(state)  # so that it can be resumed here, too
@@ -225,9 +226,6 @@ class OpenSessions:
             f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
             f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
         )
-
-
-# -- costs in the live histories
 
 
 async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
@@ -257,9 +255,6 @@ class ApplyCosts(msgspec.Struct, frozen=True):
 
     costs: Mapping[str, Cost]
     """The costs by the request id of their calls."""
-
-
-# -- the actor below which turns run
 
 
 class SessionManager(Actor):

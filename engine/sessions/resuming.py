@@ -1,12 +1,12 @@
-"""A session by its id: the one that is open, else the stored one, else a new one; never one that has lost content.
+"""A session by its id: the open one, else the stored one, else a new one.
 
-Each turn of such a session ends with a commit, so that a host of several processes may open it in any of them. A
-new session is this engine's before anything is said in it: it is in the trace, and the trace records its owner.
-Of two engines that open a new id at the same time, one makes the session, and the other resumes it.
+A session that has lost content is refused. Each turn of such a session ends with a commit, so any process of the
+host may open it next. A new session is claimed in the trace before its first message. If two engines open a new id
+at the same time, one creates the session and the other resumes it.
 
-In a cluster, a session of another node is taken over. If the node released it, everything is in the shared store.
-If the node died, its frames may have more: that is added to the stored history under this node's claim, and the
-turn that ran ends with an unknown outcome. No model is asked again.
+In a cluster a session can be taken over from another node. If the node released it, everything is in the shared
+store. If the node died, the frames' additional messages are added to the stored history under this node's claim,
+and the interrupted turn ends with an unknown outcome. No model is asked again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..nodes.ownership import Ownership
 
 
-# A session from the store
+# --- A session from the store ---
 
 _log = Log("engine.resuming")
 
@@ -62,10 +62,9 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored session that is to be had, and what is said of it otherwise than it is stored."""
+    """A stored session to open, and the settings that replace stored ones."""
 
     session_id: str
-    """Its id."""
     tools: Sequence[ToolLike] | None = None
     """Tools in place of the stored ones."""
     model: Model | None = None
@@ -73,7 +72,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None = None
     """A system prompt in place of the stored one."""
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
-    """The options of its turns."""
 
 
 async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
@@ -89,7 +87,7 @@ async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
 
 
 async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
-    """The state of a stored session for whoever only looks: nobody else learns of it.
+    """The state of a stored session for reading only. No other process notices.
 
     Raises CallboardError, ConfigurationError or StoreError.
     """
@@ -124,7 +122,7 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
 
 
 def require_nothing_lost(session_id: str, answered: bool) -> None:
-    """Check that a session of which no content is stored never had any. Raises CallboardError."""
+    """Check that a session without stored content never had any. Raises CallboardError."""
     if answered:
         raise CallboardError(
             f"session {session_id!r} has been used before, and nothing of what was said is stored: it was held "
@@ -140,8 +138,9 @@ async def show_costs(store: Store, state: SessionState) -> None:
 
 
 async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
-    """Note in the trace that the session is this engine's now. CallboardError if somebody writes it at this
-    moment.
+    """Record in the trace that this engine owns the session.
+
+    CallboardError if another process writes it at this moment.
     """
     bus = runtime.bus
     try:
@@ -150,7 +149,7 @@ async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
                 f"session {state.id!r} is being continued by another engine just now: resume it again"
             )
     except StoreUnavailable as error:
-        # It can be read and not written: what is said here is kept under another name, once it can be.
+        # The store can be read but not written. The session's messages are stored under another id later.
         _log.warning("session_not_claimed", session_id=state.id, error=str(error))
     else:
         state.claimed = 0
@@ -178,7 +177,7 @@ _opening_log = Log("engine.ownership")
 
 
 def require_kept(runtime: Runtime) -> None:
-    """Check that what is said in a session is kept, so that it can be opened again. Raises ConfigurationError."""
+    """Check that the content of sessions is kept, so that they can be opened again. Raises ConfigurationError."""
     if runtime.capture is None:
         raise ConfigurationError(
             "open_session() goes on with what was said before, and this engine doesn't keep it: make it with "
@@ -240,7 +239,7 @@ async def _created(runtime: Runtime, wanted: Wanted, fresh: Callable[[], Session
     """A new session that is this engine's; None if something is stored of it, or another engine was quicker."""
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
-    answered = await store.was_answered(wanted.session_id)  # asked first, as others may begin it meanwhile
+    answered = await store.was_answered(wanted.session_id)  # asked first, as others may start it meanwhile
     if await store.saved_session(wanted.session_id) is not None:
         return None
     require_nothing_lost(wanted.session_id, answered)
@@ -260,7 +259,7 @@ async def _created(runtime: Runtime, wanted: Wanted, fresh: Callable[[], Session
 
 
 async def _is_ours(runtime: Runtime, state: SessionState) -> bool:
-    """Whether a session that is open here belongs to nobody else by now."""
+    """Whether a session that is open here still belongs to this engine."""
     try:
         await runtime.sessions.require_own(state)
     except SessionTakenOver:
@@ -270,7 +269,7 @@ async def _is_ours(runtime: Runtime, state: SessionState) -> bool:
 
 
 def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
-    """Have the next turns of a session be as the caller says."""
+    """Apply the caller's settings to the next turns of a session."""
     sessions = runtime.sessions
     state.options = merged(state.options, wanted.options)
     if wanted.model is not None and wanted.model != state.model:
@@ -284,7 +283,7 @@ def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
         sessions.publish_setup(state)
 
 
-# -- in a cluster
+# --- Taking over in a cluster ---
 
 
 async def taken_over(
@@ -341,8 +340,9 @@ async def taken_over(
 
 
 async def _require_known(node: Node, store: Store, session_id: str, owner: Owner | None) -> None:
-    """Check that a session of which nothing is stored is a new one. It is asked before the session is claimed, as
-    its claim says who had it.
+    """Check that a session with nothing stored is a new one.
+
+    The check precedes the claim, which replaces the owner.
 
     Raises CallboardError.
     """
@@ -358,7 +358,7 @@ async def _require_known(node: Node, store: Store, session_id: str, owner: Owner
 
 
 async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch: int) -> SessionState:
-    """A new session, shared before anything is said in it, as far as that is possible now."""
+    """A new session, shared before its first message if that is possible now."""
     require_nothing_lost(state.id, await store.was_answered(state.id))
     state.epoch = epoch
     runtime.sessions.announce(state, begins=False)
@@ -367,7 +367,7 @@ async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch
 
 
 async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retained | None) -> None:
-    """Add what a dead owner had said beyond the stored history, and end the turn that it was at."""
+    """Add a dead owner's messages that are not in the stored history, and end its interrupted turn."""
     if kept is None:
         return
     beyond = kept.beyond(len(state.messages))
@@ -388,7 +388,7 @@ async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retain
 
 
 async def _kept(node: Node, session_id: str) -> Retained | None:
-    """What the frames of a session say; None if the broker can't be asked, or there is none."""
+    """The content of a session's frames; None if the broker can't be reached, or there is none."""
     if node.frames is None:
         return None
     try:
@@ -399,7 +399,7 @@ async def _kept(node: Node, session_id: str) -> Retained | None:
 
 
 async def _begun(store: Store, session_id: str, run_id: str) -> list[str]:
-    """The turns of a session that a run began and never ended, as far as the store knows."""
+    """The turns of a session that a run started and never ended, according to the store."""
     events = await store.events(run_id=run_id, session_id=session_id, topic="session.turn_*", limit=None)
     begun = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
     for each in events:
@@ -409,7 +409,7 @@ async def _begun(store: Store, session_id: str, run_id: str) -> list[str]:
 
 
 async def _end(node: Node, session_id: str, turn_id: str, run_by: str, epoch: int) -> None:
-    """Decide how a turn ended, and tell whoever reads it."""
+    """Decide how a turn ended, and publish that to its readers."""
     assert node.ownership is not None
     ending = await node.ownership.ending_of(turn_id, session_id, run_by, epoch)
     if ending is not None and node.frames is not None:

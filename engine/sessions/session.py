@@ -1,8 +1,8 @@
-"""A session: one conversation, whose provider may change from turn to turn.
+"""The handle of one conversation, whose provider may change from turn to turn.
 
-`SessionState` is the conversation itself, a plain object that outlives any task or actor that works on it.
-`Session` is the host's handle: it sends, streams, swaps the model, cancels. The caller who starts a turn owns it:
-cancelling the task that awaits `send`, or leaving `async with session.stream(...)` early, cancels the turn.
+`SessionState` is the conversation itself, a plain object that outlives its tasks and actors. `Session` is the
+host's handle: it sends, streams, changes the model, and cancels. The caller that starts a turn owns it. Cancelling
+the task that awaits `send`, or leaving `async with session.stream(...)` early, cancels the turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .stored import exported
 
 
 def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
-    """The state of another session with the same beginning."""
+    """The state of another session with the same start."""
     if at is not None and not 0 <= at <= len(state.messages):
         raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
     fork = SessionState(
@@ -127,7 +127,7 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The history as it is now. Its costs are those of the current price table."""
+        """The history as it is now, with costs from the current price table."""
         return tuple(self._state.messages)
 
     async def send(
@@ -137,11 +137,11 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> Reply:
-        """One turn, not streamed. Cancelling the task that waits here cancels the turn.
+        """Run one turn, not streamed. Cancelling the task that waits here cancels the turn.
 
-        Exceptions of the host's own middleware, hooks and policies are raised here, too. An exception of a turn
-        has `.turn`, with its `steps`, `messages` and `cost` so far. The content may be sent again: a turn that
-        nothing answered leaves the history as it was.
+        Exceptions of your own middleware, hooks and policies are raised here, too. An exception of a turn has
+        `.turn`, with its `steps`, `messages` and `cost` so far. You may send the content again: a turn without any
+        reply leaves the history as it was.
 
         Args:
             content: Text, or blocks.
@@ -158,7 +158,7 @@ class Session:
             ConfigurationError: A model or an option is wrong.
             SessionBusy: Too many turns wait.
             SessionTakenOver: Another engine has resumed the session.
-            AdmissionError: The trace writer is too far behind; in a cluster, nobody knows whose the session is.
+            AdmissionError: The trace writer is too far behind, or the session's owner in a cluster is unknown.
             StoreError: The trace can't be used.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=False, options=options)
@@ -172,10 +172,10 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnOptions],
     ) -> Reply:
-        """`send` for code without an event loop: the engine lives on the thread of the sync functions.
+        """Run `send` without an event loop: the engine lives on the thread of the sync functions.
 
-        ``with Engine() as engine`` starts it there; else the first turn does, and the engine is closed when the
-        program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are those of `send`.
+        ``with Engine() as engine`` starts it there. Otherwise the first turn starts it, and the engine is closed
+        when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are those of `send`.
 
         Raises:
             WrongLoop: The engine lives on another event loop, or an async tool calls this and would wait for
@@ -200,7 +200,7 @@ class Session:
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
 
-        It begins when it is entered, or first asked for anything. The arguments are as in `send`. The exceptions
+        It starts when it is entered, or first asked for anything. The arguments are as in `send`. The exceptions
         of `send` are raised on entering and by iterating.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=True, options=options)
@@ -219,12 +219,12 @@ class Session:
             self._runtime.bus.publish(SessionRenamed(name=name), session_id=self.id)
 
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
-        """Another session that begins with this one's history.
+        """Another session that starts with this one's history.
 
         Model, tools, system prompt, tags and name are the same. From here on both go their own ways.
 
         Args:
-            at: The number of messages to begin with; None for all.
+            at: The number of messages to start with; None for all.
             session_id: An id in place of a new one.
 
         Raises:
@@ -246,11 +246,7 @@ class Session:
 
     @property
     def pending_calls(self) -> tuple[ToolUseBlock, ...]:
-        """The calls of the last reply that wait for an answer: calls of passive tools, and calls that nobody has
-        approved.
-
-        Empty while a turn runs.
-        """
+        """The calls of the last reply that wait for a result or an approval. Empty while a turn runs."""
         return () if self._state.running is not None else open_calls(self._state.messages)
 
     async def submit(
@@ -278,9 +274,11 @@ class Session:
         return await own(turn, task)
 
     async def approve(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> Reply:
-        """Run calls that wait for an approval, and go on with the turn. It is `submit` with `Approved()` for each.
+        """Run calls that wait for an approval, and continue the turn.
 
-        A call is given as it was shown, as `pending_calls` has it, so that nothing runs that nobody saw.
+        This is `submit` with `Approved()` for each call.
+
+        Pass each call as `pending_calls` shows it. A call that differs is refused, so nothing unseen runs.
 
         Args:
             calls: The calls, at least one.
@@ -296,7 +294,9 @@ class Session:
         return await self.submit(self._shown(calls, Approved()), **options)
 
     async def deny(self, *calls: ToolUseBlock, why: str = "", **options: Unpack[TurnOptions]) -> Reply:
-        """Tell the model that calls are not approved, and go on with the turn. The exceptions are as in `approve`.
+        """Report to the model that calls are not approved, and continue the turn.
+
+        The exceptions are as in `approve`.
 
         Args:
             calls: The calls, at least one, as `pending_calls` has them.
@@ -309,7 +309,7 @@ class Session:
         return await self.submit(self._shown(calls, Denied(why)), **options)
 
     def approve_stream(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> TurnStream:
-        """`approve`, streamed, as `submit_stream` is `submit`. It raises what `approve` raises, at once."""
+        """`approve`, streamed, as `submit_stream` is `submit`. It raises what `approve` raises, immediately."""
         return self.submit_stream(self._shown(calls, Approved()), **options)
 
     def deny_stream(self, *calls: ToolUseBlock, why: str = "", **options: Unpack[TurnOptions]) -> TurnStream:
@@ -347,9 +347,9 @@ class Session:
         return found[-1] if found and self._state.running is None else None
 
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> Reply:
-        """Go on with a turn whose process has ended: wait for its reply, which is not asked for again.
+        """Continue a turn whose process has ended: wait for its reply, which is not requested again.
 
-        Then the turn goes on as any other: the reply enters the history, and the session's tools run. The
+        Then the turn continues as any other: the reply enters the history, and the session's tools run. The
         exceptions of `send` are raised here, too.
 
         Args:
@@ -361,7 +361,7 @@ class Session:
 
         Raises:
             CallboardError: The reply belongs to another session.
-            OutcomeUnknownError: The provider doesn't know the reply any more.
+            OutcomeUnknownError: The provider has no such reply any more.
         """
         turn = self._taking_up(reply, options, streamed=False)
         task = await self._runtime.host.start_turn(turn)
@@ -378,15 +378,15 @@ class Session:
         return turn_of_reply(self._runtime, reply, asked, streamed=streamed, state=self._state)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Say something more to the model while it is at work. Any thread may call this.
+        """Send another message to the model while it works. Any thread may call this.
 
-        The turn under way gets the message before its next step: after the tools that run now, and before the
-        model is asked again. If the reply that comes now would be the last, the turn goes on with one step more. A
-        turn that waits to begin gets it with its own message.
+        The turn in progress gets the message before its next step: after the tools that run now, and before the
+        next request. If the current reply would be the last, the turn adds one more step. A turn that waits to
+        start gets it with its own message.
 
         The message is in the history once the model has answered it. If the turn ends otherwise, by an error, by
-        `cancel()`, or because it waits for somebody, the message is among the `undelivered` of its reply, or of
-        the exception's `turn`, and is never sent.
+        `cancel()`, or because it waits for an answer, the message is in `undelivered` of its reply, or of the
+        exception's `turn`. It is then never sent.
 
         Args:
             content: Text, or blocks.
@@ -395,7 +395,7 @@ class Session:
             The message, with the id that it has in the history.
 
         Raises:
-            NoTurnRunning: No turn of the session is under way, or it is about to end: `send` the message.
+            NoTurnRunning: No turn of the session is in progress, or it is about to end: `send` the message.
             ValueError: The content is empty.
         """
         state = self._state

@@ -1,4 +1,7 @@
-"""A conversation's data, and its setup as it is stored. It outlives any task or actor that works on it."""
+"""A conversation's data, and its setup as it is stored.
+
+The data outlives the tasks and actors that work on it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _NO_OPTIONS: TurnOptions = {}
 
 
 class TurnUnderWay(Protocol):
-    """A turn under way, as far as others may act on it."""
+    """A turn in progress, as far as others may act on it."""
 
     def cancel(self, why: str = "") -> bool:
         """Ask the turn to end. Returns false if the turn is over."""
@@ -40,14 +43,14 @@ class SessionState:
         system_prompt: The system prompt of the next turn.
         tools: The tools of the next turn.
         tags: The tags of its calls.
-        options: The options of its turns, where a turn doesn't say them itself.
-        requires: The abilities that its models must have, besides those that a turn wants.
+        options: The options of its turns, where a turn doesn't set them itself.
+        requires: The abilities that its models must have, in addition to those of a turn.
         name: The session's name, for people.
-        forked_from: The id of the session whose history it began with.
+        forked_from: The id of the session whose history it started with.
 
     Raises:
         ConfigurationError: Two tools have one name.
-        ToolDefinitionError: A function doesn't say enough about its parameters.
+        ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
         TypeError: Something is neither a tool nor a function.
     """
 
@@ -91,22 +94,24 @@ class SessionState:
         self.resumed = False
         """Whether it continues a stored session."""
         self.commits = False
-        """Whether each turn ends with a commit, so that other processes find its messages at once."""
+        """Whether each turn ends with a commit, so that other processes find its messages immediately."""
         self.epoch = 0
         """In a cluster, the epoch in which this node has the session; 0 before it has claimed it."""
         self.lost = ""
-        """In a cluster, the text for whoever goes on with it, once another node has the session."""
+        """In a cluster, the error text for this session's users once another node has taken it over."""
         self.opening: tuple[object, bytes] | None = None
         """In a cluster, what its setup was made of, and the setup as other nodes get it."""
         self.claimed: int | None = None
-        """The seq of an event; once that is stored, the store knows that the session belongs to this engine. None
-        if the store isn't told."""
+        """The seq of the event that makes this engine the session's owner once it is stored.
+
+        None if it isn't published.
+        """
 
     def use_tools(self, tools: Sequence[ToolLike]) -> None:
         """Set the tools of the next turn. The exceptions are those of a new state."""
         self.tools: tuple[Tool, ...] = as_tools(tools)
         self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
-        """The tools as models see them. What is worked out for one and the same tuple is worked out once."""
+        """The tools as models see them. The tuple's identity is the key of caches."""
 
     @property
     def waiting(self) -> int:
@@ -123,7 +128,7 @@ DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
 
 
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
-    """The event that has all that the store must know to make a session again, besides its messages."""
+    """The event with everything that the store needs to restore a session, except its messages."""
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 

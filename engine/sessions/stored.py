@@ -74,7 +74,7 @@ async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | 
     return found[:limit]
 
 
-# -- deletion
+# --- Deletion ---
 
 
 async def deleted(runtime: Runtime, session_id: str) -> bool:
@@ -93,7 +93,7 @@ async def _deleted_everywhere(runtime: Runtime, session_id: str) -> bool:
         return await _deleted_from_store(runtime, session_id)
     if state.running is not None or state.waiting:
         raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
-    async with state.turns:  # one that is asked for meanwhile begins the session anew
+    async with state.turns:  # one that is asked for meanwhile starts the session again
         await _deleted_from_store(runtime, session_id)
         if runtime.sessions.states.get(session_id) is state:
             del runtime.sessions.states[session_id]
@@ -116,7 +116,10 @@ async def _deleted_from_store(runtime: Runtime, session_id: str) -> bool:
 
 
 async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, session_id: str) -> bool:
-    """Delete a session here and in the shared store. It must be this node's, so that nobody goes on with it."""
+    """Delete a session here and in the shared store.
+
+    This node claims it first, so that no other node continues it.
+    """
     known = await ownership.tables.owner(session_id) is not None
     before = ownership.epoch_of(session_id)
     if known and not before:
@@ -131,7 +134,7 @@ async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, se
             await ownership.release(session_id)
 
 
-# -- documents
+# --- Session documents ---
 
 
 FORMAT: Literal["callboard.session.1"] = "callboard.session.1"

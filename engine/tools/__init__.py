@@ -1,4 +1,4 @@
-"""Tools that a host lets the model call: made of functions or taken from MCP servers, approved, and run."""
+"""The tools that a model may call: made of functions or taken from MCP servers, approved, and run."""
 
 from callboard.bus._lazy_names import face
 

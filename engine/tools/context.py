@@ -1,4 +1,4 @@
-"""The context that a tool's function may take besides its arguments."""
+"""The context, the result and the approval of a tool's call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToolContext:
 
     Args:
         tool_call_id: The id of the call, as in the message.
-        tool_name: The name of the tool, as the model knows it.
+        tool_name: The name of the tool, as the model sees it.
         messages: The conversation up to the call, with the message that made it.
         session_id: The id of the session; None if the call belongs to no session.
         turn_id: The id of the turn.
@@ -72,14 +72,14 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """True once nobody waits for this call any more."""
+        """Whether the call was cancelled."""
         return self.abort_signal.aborted
 
     def raise_if_cancelled(self) -> None:
-        """Stop the steps of long plain work.
+        """Raise CancelledError if the call was cancelled. Call this between steps of long work.
 
         Raises:
-            CancelledError: Nobody waits for this call any more.
+            CancelledError: The call was cancelled.
         """
         self.abort_signal.raise_if_aborted()
 
@@ -112,7 +112,7 @@ class ToolContext:
         self._report = None
 
 
-# The result of a tool's function, in the form that the model sees.
+# --- Results for the model ---
 
 _PARTS = (TextBlock, ImageBlock, DocumentBlock, OpaqueBlock)
 
@@ -120,8 +120,9 @@ ResultContent: TypeAlias = str | tuple[ResultPart, ...]
 
 
 class ToolError(Exception):
-    """Raise it in a tool to tell the model what went wrong. Of any other exception the model is told type and
-    text.
+    """An error with a text for the model. Raise it in a tool.
+
+    For any other exception the model gets its type and text.
 
     Args:
         content: The words or blocks for the model.
@@ -171,7 +172,7 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON doesn't know, as a value that it knows."""
+    """A value without a JSON form, converted to one that has it."""
     dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
     if callable(dump):
         return dump(mode="json")
@@ -200,7 +201,7 @@ def idempotency_key(session_id: str | None, messages: Sequence[Message], tool_ca
     return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
-# The approval of a tool's call
+# --- Approval of calls ---
 
 
 class Approved(msgspec.Struct, frozen=True):
@@ -208,14 +209,14 @@ class Approved(msgspec.Struct, frozen=True):
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """The call must not run. The model is told so."""
+    """The call must not run. The model gets a result that reports the refusal."""
 
     reason: str = ""
     """The reason, for the model."""
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """Nobody has decided yet. The turn ends with the call open, and `Session.submit` brings the answer."""
+    """The decision is open. The turn ends with the call open, and `Session.submit` brings the answer."""
 
 
 Approval: TypeAlias = Approved | Denied | Pending
@@ -244,8 +245,10 @@ Approve: TypeAlias = Callable[[ApprovalRequest], Approval | Awaitable[Approval]]
 asked at a time."""
 
 NeedsApproval: TypeAlias = bool | Callable[[ApprovalRequest], bool | Awaitable[bool]]
-"""Whether a tool's calls need approval. True: a call waits for an answer. False: nobody is asked. A function
-decides about each call."""
+"""Whether a tool's calls need approval. True: each call waits for an answer. False: it runs without one.
+
+A function decides about each call.
+"""
 
 
 def denial(reason: str) -> str:

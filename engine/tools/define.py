@@ -1,4 +1,4 @@
-"""`@tool`: makes a function a tool, by its name, its type hints and its docstring."""
+"""`@tool`: a tool made from a function's name, type hints and docstring."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def tool(
     """Make a function a tool: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
 
     The schema comes from the type hints and the defaults. Descriptions come from ``Annotated[...]`` and the
-    docstring (in Google's, NumPy's or Sphinx's style). The engine fills in parameters that are annotated with
+    docstring, in Google, NumPy or Sphinx style. The engine fills in parameters that are annotated with
     `ToolContext` or named `messages`, `abort_signal` or `tool_call_id`. The model doesn't see them.
 
     Args:
@@ -91,7 +91,7 @@ def tool(
         provider_options: Fields of the tool for single providers, as in `ToolDefinition`.
 
     Raises:
-        ToolDefinitionError: The function doesn't say enough about its parameters.
+        ToolDefinitionError: The function lacks type hints or descriptions of its parameters.
         SchemaError: A type has no JSON Schema.
         ValueError: No model takes the name.
     """
@@ -100,7 +100,7 @@ def tool(
     def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
         called = name if name is not None else _name_of(function)
         what = f"tool {called!r}: "
-        # hints may name what is defined where the tool is
+        # Hints may name local classes and variables.
         here = getattr(unwrapped(function), "__globals__", None) is caller.f_globals
         parameters = _parameters(function, caller.f_locals if here else {}, what)
         documented = read_docstring(inspect.getdoc(unwrapped(function)))
@@ -198,6 +198,6 @@ def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> Js
         try:
             default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
         except (TypeError, ValueError):
-            return told  # the function knows it; JSON has no word for it
+            return told  # Functions accept NaN and infinity, but JSON has no form for them.
         told["default"] = default
     return told

@@ -1,4 +1,4 @@
-"""Tools as a program gives them: tools, and plain functions that say enough about themselves."""
+"""Tools as a program passes them: `Tool` objects, and plain functions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 
 
 def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
-    """The tools that a program means.
+    """The given tools and functions as tools.
 
     Raises:
         ConfigurationError: Two tools have one name.
-        ToolDefinitionError: A function doesn't say enough about its parameters.
-        TypeError: Something is neither a tool nor a function.
+        ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
+        TypeError: An item is neither a tool nor a function.
     """
     tools = tuple(each if isinstance(each, Tool) else _made_of(each) for each in given)
     require_distinct(tools)

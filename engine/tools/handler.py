@@ -1,8 +1,7 @@
-"""The function that runs a tool, and the way in which the arguments of a call become its own.
+"""A tool, the function that runs it, and the conversion of a call's arguments.
 
-A function takes the arguments as keywords. A function with one parameter that is no property of the tool's schema
-takes all arguments as one mapping. In both cases each argument is converted to its type hint. Without a hint it
-stays the JSON value.
+A function takes the arguments as keywords. If its only parameter is no property of the schema, it takes all
+arguments as one mapping. Each argument is converted to its type hint. Without a hint it stays the JSON value.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class Handler(msgspec.Struct, frozen=True):
     """A function, and the way in which it is called. `handler_of` and `tool` make it."""
 
     function: ToolHandler
-    """The function."""
     is_async: bool
     """Whether calling the function returns an awaitable."""
     injected: Mapping[str, Injected]
@@ -65,7 +63,7 @@ class Handler(msgspec.Struct, frozen=True):
     variadic: bool = False
     """Whether the function takes any keywords."""
     schema: JsonObject | None = None
-    """The schema against which the arguments are checked first; None if `keywords` says all of it."""
+    """The schema that checks the arguments first; None if `keywords` covers it."""
 
     def read(self, arguments: JsonObject) -> Ready:
         """Check and convert the arguments of a call."""
@@ -134,7 +132,7 @@ def _require_fit(name: str, known: frozenset[str], parameters: Parameters, stran
         )
 
 
-# A tool
+# --- Tool ---
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -179,7 +177,7 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name of the tool, as the model knows it."""
+        """The name of the tool, as the model sees it."""
         return self.definition.name
 
 

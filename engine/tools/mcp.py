@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from .mcp_client import McpConnection
 
 
-# Tools of MCP servers.
-
-
 def _address(url: str) -> str:
     """A URL without the parts that may be secret."""
     parts = urlsplit(url)
@@ -39,20 +36,20 @@ def mcp_tools(
     needs_approval: NeedsApproval | None = None,
     connect_seconds: float = 30.0,
 ) -> McpConnection:
-    """The tools of an MCP server, as long as the context is open: `async with mcp_tools(server) as tools: …`.
+    """The tools of an MCP server while the context is open: `async with mcp_tools(server) as tools: …`.
 
-    The list of tools is read when the context is entered. A name that models don't take is changed, with a
-    warning. `original_name` has the server's name. A tool whose schema can't be used is left out, with a warning.
-    If the server dies later, calls of its tools fail, and the model sees it.
+    The list of tools is read when the context is entered. A name that models don't accept is changed, with a
+    warning. `original_name` has the server's name. A tool with an unusable schema is left out, with a warning. If
+    the server dies later, calls of its tools fail, and the model sees the error.
 
     Args:
         server: A URL (streamable HTTP), a command as a list, or an object that the client library's `Client`
             takes, such as a transport. A command is started and ended with the context.
-        env: The environment variables of a command, besides the few that the library passes on.
+        env: The environment variables of a command, in addition to the few that the library passes on.
         cwd: The folder in which a command runs.
         headers: The headers of requests to a URL.
         prefix: A text before each name, for servers that have tools of the same name.
-        include: Tells by the server's own name whether a tool is wanted.
+        include: A function that returns whether to include a tool, by the server's own name.
         timeout: Seconds for one call of each tool, as in `Tool`.
         needs_approval: Whether calls of the tools need approval, as in `Tool`.
         connect_seconds: Seconds for the server to answer when the context is entered.

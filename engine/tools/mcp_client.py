@@ -1,7 +1,7 @@
 """The connection to an MCP server, in a task of its own.
 
-So the connection may be opened in one task and closed in another. A server that dies ends this task and fails the
-calls that wait for it, and nothing else.
+So one task may open the connection and another close it. If the server dies, only this task ends, and the waiting
+calls fail.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from callboard.bus.values.content import ResultPart
 from .context import NeedsApproval, ResultContent, ToolContext, ToolError
 from .handler import Tool
 
-# The values of an MCP server as ours
+# --- Values of an MCP server ---
 
 LONGEST_NAME = 64
 
@@ -59,8 +59,7 @@ LONGEST_NAME = 64
 def legal_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
     """A legal name for each name of a server. All are different, and a legal name stays as it is. Pure.
 
-    Two names that become the same are told apart by a digest of the original, so that neither depends on the
-    order.
+    Names that become equal get a digest of the original, so that neither depends on the order.
     """
     originals = list(dict.fromkeys(names))
     candidates = {name: _legal(prefix + name) for name in originals}
@@ -238,7 +237,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         with anyio.CancelScope(shield=True):  # bounded by the library's own limits
             await asyncio.wait((self._task,))
         failure = None if self._task.cancelled() else self._task.exception()
-        if failure is not None:  # whoever called its tools has heard of it
+        if failure is not None:  # The callers of its tools have already got the failure.
             _log.warning("mcp_server_failed", server=self._named, error=self._words(_unwrapped(failure)))
 
     async def _live(self) -> None:
@@ -279,7 +278,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         )
 
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> ResultContent:
-        """Call a tool of the server. If the caller is cancelled, the server is told so."""
+        """Call a tool of the server. If the caller is cancelled, the server is notified."""
         if self._client is None:
             raise ToolError(GONE)
         try:
@@ -336,7 +335,7 @@ def over_stdio(command: list[str], env: dict[str, str] | None, cwd: str | None) 
 
 
 def client_of(server: object) -> Client:
-    """A client of any server that the client library knows."""
+    """A client for any server that the client library supports."""
     return Client(server, client_info=Implementation(name="callboard", version=_version()))  # type: ignore[arg-type]
 
 

@@ -1,5 +1,4 @@
-"""The parameters of a function: those that the model fills in, as one Struct, and those that the engine fills
-in."""
+"""The parameters of a function: the model's, as one Struct, and the engine's."""
 
 from __future__ import annotations
 
@@ -22,15 +21,14 @@ from .context import ToolContext
 
 
 class ToolDefinitionError(CallboardError, TypeError):
-    """The function can't be made a tool as it is. The text says what to do."""
+    """The function can't be made a tool as it is. The text states what to change."""
 
 
 class Injected(Enum):
-    """The value that the engine puts into a parameter. The model neither sees nor fills such a parameter.
+    """The value that the engine puts into a parameter. The model does not see such a parameter.
 
-    The engine fills in a parameter that is annotated with `ToolContext`, whatever its name. It also fills in a
-    parameter with one of the three names below, unless the tool has a schema of its own with a property of that
-    name.
+    The engine fills in a parameter that is annotated with `ToolContext`. It also fills in a parameter with one of
+    the three names below, unless the tool has its own schema with a property of that name.
     """
 
     CONTEXT = "ToolContext"
@@ -56,7 +54,6 @@ class Parameter(msgspec.Struct, frozen=True):
     """A parameter that the model fills in."""
 
     name: str
-    """The name."""
     hint: object
     """The type hint; NOTHING if there is none."""
     default: object
@@ -133,14 +130,14 @@ def _is_context(hint: object) -> bool:
     return hint is ToolContext
 
 
-# -- hints
+# --- Type hints ---
 
 
 def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
     """The type hints of a function, resolved."""
     inner = unwrapped(function)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
-        inner = type(inner).__call__  # a callable object: its class says how
+        inner = type(inner).__call__  # For a callable object, the class has the signature.
     return typing.get_type_hints(inner, localns=dict(scope) if scope else None, include_extras=True)
 
 
@@ -177,7 +174,7 @@ def is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
-# -- the Struct
+# --- The arguments as a Struct ---
 
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length")
 
@@ -196,7 +193,7 @@ def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
 
 
 def _constrained(hint: object) -> object:
-    """A type hint whose constraints of pydantic or annotated-types are also expressed for msgspec."""
+    """A type hint with constraints of pydantic or annotated-types, also expressed for msgspec."""
     metadata = getattr(hint, "__metadata__", ())
     if any(isinstance(each, msgspec.Meta) for each in metadata):
         return hint
@@ -225,7 +222,7 @@ def description_of(hint: object) -> str | None:
     return None
 
 
-# Reads the descriptions of a function and its parameters from a docstring in Google's, NumPy's or Sphinx's style.
+# --- Docstrings of functions ---
 
 
 class Documented(NamedTuple):
@@ -277,12 +274,12 @@ def read_docstring(text: str | None) -> Documented:
 
 
 def _begins(lines: Sequence[str], number: int) -> bool:
-    """Whether a section, or one of Sphinx's fields, begins on a line."""
+    """Whether a section, or one of Sphinx's fields, starts on a line."""
     return _heading(lines, number) is not None or _FIELD.match(lines[number]) is not None
 
 
 def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
-    """The name of a section, the line where its body begins, and whether its style is NumPy's. None without a
+    """The name of a section, the line where its body starts, and whether its style is NumPy's. None without a
     heading."""
     name = lines[number].strip().lower()
     if name.endswith(":") and name[:-1] in _SECTIONS and not lines[number].startswith(" "):
@@ -293,7 +290,7 @@ def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
 
 def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str]) -> int:
     """Read a field of Sphinx (``:param name:``), if there is one. Returns the line where the next part may
-    begin."""
+    start."""
     field = _FIELD.match(lines[position])
     end = position + 1
     while end < len(lines) and lines[end].startswith(" "):

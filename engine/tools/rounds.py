@@ -1,4 +1,4 @@
-"""One round of tool calls: what its calls share, and what comes of it."""
+"""One round of tool calls: its shared context, and its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .handler import Tool
 
 
 class InvalidToolCallError(CallboardError):
-    """The arguments of a call are no JSON object, or don't follow the tool's schema. The text says where."""
+    """The arguments of a call are no JSON object, or don't follow the tool's schema. The text names the place."""
 
 
 RepairToolCall: TypeAlias = Callable[
@@ -36,7 +36,7 @@ Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
 
 class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What the calls of one round share."""
+    """The context that the calls of one round share."""
 
     clock: Clock
     """The clock that measures how long tools take."""
@@ -49,7 +49,7 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str | None = None
     """The id of the turn."""
     timeout_seconds: float = 60.0
-    """Seconds for a call whose tool has no limit of its own."""
+    """Seconds for a call of a tool without its own limit."""
     approve: Approve | None = None
     """A function that decides about each call."""
     repair: RepairToolCall | None = None
@@ -63,7 +63,7 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolRound(msgspec.Struct, frozen=True):
-    """What came of a round."""
+    """The results of a round."""
 
     results: tuple[ToolResultBlock, ...]
     """The results of the calls that were run or refused, in the order of the calls."""

@@ -1,9 +1,8 @@
 """Runs a round of tool calls.
 
-All calls of a round run at once, and are answered in the order in which the model made them. A call that fails has
-an error result for the model; it never raises an exception in the turn. A call that was cut off is not run. A call
-that waits for somebody is left open, because its tool is passive or nobody has approved it yet. When the round is
-cancelled, every call still gets a result.
+All calls of a round run concurrently, and are answered in the model's order. A failed call has an error result for
+the model; it never raises an exception in the turn. A call with incomplete arguments is not run. A call of a
+passive tool, or one without an approval, stays open. When the round is cancelled, every call still gets a result.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .parameters import is_async
 from .rounds import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 from .threads import run_in_thread
 
-# The steps before a call is run
+# --- Before a call runs ---
 
 _log = Log("engine.tools")
 
@@ -124,7 +123,7 @@ async def _require_approval(
         session_id=shared.session_id,
         turn_id=shared.turn_id,
     )
-    async with shared.asking:  # whoever is asked, perhaps a person at a terminal, is asked one thing at a time
+    async with shared.asking:  # A person at a terminal should get one question at a time.
         try:
             approval = await _approval(request, tool, shared)
         except Exception as error:
@@ -152,13 +151,13 @@ async def _approval(request: ApprovalRequest, tool: Tool, shared: ToolRoundConte
 
 
 async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
-    """The answer of a host's hook. A plain function runs in a thread, because it may wait for somebody."""
+    """The answer of a host's hook. A plain function runs in a thread, because it may block."""
     answer = hook(*arguments) if is_async(hook) else await run_in_thread(lambda: hook(*arguments))
     return await answer if inspect.isawaitable(answer) else answer
 
 
 MAX_THREADS = 40
-"""The number of plain functions of one event loop that run at once. Abandoned functions don't count."""
+"""The number of plain functions of one event loop that run concurrently. Abandoned functions don't count."""
 
 _slots: RunVar[anyio.CapacityLimiter] = RunVar("callboard tool threads")
 
@@ -176,14 +175,14 @@ async def run_tools(
     *,
     interrupted: Callable[[Results], object] | None = None,
 ) -> ToolRound:
-    """Run the calls of one reply, all at once.
+    """Run the calls of one reply concurrently.
 
     Args:
         calls: The calls.
         tools: The tools of the session.
         shared: The context that the calls share.
-        interrupted: Receives the results if the round is cancelled. A call that was not run then has a result that
-            says so.
+        interrupted: Receives the results if the round is cancelled. A call that did not run has a result that
+            reports this.
     """
     by_name = {tool.name: tool for tool in tools}
     results: dict[str, ToolResultBlock] = {}
@@ -234,7 +233,7 @@ async def _answer(
         )
 
 
-# -- running it
+# --- Running a call ---
 
 
 async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundContext) -> ToolResultBlock:

@@ -1,8 +1,7 @@
-"""Runs plain functions in threads beside the event loop.
+"""Runs plain functions in daemon threads.
 
-These threads are not anyio's worker threads. The interpreter waits for those at its end, and a tool that hangs
-must not keep a program from ending. So these threads are daemons. If the caller goes away, the function runs on,
-and its result is dropped.
+The interpreter waits for anyio's worker threads at its end, but a hanging tool must not keep a program from
+ending. If the caller goes away, the function runs on, and its result is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 WORKS_IN_THREADS = True
-"""Tells an event loop on virtual time that a future made here waits for a thread, over which no time may pass."""
+"""Marks a future that waits for a thread, so that an event loop on virtual time does not advance the clock."""
 
 MAX_IDLE = 16
 """The number of threads that are kept for the next call."""
@@ -28,8 +27,10 @@ IDLE_SECONDS = 10.0
 """Seconds for which a thread waits for its next call before it ends."""
 
 _Job: TypeAlias = Callable[[], Callable[[], None]]
-"""A function that does the work, and returns a function that tells the result. The latter is called last, when the
-thread is free again."""
+"""A function that does the work and returns a function that delivers the result.
+
+The latter is called last, when the thread is free again.
+"""
 
 _lock = threading.Lock()
 _idle: list[_Worker] = []
@@ -53,7 +54,7 @@ class _Worker:
                 if not spare:
                     _idle.append(self)
             tell()
-            del job, tell  # what they hold is not kept until the next one
+            del job, tell  # Their objects must not stay alive until the next job.
             if spare:
                 return
 
@@ -65,7 +66,7 @@ class _Worker:
                 if self in _idle:
                     _idle.remove(self)
                     return None
-            return self._jobs.get()  # somebody took this worker in that very moment: a job is on its way
+            return self._jobs.get()  # Another caller took this worker in that moment: a job is on its way.
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
@@ -102,7 +103,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
         return lambda: tell(result, error)
 
     def tell(result: T | None, error: Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits any more.
             loop.call_soon_threadsafe(settle, result, error)
 
     with _lock:

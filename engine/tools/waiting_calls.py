@@ -1,6 +1,6 @@
-"""The calls that wait for an answer, which are found in the history alone, and the answers of a host.
+"""The calls that wait for an answer, found in the history alone, and the host's answers.
 
-A turn that waits for an approval or for a passive tool is over, and only its messages are kept. So it can go on
+A turn that waits for an approval or for a passive tool is over, and only its messages are kept. So it can continue
 after a restart, and in another process.
 """
 
@@ -24,8 +24,10 @@ tool would return it."""
 
 
 def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
-    """The calls of the last reply that have no result. Empty if the reply was cut off, or something was said
-    since."""
+    """The calls of the last reply without a result.
+
+    Empty if the reply was cut off, or another message followed.
+    """
     answered: set[str] = set()
     for message in reversed(messages):
         match message.role:

@@ -1,7 +1,7 @@
 """JSON Schemas of Python types, and values that are checked and converted by them.
 
 A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint made of them and of
-plain types. Pydantic is imported only where msgspec refuses a part of a hint. Several named values, such as the
+plain types. Pydantic is imported only if msgspec refuses a part of a hint. Several named values, such as the
 parameters of a function, become one Struct with `msgspec.defstruct`.
 """
 

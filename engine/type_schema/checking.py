@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 
-# A quick check that a value follows a plain schema.
+# --- A quick check of plain schemas ---
 
 Accepts: TypeAlias = Callable[[Any], bool]
-"""Any: it is asked about values of one type, that of its place in a table by types."""
+"""A check for values of one type: its place in a table by types."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -98,7 +98,7 @@ def _of_kind(kind: str, schema: JsonObject) -> dict[type, Accepts] | None:
 
 
 def _narrow(by_type: dict[type, Accepts], schema: JsonObject) -> bool:
-    """Leave only the texts, and null, that are listed. False if anything else is, whose equality is less plain."""
+    """Keep only the listed texts, and null. False for other values, with a more complex equality."""
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if listed is None:
         return True
@@ -187,7 +187,7 @@ def _nothing(value: object) -> bool:
 
 
 REPORTED = 5
-"""As many faults of one value are told, lest a long list with one mistake in each item fill the text."""
+"""The number of faults of one value that are reported, so that a repeated mistake doesn't fill the text."""
 
 LONGEST_FAULT = 300
 """The largest number of characters of a fault's text. jsonschema puts the wrong value into the text."""
@@ -256,7 +256,9 @@ def _remembered(schema: bytes) -> _Known:
     except WrongSchema as error:
         where = json_path(error.absolute_path)
         raise SchemaError(f"not a JSON Schema: {where}: {_shortened(error.message)}") from error
-    validator = kind(read, registry=Registry())  # an empty one: jsonschema's own would fetch what is referred to
+    validator = kind(
+        read, registry=Registry()
+    )  # With an empty registry, because jsonschema's own would fetch references.
     return _Known(validator, accepting(read))
 
 
@@ -274,7 +276,7 @@ def _is_pattern(value: Json) -> bool:
             re.compile(value)
         except re.error:
             return False
-    return True  # also of what is no text, of which the schema's own check will tell
+    return True  # Values that are no text, too; the schema's own check reports them.
 
 
 def _told(fault: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""JSON values made into what a type says."""
+"""The conversion of JSON values to Python types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .json_schema import json_path, json_schema
 T = TypeVar("T")
 
 _PLACE = re.compile(r"(.*) - at `(\$.*)`\Z", re.DOTALL)
-"""How msgspec says where an error is."""
+"""The place of an error in a message of msgspec."""
 
 
 @overload
@@ -30,8 +30,8 @@ def convert(value: Json, to: object) -> Any: ...
 def convert(value: Json, to: object) -> Any:
     """The value as an instance of the type.
 
-    A whole number may be written ``3.0``, as JSON allows. Keys of the value that the type doesn't know are
-    ignored, unless the type forbids them.
+    A whole number may be written ``3.0``, as JSON allows. Unknown keys of the value are ignored, unless the type
+    forbids them.
     """
     try:
         return _converted(value, to)
@@ -56,7 +56,7 @@ def _converted(value: Json, to: object) -> Any:
 
 
 def _custom(to: object, value: Json) -> object:
-    """What msgspec asks of a type that it doesn't know itself."""
+    """The hook of msgspec for types that it doesn't support itself."""
     if is_model(to):
         return validate(value, to)
     if (described := described_by(to)) is not None:
@@ -73,7 +73,7 @@ def _custom(to: object, value: Json) -> object:
 def _chosen(value: Json, members: tuple[Any, ...]) -> object:
     """The value as an instance of a member of a union.
 
-    Of several members that take a value, the one that knows most of its names is meant, then the first.
+    If several members accept a value, the one with the most matching names is taken, then the first.
     """
     names = value.keys() if isinstance(value, dict) else frozenset[str]()
     faults: list[str] = []

@@ -1,6 +1,6 @@
 """Hints that msgspec does not take, in a form that it takes.
 
-msgspec refuses unions of several dataclasses, of untagged Structs, and of classes that it does not know, such as
+msgspec refuses unions of several dataclasses, of untagged Structs, and of foreign classes, such as
 pydantic's. `fitted` puts a stand-in for each part of a hint that msgspec refuses. A stand-in is a class without
 instances, which msgspec passes to its hooks. There are two kinds:
 
@@ -23,10 +23,10 @@ from callboard.bus.values.base import Json, JsonObject
 
 
 class SchemaError(CallboardError, TypeError):
-    """No JSON Schema can express a type, or a schema is malformed. The text says what to do."""
+    """No JSON Schema can express a type, or a schema is malformed. The text states what to do."""
 
 
-# pydantic's classes, known by their methods
+# --- Recognizing pydantic's classes ---
 
 
 class _Model(Protocol):
@@ -55,7 +55,7 @@ class Refused(ValueError):
     """A model's own validation failed.
 
     Args:
-        faults: The faults. Each is a place in the value, and what is wrong there.
+        faults: The faults: each is a place in the value, and the error there.
     """
 
     def __init__(self, faults: tuple[tuple[tuple[str | int, ...], str], ...]) -> None:
@@ -95,7 +95,7 @@ class _StandIn(type):
 
 
 def described_by(of: object) -> Whole | Choice | None:
-    """What stands behind a stand-in; None for any other type."""
+    """The type behind a stand-in; None for any other type."""
     return of.described if isinstance(of, _StandIn) else None
 
 
@@ -163,7 +163,7 @@ def _classes(hint: Any) -> Iterator[Any]:
 
 
 def _is_pydantics(hint: Any) -> bool:
-    """Whether pydantic knows best what a hint means: its class, its dataclass, or a Field of its own."""
+    """Whether pydantic interprets a hint best: its class, its dataclass, or a Field of its own."""
     if any(type(each).__module__.partition(".")[0] == "pydantic" for each in getattr(hint, "__metadata__", ())):
         return True
     return isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__")
@@ -175,7 +175,7 @@ def _stand_in(hint: Any, described: Whole | Choice) -> Any:
     return made
 
 
-# -- the two kinds
+# --- The two kinds of stand-ins ---
 
 
 class Whole:
@@ -232,7 +232,7 @@ def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ..
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A union whose members are tried one after the other."""
+    """A union with members that are tried one after the other."""
 
     members: tuple[Any, ...]
     """The members, as hints."""

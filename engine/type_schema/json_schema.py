@@ -16,7 +16,7 @@ from callboard.bus.values.base import Json, JsonObject
 
 from .fitting import SchemaError, Whole, described_by, fitted, is_model, model_schema
 
-# The definitions of a schema
+# --- Definitions of a schema ---
 
 _PREFIX = "#/$defs/"
 
@@ -24,7 +24,7 @@ _PREFIX = "#/$defs/"
 def lift_definitions(schema: JsonObject) -> JsonObject:
     """The schema with the ``$defs`` of its subschemas at its root, where their references look for them. Pure.
 
-    A definition whose name is taken by another gets a number.
+    A definition with a name that is already taken gets a number.
     """
     lifted: JsonObject = {}
     own = schema.get("$defs")
@@ -115,7 +115,7 @@ def _as_object(schema: Json) -> JsonObject:
     return schema
 
 
-# Formats for datetimes and times.
+# --- Schemas of types ---
 
 
 class Moments:
@@ -278,7 +278,7 @@ def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
 
 
 def _custom(of: type) -> JsonObject:
-    """What msgspec asks of a type that it doesn't know itself."""
+    """The hook of msgspec for types that it doesn't support itself."""
     if is_model(of):
         return model_schema(of)
     if (described := described_by(of)) is not None:
@@ -316,7 +316,7 @@ def _without_own_name(name: str, schema: Json) -> Json:
 
 
 def _given(schema: Mapping[object, object]) -> JsonObject:
-    """A schema that the caller wrote, looked at just enough to catch what is none."""
+    """A schema from the caller, checked just enough to reject an invalid one."""
     if schema and not _KEYWORDS & schema.keys():
         names = ", ".join(repr(name) for name in list(schema)[:3])
         raise SchemaError(

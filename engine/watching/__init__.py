@@ -1,1 +1,1 @@
-"""What an engine tells of itself while it works: what is under way, when something changed, what would be sent."""
+"""Reports about a working engine: calls in progress, changes, health, and request previews."""

@@ -1,7 +1,7 @@
 """The findings of `Engine.health()` and `callboard doctor`: configuration, keys, providers, store.
 
-Every check only looks. It makes no call that costs, makes no file and starts no local model. A check that fails
-says what to do. Its words never hold a key.
+Every check only reads. It makes no paid call, creates no file and starts no local model. A failed check states
+what to do. Its text never contains a key.
 """
 
 from __future__ import annotations
@@ -71,11 +71,8 @@ async def examine(
     return report_of(checks)
 
 
-# -- configuration
-
-
 def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Check:
-    """Whether what is loaded holds together and, `again`, whether its file could be loaded as it is now."""
+    """Check that the loaded configuration is consistent and, with `again`, that its file can still be loaded."""
     name, path = "configuration", Path(registry.source)
     try:
         if again and path.is_file():
@@ -108,7 +105,7 @@ def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
     return Check(name, False, str(error), "Correct the place that it names.")
 
 
-# -- providers
+# --- Providers ---
 
 
 class Providers:
@@ -184,7 +181,7 @@ class Providers:
 
     @property
     def _chosen(self) -> bool:
-        """Whether somebody listed these adapters, and so wants each of them to work."""
+        """Whether these adapters were listed explicitly, so that each of them should work."""
         return self._registry.source != FROM_ENVIRONMENT
 
     async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:
@@ -221,13 +218,13 @@ class Providers:
         return AdapterHealth(healthy, "its health check is content" if healthy else "its health check says no")
 
     def _masked(self, check: Check) -> Check:
-        """The check without any key of the configuration, whoever wrote its text."""
+        """The check with all keys of the configuration masked."""
         keys = [key for entry in self._registry.adapters.values() for key in given_keys(entry.config)]
         return msgspec.structs.replace(check, detail=masked(check.detail, keys), fix=masked(check.fix, keys))
 
 
 def _address(entry: AdapterEntry) -> list[Check]:
-    """The address, if it is one that no configuration says."""
+    """The address, if it isn't from the configuration."""
     if entry.address_from is None:
         return []
     return [Check(f"address:{entry.name}", True, f"{entry.config.base_url}, from {entry.address_from}")]
@@ -243,7 +240,7 @@ def _said(error: Exception) -> str:
     return text[:_LONGEST_DETAIL]
 
 
-# -- the store
+# --- The store ---
 
 
 async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
@@ -348,7 +345,7 @@ def _private(facts: FileFacts) -> Check:
     if shared:
         import shlex
 
-        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files beside it the same mode
+        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files next to it the same mode.
         return Check("store:private", False, f"others than its owner may open {shared}", fix)
     return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")
 
@@ -374,7 +371,7 @@ def _writer(writer: WriterStatistics) -> Check:
     )
 
 
-# -- The findings of `callboard doctor` about a trace on a server
+# --- A trace on a server ---
 
 
 async def check_server(store: PostgresStore) -> list[Check]:
@@ -451,7 +448,7 @@ def _way(facts: ServerFacts) -> Check:
     return Check(name, True, facts.encrypted, "" if facts.verified else better)
 
 
-# -- The findings about a trace file that is shipped to a shared store, from what is known on this machine
+# --- A shipped trace file ---
 
 
 async def check_shipping(trace: Path) -> list[Check]:

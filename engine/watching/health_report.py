@@ -19,8 +19,7 @@ class Check(msgspec.Struct, frozen=True):
     fix: str = ""
     """The remedy if it is not `ok`. If it is `ok`, a way to make more possible, or an empty text."""
     unused: bool = False
-    """Whether it is `ok` only because nobody has asked for it, such as a provider without a key that is in no
-    models.yaml."""
+    """Whether it is `ok` only because it is unused, such as a provider without a key that is in no models.yaml."""
 
 
 class HealthReport(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What an engine does now: its turns and calls in progress, and the methods of `Engine` that show them."""
+"""The current work of an engine: its turns and calls in progress, and the methods that show them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from .preview import RequestPreview
 
 
-# -- The turns and calls that are under way, with what they have said and cost so far
-#
-# Nothing is counted while nobody asks. A `Watcher` looks at each event of a stream once: between two questions it
-# remembers how far it has read.
+# --- Turns and calls in progress ---
+# Nothing is counted until a reader asks. A `Watcher` reads each event of a stream once and remembers its place.
 
 
 CHARACTERS_PER_TOKEN = 4
-"""By which the tokens of a reply under way are estimated."""
+"""By which the tokens of a reply in progress are estimated."""
 
 Stage: TypeAlias = Literal["queued", "working", "waiting", "asking", "replying", "ending"]
 
@@ -53,7 +51,7 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
     the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
     model: str
-    """The model of the call under way as ``provider:name``, else the one that was asked for, in words."""
+    """The model of the call in progress as ``provider:name``, else the one that was asked for, in words."""
     session_id: str | None
     """The session, if there is one."""
     session_name: str | None
@@ -61,15 +59,15 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     """The tags of its calls."""
     started_us: int | None
-    """The time at which it was asked for, in microseconds since the epoch; None if its id doesn't say it."""
+    """The time of the request, in microseconds since the epoch; None if its id has no time."""
     request_id: str | None
-    """The call under way, if there is one."""
+    """The call in progress, if there is one."""
     attempt: int
     """The number of that call's attempt, from 1; 0 before the first."""
     elapsed_ms: int
-    """Milliseconds since the beginning of that call."""
+    """Milliseconds since the start of that call."""
     first_token_ms: int | None
-    """Milliseconds from the beginning of that call to its first content."""
+    """Milliseconds from the start of that call to its first content."""
     steps: int
     """The number of replies that are complete."""
     calls: int
@@ -79,9 +77,9 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     characters: int
     """The characters of text, thinking and arguments in its stream."""
     output_tokens: int
-    """The output tokens of the calls that are over, and an estimate for the one under way."""
+    """The output tokens of the calls that are over, and an estimate for the one in progress."""
     cost: CostSum
-    """The cost of the calls that are over, and an estimate for the one under way."""
+    """The cost of the calls that are over, and an estimate for the one in progress."""
     readers: int
     """The number of readers of its stream."""
     max_lag: int
@@ -89,15 +87,14 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkUnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is under way in an engine."""
+    """Everything in progress in an engine."""
 
     items: tuple[UnderWay, ...]
     """The turns and calls in the order in which they were asked for, as many as were wanted."""
     total: int
     """The number of all of them."""
     characters: int
-    """The characters that streams have said since somebody first asked. It only grows, so that two looks tell the
-    speed."""
+    """The characters of all streams since the first request. It only grows, so two readings give the speed."""
 
 
 class _Read:
@@ -120,7 +117,7 @@ class Watcher:
         self._characters = 0
 
     def look(self, limit: int | None = None) -> WorkUnderWay:
-        """What is under way now."""
+        """The work in progress now."""
         in_flight = self._runtime.in_flight
         turns = [each for each in in_flight if isinstance(each, Turn)]
         plain = [each for each in in_flight.plain if isinstance(each, CallEvents)]
@@ -132,7 +129,7 @@ class Watcher:
         return WorkUnderWay(items=tuple(items), total=len(turns) + len(plain), characters=self._characters)
 
     def turn(self, turn_id: str) -> Turn | None:
-        """The turn of an id, if it is under way."""
+        """The turn of an id, if it is in progress."""
         found = (each for each in self._runtime.in_flight if isinstance(each, Turn) and each.id == turn_id)
         return next(found, None)
 
@@ -180,7 +177,7 @@ class Watcher:
 
 
 def _characters(events: Sequence[TurnEvent]) -> int:
-    """The characters that some events say."""
+    """The number of characters in some events."""
     said = 0
     for event in events:
         if isinstance(event, TextDelta | ThinkingDelta):
@@ -253,15 +250,13 @@ def made_us(identifier: str) -> int | None:
     return milliseconds * 1000
 
 
-# -- When something changed: the statistics of an engine, given again whenever they may be others
-#
-# A watcher waits for the bus. While turns are under way, their streams may grow without an event on the bus, so it
-# looks at intervals; when nothing is under way, it sleeps until the next event. Nobody pays for it but who
-# watches.
+# --- Changes of the statistics ---
+# A watcher waits for the bus. While turns are in progress, streams may grow without an event on the bus, so it
+# checks at intervals. Otherwise it sleeps until the next event. Without a watcher there is no cost.
 
 
 async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIterator[None]:
-    """One item at once, and then one whenever something may have changed. It ends with the bus."""
+    """One item immediately, and then one whenever something may have changed. It ends with the bus."""
     with bus.subscribe(">", policy=DropOldest(1), name="changes") as events:
         while True:
             yield
@@ -273,11 +268,11 @@ async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIt
             events.take()
 
 
-# -- Watching as methods of the engine: what is under way, when something changes, what would be sent
+# --- Methods of the engine ---
 
 
 class WatchingMethods:
-    """The methods of `Engine` for whoever watches it."""
+    """The methods of `Engine` for watching it."""
 
     _runtime: Runtime
 
@@ -286,9 +281,9 @@ class WatchingMethods:
         return Watcher(self._runtime)
 
     def under_way(self, *, limit: int | None = None) -> WorkUnderWay:
-        """The turns and calls that have not ended, with what they have said and cost so far.
+        """The turns and calls that have not ended, with their content and cost so far.
 
-        Each event of a stream is looked at once, however often this is asked for.
+        Each event of a stream is read once, however often you call this.
 
         Args:
             limit: The largest number of turns and calls to describe; the others are only counted.
@@ -300,7 +295,7 @@ class WatchingMethods:
         return self._watcher.look(limit)
 
     async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
-        """Cancel a turn by its id, whoever began it. Its caller gets CancelledError, with the content so far.
+        """Cancel a turn by its id. Its caller gets CancelledError, with the content so far.
 
         In a cluster the turn may run on any node; then that node is asked.
 
@@ -322,9 +317,9 @@ class WatchingMethods:
         return False if frames is None else await frames.mirrors.cancel(turn_id, owner)
 
     def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
-        """One item at once, and then one whenever the numbers of the engine may have changed.
+        """One item immediately, and then one whenever the numbers of the engine may have changed.
 
-        It waits for the bus and, while something is under way, for the streams; an idle engine costs nothing.
+        It waits for the bus and, while something is in progress, for the streams; an idle engine costs nothing.
         Take `statistics()` or `under_way()` at each item. It ends when the engine is closed.
 
         Args:
@@ -342,14 +337,14 @@ class WatchingMethods:
     ) -> RequestPreview:
         """The request that a session's next turn would send, as the model's provider would get it.
 
-        Its `losses` say what that model would not be told. The session may be open here, or stored as a whole.
-        Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
+        Its `losses` list the parts that the model would not get. The session may be open here, or stored as a
+        whole. Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
 
         Args:
             session: The session, or its id.
-            content: What the turn would say, text or blocks.
+            content: The content of the turn, text or blocks.
             model: The model; None is the session's own.
-            options: The fields of `TurnOptions` that the turn would be given.
+            options: The fields of `TurnOptions` for the turn.
 
         Raises:
             CallboardError: There is no such session.

@@ -1,4 +1,4 @@
-"""The request that a session's next turn would send, and what its model would not see of the history."""
+"""A preview of a session's next request, and the parts of the history that its model would not see."""
 
 from __future__ import annotations
 
@@ -41,12 +41,10 @@ from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 
-# -- The loss report of a request: what its model would not see, or would see in another form. Pure
-#
-# The adapters report what they leave out of a history or change in it, and which settings they can't send. A call
-# gets those as warnings. A report adds what no call warns of, because it was never meant for this model: the
-# fields that a host or another provider attached to a block, a tool or a request. It says of each loss where it
-# is.
+# --- The losses of a request ---
+# The adapters report as warnings what they leave out or change, and which settings they can't send. A loss report
+# adds the fields that a host or another provider attached to a block, a tool or a request. Calls don't warn of
+# those, because they were never meant for this model. Each loss has its place.
 
 
 _OF_REQUEST = frozenset(
@@ -67,7 +65,7 @@ _OF_REQUEST = frozenset(
 """Warnings of settings, tools and schemas that are sent otherwise, or not at all."""
 
 _NO_CONTENT = frozenset({"id", "item_id", "call_id", "after", "type", "status", "start", "emulated"})
-"""Fields by which a provider knows its own block again. They tell a model nothing."""
+"""Fields by which a provider recognizes its own block. They have no content for a model."""
 
 _DIRECT: Json = {"type": "direct"}
 """The caller of a tool that the model called itself, as every model does."""
@@ -83,14 +81,18 @@ class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a conversation or of its settings that a model would not see, or would see in another form."""
 
     what: str
-    """The kind of a block (``thinking``, ``opaque.web_search_call``), a field of a block (``text.citations``), a
-    field of the options (``provider_options.openai.tools``), or the code of the warning about a setting
-    (``parameter_dropped``)."""
+    """The lost part: a kind of block, a field, or the code of a warning about a setting.
+
+    Examples: ``thinking``, ``opaque.web_search_call``, ``text.citations``, ``provider_options.openai.tools``,
+    ``parameter_dropped``.
+    """
     reason: str
     """The reason, in words."""
     message: int | None = None
-    """The position of its message in `Session.messages`, from 0; the message that is still to be said comes after
-    them. None for what is in no message."""
+    """The position of its message in `Session.messages`, from 0.
+
+    The new message comes after them. None for the rest of the request.
+    """
     message_id: str = ""
     """The id of that message; empty if it has none."""
     block: int | None = None
@@ -102,12 +104,12 @@ class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """What a model's adapter reads of the fields that are meant for single providers."""
+    """The provider-specific fields that a model's adapter reads."""
 
     provider: str
     """The adapter's name."""
     names: Collection[str]
-    """The names under which it takes options: its own, and that of its protocol."""
+    """The names under which it accepts options: its own, and that of its protocol."""
     media_fields: Collection[str] | None = None
     """The fields of media that its protocol has a place for, see `ChatWire.media_fields`; None if that is unknown.
     """
@@ -120,7 +122,7 @@ def report(
     losses: Iterable[Loss],
     warnings: Iterable[CallWarning],
 ) -> tuple[RequestLoss, ...]:
-    """What a request loses, in the order of the conversation, and then what is in no message."""
+    """The losses of a request, in the order of the conversation, then those outside of messages."""
     places = _Places(messages, request.messages)
     found = list(dict.fromkeys(places.of(loss) for loss in losses))
     gone = {(loss.message, loss.block, loss.part) for loss in found if loss.block is not None}
@@ -144,14 +146,14 @@ class _Places:
     def __init__(self, messages: Sequence[Message], sent: Sequence[Message]) -> None:
         self._messages = messages
         self._sent = sent
-        self._by_identity: dict[int, list[Place]] = {}  # a host may say the same block more than once
+        self._by_identity: dict[int, list[Place]] = {}  # A host may use the same block more than once.
         self._found: Counter[tuple[int, str]] = Counter()
         self._by_id = {message.id: number for number, message in enumerate(messages) if message.id}
         for place, block in _blocks(messages):
             self._by_identity.setdefault(id(block), []).append(place)
 
     def of(self, loss: Loss) -> RequestLoss:
-        """A loss with its place. One of a block that was rewritten on the way has that of its message."""
+        """A loss with its place. A block that was rewritten has the place of its message."""
         known = self._by_identity.get(id(loss.block), []) if loss.block is not None else []
         place: AnyPlace = (self._by_id.get(loss.message_id), None, None)
         if known:
@@ -239,12 +241,10 @@ def _of_warning(warning: CallWarning) -> RequestLoss:
     return RequestLoss(what=warning.code, reason=warning.message)
 
 
-# -- The request that a session's next turn would send to a model, as that model's provider would get it
-#
-# Nothing is sent and nothing is paid for. The way is that of a real turn: the model is routed to, the history is
-# fitted to it, and its adapter writes the request. What a real turn would add is missing: the context policy,
-# which may ask a model, and middleware, which is the host's own code. `losses` says what this model would not be
-# told.
+# --- The preview of a request ---
+# Nothing is sent, and nothing is billed. As in a real turn, the model is routed, the history is fitted to it, and
+# its adapter writes the request. The context policy, which may ask a model, and middleware, which is the host's
+# own code, are left out.
 
 
 _IDS = FirstIds("req_preview", "msg_preview")
@@ -271,11 +271,13 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     """The body as the provider would get it of a streamed turn; empty if the adapter can't show its requests."""
     warnings: tuple[CallWarning, ...]
-    """The warnings that the call would have, from the parts of the history that this model can't be told to an
-    estimate that nears its window."""
+    """The warnings that the call would have: lost parts of the history, or an estimate near the window."""
     losses: tuple[RequestLoss, ...]
-    """What this model would not see, or would see in another form, each with its place: the parts of the history
-    and the settings of `warnings`, and the fields that a host or another provider attached for others."""
+    """The parts that this model would not see, or would see in another form, each with its place.
+
+    They are the history and settings of `warnings`, and the fields that a host or another provider attached for
+    others.
+    """
     input_tokens: int | None
     """An estimate of the input tokens."""
     input_nano_usd: int | None
@@ -287,7 +289,7 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
 def preview(
     runtime: Runtime, state: SessionState, model: Model | None, said: Message, given: TurnOptions
 ) -> RequestPreview:
-    """The request of a session's next turn, if it said this."""
+    """The request of a session's next turn with this content."""
     options = merged(DEFAULTS, state.options_for(model), given, {"fallback": ()})
     turn = TurnContext(runtime, state, options, streamed=True)
     models = TurnModels(turn, model or state.model, (said,))

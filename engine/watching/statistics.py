@@ -1,4 +1,4 @@
-"""The snapshot that `Engine.statistics()` gives, out of the numbers that each part counts by itself."""
+"""The snapshot of `Engine.statistics()`, made from the counters of each part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     """The number of calls that wait for a slot."""
     slots: int
-    """The largest number of calls at once."""
+    """The largest number of concurrent calls."""
     adapter: AdapterStatistics | None
     """The adapter's own counts; None while it is down, or if it doesn't count."""
     rate_limits: tuple[RateLimit, ...] = ()
@@ -54,13 +54,13 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     """The seconds since the start. For a closed engine, the seconds between start and end."""
     sessions: int
-    """The number of sessions that somebody still holds."""
+    """The number of sessions that are still referenced."""
     turns_running: int
-    """The number of turns under way."""
+    """The number of turns in progress."""
     turns_waiting: int
     """The number of turns that wait for an earlier turn of their session."""
     providers: tuple[ProviderStatistics, ...]
-    """The providers whose adapters were needed so far."""
+    """The providers with adapters that were needed so far."""
     availability: tuple[Availability, ...]
     """The availability of all providers and models that aren't simply available."""
     bus: BusStatistics

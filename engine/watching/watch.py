@@ -1,4 +1,4 @@
-"""Each call of the whole process as it ends, whichever engine and event loop it belongs to."""
+"""Each call of the process as it ends, on any engine and event loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from callboard.bus.values.base import Shown
 
 from ..runtime.process import LivingEngine, engines
 
-# -- A call that has ended, as one value and as one line
+# --- An ended call ---
 
 
 CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
@@ -44,7 +44,7 @@ class EndedCall(Shown, frozen=True, kw_only=True):
     request_id: str
     """The id of the call."""
     operation: str | None
-    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``; None if nobody watched when it began."""
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``; None if it started unwatched."""
     provider: str
     """The adapter's name."""
     model: str
@@ -56,9 +56,9 @@ class EndedCall(Shown, frozen=True, kw_only=True):
     cost: Cost | None
     """The cost of those tokens; None if nothing is known of them."""
     latency_ms: int
-    """Milliseconds from its beginning to its end."""
+    """Milliseconds from its start to its end."""
     first_token_ms: int | None
-    """Milliseconds from its beginning to its first content."""
+    """Milliseconds from its start to its first content."""
     attempts: int
     """The number of its attempts."""
     error: str | None
@@ -90,7 +90,7 @@ class EndedCall(Shown, frozen=True, kw_only=True):
 
 
 class CallsOfEngine:
-    """Makes of an engine's events the calls that ended. It remembers what only the start of a call says."""
+    """The ended calls in an engine's events. It remembers the fields that only a call's start has."""
 
     def __init__(self) -> None:
         self._operations: dict[str, str] = {}
@@ -159,7 +159,7 @@ def _ended(
 _TOPICS = tuple(event.topic_of() for event in (LlmCallStarted, LlmCallCompleted, LlmCallFailed))
 
 _PUMP_SECONDS = 1.0
-"""How long somebody who leaves waits for an engine's loop to hand over what has ended."""
+"""Seconds to wait for an engine's loop to hand over the ended calls after `aclose`."""
 
 
 class CallCursor:
@@ -254,7 +254,7 @@ class _Followed:
         return self._events.closed
 
     async def run(self) -> None:
-        """Hand over what comes, as long as somebody wants it."""
+        """Pass on each call while it is wanted."""
         with self._events:
             try:
                 while not self._events.closed and self._cursor() is not None:
@@ -298,7 +298,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _follow(cursor: ref[CallCursor], living: LivingEngine) -> None:
-    """Begin to read an engine's bus. Any thread may call this."""
+    """Start to read an engine's bus. Any thread may call this."""
     if _running_loop() is living.loop:
         _begin(cursor, living)
     else:
@@ -307,7 +307,7 @@ def _follow(cursor: ref[CallCursor], living: LivingEngine) -> None:
 
 
 def _begin(cursor: ref[CallCursor], living: LivingEngine) -> None:
-    """Begin on the engine's loop."""
+    """Start on the engine's loop."""
     calls = cursor()
     if calls is None or calls.closed:
         return
@@ -319,7 +319,7 @@ def _begin(cursor: ref[CallCursor], living: LivingEngine) -> None:
     followed.task = living.loop.create_task(followed.run(), name="callboard watch")
 
 
-# -- `watch`: each call of the whole process as it ends, whichever engine and event loop it belongs to
+# --- Watching the process ---
 
 
 _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
@@ -328,10 +328,9 @@ _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end
 class Watch:
     """The calls of the process as they end, made by `watch()`: an async iterator.
 
-    It has every call that ends from the moment at which it was made, of the engines that live and of those that
-    come up. The calls of one engine come in their order. At most `capacity` calls wait to be read; what was
-    dropped before a call is its `skipped`. It never ends by itself. Leaving a loop over it and forgetting it is
-    enough; `aclose()` ends it for whoever still reads.
+    It has every call that ends after its creation, on existing and new engines. The calls of one engine come in
+    order. At most `capacity` calls wait to be read; the number dropped before a call is its `skipped`. It never
+    ends by itself. To stop, leave the loop and drop the object. `aclose()` ends it for all its readers.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -351,7 +350,7 @@ class Watch:
         return call
 
     async def aclose(self) -> None:
-        """Take no more calls. What waits can still be read."""
+        """Accept no more calls. Waiting calls can still be read."""
         self._cursor.close(waits=False)
 
     async def __aenter__(self) -> Self:
@@ -388,9 +387,9 @@ class SyncWatch:
         return call
 
     def each(self, function: Callable[[EndedCall], object]) -> Self:
-        """Have a thread of its own read, and call a function with each call, one after the other.
+        """Call a function with each call, one after the other, in a thread of its own.
 
-        No call waits for the function. If it raises, the thread says so as threads do, and reads no more.
+        No call waits for the function. If it raises, the thread reports this as threads do, and stops.
 
         Args:
             function: Gets each call.
@@ -420,11 +419,10 @@ class SyncWatch:
 
 
 def watch(*, capacity: int = 1024) -> Watch:
-    """Each call of this process as it ends: ``async for call in watch(): print(call)``.
+    """Watch each call of this process as it ends: ``async for call in watch(): print(call)``.
 
-    It covers every engine on every event loop, also those that come up later, and each kind of call. What is
-    printed is one line; the fields of `EndedCall` have the rest. Nothing is paid for by calls while nobody
-    watches.
+    It covers every engine on every event loop, also new ones, and each kind of call. A printed call is one line;
+    the fields of `EndedCall` have the rest. Without a watcher, calls have no overhead.
 
     Args:
         capacity: The largest number of calls that wait to be read.

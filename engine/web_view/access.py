@@ -131,8 +131,8 @@ def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
 class EventStream(Response):
     """Server-sent events, for as long as the page is there.
 
-    The page's leaving ends the frames at once, whether anything is being sent or not. A slow page holds up its own
-    frames and nothing else.
+    The page's leaving ends the frames immediately, whether anything is being sent or not. A slow page holds up its
+    own frames and nothing else.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
@@ -337,7 +337,7 @@ def refusal(headers: Headers, hosts: frozenset[str]) -> str | None:
 
 
 class Guard:
-    """An ASGI application around another one."""
+    """An ASGI application around another."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app

@@ -44,7 +44,6 @@ class Asset(msgspec.Struct, frozen=True):
     """One file."""
 
     body: bytes
-    """Its bytes."""
     media_type: str
     """Its type for browsers."""
     tag: str

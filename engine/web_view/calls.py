@@ -1,6 +1,6 @@
 """Calls, messages and turns of the trace as pages see them: times of each attempt, costs in words, no bytes.
 
-A call's latency counts from the beginning of the call. So it has the waits and the attempts before. Screens list
+A call's latency counts from the start of the call. So it has the waits and the attempts before. Screens list
 attempts, and a person reads "Took" as the time of that attempt. Both are computed here, in one place.
 """
 
@@ -197,7 +197,8 @@ async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
 
 
 async def _events_of_turns(store: Store, row: CallRow, since: int | None) -> list[Envelope]:
-    # A turn that waited for its session began long before its first call, so its own events have no first moment.
+    # A turn that waited for its session started long before its first call, so its own events have no first
+    # moment.
     topics = {"tool.*": since, SessionTurnStarted.topic_of(): None, SessionTurnCompleted.topic_of(): since}
     if row.session_id is None:
         topics = dict.fromkeys(topics, since)

@@ -41,7 +41,6 @@ class Reprice(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = True
     """Whether to report only."""
     where: CallFilter = CallFilter()
-    """The calls."""
     as_model: str | None = None
     """As if that model had served them all."""
     for_new_calls: bool = False
@@ -147,7 +146,7 @@ async def undo(subject: Subject, request: Request) -> Response:
 
 
 async def progress(subject: Subject, request: Request) -> Response:
-    """The state of the repricing, at once and whenever it changes, and a word when costs have changed."""
+    """The state of the repricing, immediately and whenever it changes, and a word when costs have changed."""
     return EventStream(_states(request.state.repricings))
 
 
@@ -169,9 +168,9 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
     return version
 
 
-# -- The repricing that a page has begun: one at a time, to its end, whoever still looks
+# -- The repricing that a page has started: one at a time, to its end, whoever still looks
 #
-#     idle ──begin──▶ running ──▶ done, with its report
+#     idle ──start──▶ running ──▶ done, with its report
 #                        └──────▶ failed, with the reason
 #
 # A page that goes and comes again finds it as it is by then.
@@ -195,7 +194,7 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """The reason why it failed."""
     changed: int = 0
-    """How often the costs of the trace have changed since the live view began, by anybody."""
+    """How often the costs of the trace have changed since the live view started, by anybody."""
 
 
 class Repricings:
@@ -210,7 +209,7 @@ class Repricings:
 
     @property
     def running(self) -> bool:
-        """Whether one is under way."""
+        """Whether one is in progress."""
         return self._task is not None and not self._task.done()
 
     def begin(
@@ -240,7 +239,10 @@ class Repricings:
         return run
 
     async def changes(self) -> AsyncIterator[RepricingState]:
-        """The state at once, and whenever it changes. Other people's repricings on the engine's bus count, too."""
+        """The state immediately, and whenever it changes.
+
+        Other people's repricings on the engine's bus count, too.
+        """
         heard = asyncio.create_task(self._hear()) if self._subject.engine is not None else None
         try:
             while True:

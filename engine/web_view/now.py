@@ -15,11 +15,11 @@ from .access import EventStream, Refused, answer, as_json, body_of, frame
 from .calls import attempt_in_brief
 from .subject import Subject
 
-# -- *Now*: what is under way, what it costs, and what has just ended
+# -- *Now*: what is in progress, what it costs, and what has just ended
 
 
 LATEST = 100
-"""The number of calls, the latest that began, among which those are found that ended last."""
+"""The number of calls, the latest that started, among which those are found that ended last."""
 
 RECENT = 20
 
@@ -40,7 +40,7 @@ class _Cancel(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def now(subject: Subject, request: Request) -> Response:
-    """A snapshot at once, and then whenever it may have changed."""
+    """A snapshot immediately, and then whenever it may have changed."""
     return EventStream(_snapshots(subject))
 
 
@@ -136,7 +136,7 @@ CALLS_SECONDS = 5.0
 
 
 async def stage(subject: Subject, request: Request) -> Response:
-    """The tree of supervision, at once and whenever it may have changed."""
+    """The tree of supervision, immediately and whenever it may have changed."""
     return EventStream(_stage(subject))
 
 
@@ -173,7 +173,7 @@ async def _latest(store: Store, topic: str, key: Callable[[Envelope], object]) -
 
 
 async def providers(subject: Subject, request: Request) -> Response:
-    """The providers and their states, at once and whenever they may have changed."""
+    """The providers and their states, immediately and whenever they may have changed."""
     return EventStream(_providers(subject))
 
 

@@ -44,7 +44,6 @@ class Preview(msgspec.Struct, forbid_unknown_fields=True):
     """What a page asks for."""
 
     session_id: str
-    """The session."""
     model: str
     """The model that would be asked."""
     content: str = "…"
@@ -109,7 +108,7 @@ def _messages(saved: SavedSession | None, content: bool) -> list[object]:
 
 
 async def models(subject: Subject, request: Request) -> Response:
-    """The models that can be asked for, for the choice of another one."""
+    """The models that can be asked for, for the choice of another."""
     if subject.engine is None:
         return answer([])
     found = subject.engine.models()

@@ -125,7 +125,7 @@ class Subject:
             await self.engine.flush()
 
     async def changes(self, min_interval: float = 0.5) -> AsyncIterator[None]:
-        """One item at once, and then whenever something may have changed."""
+        """One item immediately, and then whenever something may have changed."""
         if self.engine is not None and not self.shared:
             await self.started()
             async for _ in self.engine.changes(min_interval=min_interval):

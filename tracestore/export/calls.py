@@ -1,10 +1,11 @@
 """Calls as a table for other programs: CSV, JSON lines or Parquet, with one row for each attempt.
 
-Calls are read in pages and written at once. So an export of millions of calls takes no more memory than one page.
-New columns are only ever added at the end. Each time has two columns: microseconds UTC, and a moment. Each cost
-has two columns: a whole number of nano-USD, and an exact decimal of US dollars. Money is never a float. In CSV and
-JSON lines a moment is ISO text, and US dollars are decimal text. In Parquet they are `timestamp(us, UTC)` and
-`decimal128(28, 9)`, so that a query can compare and add them. An unknown value is empty, never zero.
+Calls are read in pages and each page is written before the next is read. So an export of millions of calls takes
+no more memory than one page. New columns are only ever added at the end. Each time has two columns: microseconds
+UTC, and a moment. Each cost has two columns: a whole number of nano-USD, and an exact decimal of US dollars. Money
+is never a float. In CSV and JSON lines a moment is ISO text, and US dollars are decimal text. In Parquet they are
+`timestamp(us, UTC)` and `decimal128(28, 9)`, so that a query can compare and add them. An unknown value is empty,
+never zero.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ uses the host's own providers, or the global ones. OpenTelemetry is an extra: ``
 
 **Spans.** A turn is a span (`invoke_agent`, internal). Below it, each attempt of a call is a span (`chat MODEL`,
 client), and each run of a tool (`execute_tool NAME`). The parent of a turn, or of a call without a turn, is the
-host's span that was current at its beginning. Without such a span it is the root of a trace. A session has no end,
+host's span that was current at its start. Without such a span it is the root of a trace. A session has no end,
 so it is no span. It is the `gen_ai.conversation.id` of its spans. An attempt links to the attempt before it.
 `callboard.link` tells why it followed: `retry`, `repair`, `fallback` on another model after a failure, or the next
 `step` after tools. Times are the times of the events. Durations are those of the monotonic clock. A cancelled call
@@ -57,7 +57,7 @@ _Key = tuple[str, ...]
 
 
 class _Open:
-    """A span that has begun, the event that began it, and the messages of a turn if they are wanted."""
+    """A span that has started, the event that started it, and the messages of a turn if they are wanted."""
 
     def __init__(self, span: Span, began: Envelope, attributes: otel_names.Attributes) -> None:
         self.span = span

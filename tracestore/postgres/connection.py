@@ -248,7 +248,7 @@ def unstorable() -> Iterator[None]:
 # -- A thread that works for an event loop: one function after the other, in the order in which they came
 #
 # It is a daemon, so a database that is left open never keeps the interpreter alive; the server undoes whatever was
-# under way. An executor's thread would not do: it takes no work any more while the host's own threads still shut
+# in progress. An executor's thread would not do: it takes no work any more while the host's own threads still shut
 # their engines down.
 
 

@@ -1,6 +1,6 @@
 """One PostgreSQL database, for one event loop: a connection that writes, and connections that read.
 
-- **One transaction writes at a time**, whoever's it is: it begins with an advisory lock that it holds to its end,
+- **One transaction writes at a time**, whoever's it is: it starts with an advisory lock that it holds to its end,
   as SQLite locks its file. So rows get their numbers in the order in which they are committed, and a reader that
   remembers how far it has read misses nothing; what a transaction looked up stays true until it commits; and no
   two can wait for each other. Writers share commits by batching; more of them don't write more.
@@ -8,8 +8,9 @@
   in one go, and whose caller waits for its end.
 - **A server that hangs holds nobody up for ever.** Work whose caller is cancelled has some seconds left, and work
   with a time limit has that. Then its connection is cut, and it fails as if the connection had broken.
-- **A connection that broke is made anew with the next work.** Whatever only reads, or has only begun, is tried on
-  the new one at once. A transaction whose connection broke on the way raises StoreUnavailable: nothing of it is
+- **A connection that broke is made again with the next work.** Whatever only reads, or has only started, is tried
+  on
+  the new one immediately. A transaction whose connection broke on the way raises StoreUnavailable: nothing of it is
   committed, unless it broke during the very COMMIT. Whoever writes again must be able to write the same twice.
 - **One `look` sees one state of the database**, however many statements it runs.
 
@@ -50,7 +51,7 @@ PATIENCE = Patience(cancelled=5.0)
 """No statement is too long, unless nobody waits for it any more."""
 
 _CLOSE_SECONDS = 5.0
-"""The longest time for what is under way when a database is closed."""
+"""The longest time for what is in progress when a database is closed."""
 
 _READERS = 2
 
@@ -185,7 +186,7 @@ def _named(dsn: str, schema: str | None) -> str:
         raise StoreError("this is no DSN of PostgreSQL, such as postgresql://user@host/database") from None
 
 
-# -- One connection with its thread, made when it is needed, made anew when it broke, and cut when it hangs
+# -- One connection with its thread, made when it is needed, made again when it broke, and cut when it hangs
 
 
 WRITERS_LOCK = 0x43414C42_57524954
@@ -207,7 +208,7 @@ class Reach:
     """Whether a server can be reached, so that not everybody waits for one that doesn't answer.
 
     A server that refuses is asked again each time. Where connecting has taken its time and failed, the next ones
-    fail at once with the same error, for a while. So do those after work that the server did not answer.
+    fail immediately with the same error, for a while. So do those after work that the server did not answer.
     """
 
     def __init__(self) -> None:
@@ -250,7 +251,7 @@ class Link:
         self._connection: psycopg.Connection | None = None
         self._types: dict[str, dict[str, str]] = {}
         self._changing = threading.Lock()  # of the connection: held to close it, and to cut it
-        self._is_cut = False  # the work under way; only another one connects anew
+        self._is_cut = False  # the work in progress; only another connects again
         self.waiting = 0
         """Functions that wait for their turn, or have it."""
 
@@ -296,13 +297,13 @@ class Link:
         return await self._run(lambda: self._twice(work))
 
     async def close(self) -> None:
-        """Close the connection after what is waiting. It may be used again, and connects anew then."""
+        """Close the connection after what is waiting. It may be used again, and connects again then."""
         if self._connection is not None or self.waiting:
             await self._run(self._close)
         self._thread.stop()
 
     def cut(self) -> None:
-        """Let the work under way fail, whatever it waits for. To be called in the event loop.
+        """Let the work in progress fail, whatever it waits for. To be called in the event loop.
 
         A server that hangs answers neither a statement nor the wish to cancel it. So the connection is shut down
         beneath the statement. An attempt to connect ends by its own time limit.
@@ -314,7 +315,7 @@ class Link:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Let the work under way fail, as the server has not answered in time. It is asked again later."""
+        """Let the work in progress fail, as the server has not answered in time. It is asked again later."""
         self._reach.hangs()
         self.cut()
 
@@ -354,7 +355,7 @@ class Link:
         return result
 
     def _twice(self, work: Callable[[psycopg.Connection], _T]) -> _T:
-        """Run `work` on the connection, and if that proves to be broken, on another one."""
+        """Run `work` on the connection, and if that proves to be broken, on another."""
         import psycopg
 
         if self._connection is not None:

@@ -182,7 +182,7 @@ def _now(statements: Statements) -> int:
 
 
 def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
-    """The number of an account, whose row is locked from then on. A new account begins with what the trace has."""
+    """The number of an account, whose row is locked from then on. A new account starts with what the trace has."""
     statements.run(_MAKE, (scope.budget, scope.value))
     ((account, counted),) = statements.run(_LOCK, (scope.budget, scope.value))
     if not counted:

@@ -48,7 +48,7 @@ _RENEW = """
         lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
     RETURNING lease, CASE WHEN xmax = 0 THEN 1 ELSE 0 END
 """
-"""A lease that was over is another one from now on. That a restart of the server has leases last longer doesn't
+"""A lease that was over is another from now on. That a restart of the server has leases last longer doesn't
 count here: somebody may have taken sessions before it. The second column says whether the node was not known."""
 _OWNED = "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0"
 _FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
@@ -267,7 +267,7 @@ class SharedDatabase:
         return await self._database.brief(work)
 
     async def close(self) -> None:
-        """Close the connection. The next work makes another one."""
+        """Close the connection. The next work makes another."""
         self._ready = False
         await self._database.close()
 

@@ -30,7 +30,8 @@ from .statements import Statements, clean_text
 # - A file tells its deletions before the events behind them. Each is done once, however often it is told, and
 #   whatever the file is called by then. It reaches what came from that file alone: a session of the same name from
 #   elsewhere stays.
-# - What was deleted here stays away until a session of that name begins anew. From then on that session is let in,
+# - What was deleted here stays away until a session of that name starts again. From then on that session is let
+# in,
 #   and what a run from elsewhere says beside it (``SESSION.RUN``) as far as it was said after the deletion.
 # - A shipment that was read before a deletion in its file, and comes after it, comes without what was deleted.
 
@@ -43,7 +44,8 @@ class Barrier(msgspec.Struct, frozen=True):
     before_us: int = 0
     """The moment before which content was deleted, in microseconds UTC; 0 if none was."""
     branches: Mapping[str, int] = {}
-    """The moments up to which what branches say was deleted with their sessions, which have begun anew since."""
+    """The moments up to which what branches say was deleted with their sessions, which have started again since.
+    """
 
     def keeps_out(self, name: str, ts_us: int) -> bool:
         """Whether what was said at a moment in a session, by its name here, must not come back."""
@@ -148,7 +150,7 @@ _MARK = """
 
 
 def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> Barrier:
-    """What a shipment must not bring back. A session that begins anew in it is let in from then on."""
+    """What a shipment must not bring back. A session that starts again in it is let in from then on."""
     names = _names(shipment)
     begun = _begun(shipment)
     found = statements.run(
@@ -188,7 +190,7 @@ def _names(shipment: Shipment) -> dict[str, str]:
 
 
 def _begun(shipment: Shipment) -> Mapping[str, int]:
-    """The times at which sessions begin in a shipment, the latest of each."""
+    """The times at which sessions start in a shipment, the latest of each."""
     begun: dict[str, int] = {}
     topics, sessions, moments = (shipment.read.columns[column] for column in (TOPIC, SESSION, TS_US))
     for place in shipment.projected:
@@ -243,7 +245,6 @@ class ContentStoring:
         self._numbers: dict[str, int] = {}
 
     def store(self) -> None:
-        """Store it."""
         setups = [setup for setup in self._content.setups if self._living is None or setup[0] in self._living]
         names = {str(setup[0]): self._name_of(setup) for setup in setups}
         named = [(names[setup[0]], setup) for setup in setups]

@@ -145,14 +145,13 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
 
 # -- The direct way of a shipment: straight into the tables, because all of it is new
 #
-# What lies behind the place up to which a file is here is new, unless the file is a copy of another one, or was
+# What lies behind the place up to which a file is here is new, unless the file is a copy of another, or was
 # sent before under another name, or somebody has written the same events otherwise. Then a row of it would be
 # there a second time, which no table allows. The transaction is undone as a whole, and the shipment goes the other
 # way, by `staged`. So nothing is stored here that `staged` would not have stored in the same way.
 
 
 def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
-    """Store a shipment of which all is new."""
     if (present.mark or START) != shipment.after or was_sent(statements, shipment):
         raise Unstorable("the shipment doesn't follow what is here")
     numbers = enter_runs(statements, origin, shipment)

@@ -2,7 +2,7 @@
 
 The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal.
 A step, once released, is never changed: a correction is a further step. A step adds: tables, indexes, columns that
-may be NULL or have a default, functions. So a process of the version before goes on writing while another one
+may be NULL or have a default, functions. So a process of the version before goes on writing while another
 brings the database up to date. A database of a newer version is refused when it is opened.
 
 `schema_history` says which steps a database has. A schema that has other tables and not that one isn't ours.
@@ -140,7 +140,7 @@ END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
 
 
 def month_of(ts_us: int) -> tuple[int, int, str] | None:
-    """The month of a moment: its begin, its end, and the name of its partition; None if it has none of its own."""
+    """The month of a moment: its start, its end, and the name of its partition; None if it has none of its own."""
     if not FIRST_US <= ts_us < END_US:
         return None
     moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)
@@ -150,7 +150,7 @@ def month_of(ts_us: int) -> tuple[int, int, str] | None:
 
 
 def month_named(name: str) -> tuple[int, int] | None:
-    """The begin and the end of the month of a partition; None if it isn't a month's."""
+    """The start and the end of the month of a partition; None if it isn't a month's."""
     digits = name.removeprefix("events_")
     if len(digits) != len("YYYYMM") or not digits.isdecimal():
         return None

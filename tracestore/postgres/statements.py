@@ -1,4 +1,4 @@
-"""Statements on a connection: PostgreSQL's dialect, parameters, many rows at once, and clean text."""
+"""Statements on a connection: PostgreSQL's dialect, parameters, many rows in one statement, and clean text."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ WITH_SESSIONS = (
 nobody: whose row is locked is being used."""
 
 
-# -- PostgreSQL's SQL for pricing many calls at once
+# -- PostgreSQL's SQL for pricing many calls in one statement
 
 
 _TYPES = {"INTEGER": "bigint", "TEXT": 'text COLLATE "C"', "RATE": "double precision"}

@@ -62,7 +62,7 @@ class PostgresStore(SqlStore):
         schema: The schema of the tables, made when the store is opened.
         path: The place on this machine beside which a writer keeps whatever the database can't take. None is a
             name in the folder ``postgres`` of Callboard's home folder.
-        clock: The clock for what the store says of itself, such as when a repricing began.
+        clock: The clock for what the store says of itself, such as when a repricing started.
         readonly: Whether the database is only read.
         lease_seconds: The time for which a run counts as living after its process last said so.
         take_in: Whether the store stores the events that dead processes of this machine left beside `path`.

@@ -250,7 +250,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     writable: bool
     """Whether the role may write to the trace, or make it if there is none."""
     standby: bool
-    """Whether the server only follows another one."""
+    """Whether the server only follows another."""
     encrypted: str | None
     """The version of TLS. None if the connection has none."""
     verified: bool

@@ -68,7 +68,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The service tier, as `tier_name` gives it. Empty is the usual tier. ``*`` is any tier that has no row of its
     own."""
     daily_from: int | None = None
-    """The beginning of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all
+    """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all
     day. Within its hours such a row goes before a row for all day."""
     daily_to: int | None = None
     """The end of the row's hours, in seconds since midnight. The end itself is not included."""
@@ -154,7 +154,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceAlias(msgspec.Struct, frozen=True):
-    """A name that is priced as another one.
+    """A name that is priced as another.
 
     ``*`` in the pattern stands for any text. ``*`` in the target stands for the same text. A pattern matches
     without regard to case.
@@ -172,11 +172,9 @@ class PriceList(NamedTuple):
     """The contents of a price table, as a file or a snapshot has them. They are not checked yet."""
 
     rows: Sequence[PriceRow]
-    """The rows."""
     label: str
     """The table's name, for people."""
     aliases: Sequence[PriceAlias]
-    """The aliases."""
     origin: str = ""
     """The place from which the list was read, for errors."""
 
@@ -246,7 +244,7 @@ def _all_pairs(rows: list[PriceRow]) -> list[tuple[PriceRow, PriceRow]]:
 
 
 def _same_time(first: PriceRow, second: PriceRow) -> bool:
-    """Whether there is a time at which both rows are valid. The second row begins no earlier than the first."""
+    """Whether there is a time at which both rows are valid. The second row starts no earlier than the first."""
     return first.valid_to is None or second.valid_from is None or second.valid_from < first.valid_to
 
 
@@ -305,7 +303,6 @@ class Match(msgspec.Struct, frozen=True):
     """A row that may price a model."""
 
     row: PriceRow
-    """The row."""
     rule: str
     """The way in which the row was found, in words."""
 

@@ -47,7 +47,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A published table."""
 
     format: int
-    """The number of the format."""
     date: str
     """The date of the table, YYYY-MM-DD."""
     source: str
@@ -55,7 +54,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
     """The licence of the source."""
     models: tuple[SnapshotModel, ...]
-    """The models."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Pairs of pattern and target that belong to no single model. One provider that resells another's models is
     such a pair."""

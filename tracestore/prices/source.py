@@ -245,7 +245,7 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
 
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:
-    """The last entry that has begun. Before all entries, it is the first."""
+    """The last entry that has started. Before all entries, it is the first."""
     begun = [entry for entry in dated if (start := _start(entry)) is None or start <= at]
     return begun[-1] if begun else dated[0]
 

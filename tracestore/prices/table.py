@@ -12,7 +12,7 @@ output. `TokenUsage.details` counts some things apart: tokens are taken out of t
 **Choice of the row.** Rows are tried in the order of `tracestore.prices.matching`. The first row applies that is
 valid at the time of the call, for its size, and for the service tier that the provider says it served.
 
-A row may begin above a number of input tokens (`above`). Such tiers are cliffs: once the total input, cached or
+A row may start above a number of input tokens (`above`). Such tiers are cliffs: once the total input, cached or
 not, is *greater* than the threshold, all tokens of the call pay the rates of the tier.
 
 **Caches without a rate.** Tokens read from a cache or written to it are billed as input if the row has no rate for
@@ -207,7 +207,7 @@ class PriceTable:
 
         Raises:
             ConfigurationError: A factor is no number of at least 0, or is a float, which wouldn't be exact. Or a
-                name fits no row: a model that is priced as another one, by an alias, has no rows of its own.
+                name fits no row: a model that is priced as another, by an alias, has no rows of its own.
         """
         pass
 

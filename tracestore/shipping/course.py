@@ -3,7 +3,8 @@
 - **asking**: nobody knows how far the target is. It is asked first of all, and after every failure, because a
   connection that broke may have broken before the commit or after it.
 - **shipping**: batch after batch is read behind the position, and sent.
-- **resting**: everything is there. The file is looked at again after a while, or at once when somebody hurries.
+- **resting**: everything is there. The file is looked at again after a while, or immediately when somebody
+  hurries.
   Now and then the target is asked, too: it may be out of reach by now, or have fallen back to a backup.
 - **retrying**: the target or the file failed. After a while, which doubles from failure to failure, it is asked.
 
@@ -45,7 +46,6 @@ class Send(msgspec.Struct, frozen=True):
     """Read behind a position and send, and tell `Course.sent`, or `Course.unstorable`."""
 
     after: Position
-    """The position."""
     limit: int
     """The number of events at most."""
 

@@ -111,7 +111,7 @@ def forget_mark(trace: Path, target: str) -> bool:
 class Turn:
     """The lock of whoever ships a trace file to a target. Others wait, so that the work is not done twice.
 
-    Two at once would do no harm.
+    Two at the same time would do no harm.
     """
 
     def __init__(self, trace: Path, target: str) -> None:
@@ -132,7 +132,7 @@ class Turn:
         return self._has
 
     def give_up(self) -> None:
-        """Let another one have it."""
+        """Let another have it."""
         if self._file is not None:
             self._file.close()
         self._file, self._has = None, False

@@ -29,7 +29,7 @@ class Position(msgspec.Struct, frozen=True):
     """
 
     event: int = 0
-    """The number of the event in the file; 0 is the beginning."""
+    """The number of the event in the file; 0 is the start."""
     run_id: str = ""
     """The run of the event."""
     seq: int = 0
@@ -87,7 +87,7 @@ class Shipment(msgspec.Struct, frozen=True):
     projection: Projection
     """What follows from those."""
     begun: list[Lines]
-    """The calls that begin here, as text."""
+    """The calls that start here, as text."""
     content: SessionContent | None = None
     """The content that was captured with the events; None if there is none."""
     is_all: bool = True
@@ -205,7 +205,7 @@ class Lines(msgspec.Struct, frozen=True):
     runs: Sequence[int]
     """Of each row the number of its run in the file."""
     rows: list[str]
-    """Of each row the text of the other values, but for what stands at the begin and at the end of all rows."""
+    """Of each row the text of the other values, but for what stands at the start and at the end of all rows."""
     begin: str
     """What stands between the number of the run and the text of a row."""
     end: str

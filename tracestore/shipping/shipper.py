@@ -67,7 +67,7 @@ class TraceShipper:
         to: The shared store: its DSN, or a target.
         clock: The clock for times and ids.
         options: The sizes and the patience.
-        on_change: Told when shipping begins to fail, and when it works again.
+        on_change: Told when shipping starts to fail, and when it works again.
         prices: The prices for calls of dead processes, whose files are shipped, too.
         adopts: The folder where shippers of this machine say which files they ship. The files of dead ones are
             shipped as well. None is to look at no other file.

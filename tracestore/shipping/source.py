@@ -82,7 +82,7 @@ class Source:
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
-        """A position as the target tells it, if it is one of this file; else the beginning. Raises StoreError."""
+        """A position as the target tells it, if it is one of this file; else the start. Raises StoreError."""
         if position == START:
             return START
         await self.open()
@@ -337,7 +337,6 @@ class Written(msgspec.Struct, frozen=True):
     run: int
     """The number of the run in the file."""
     run_id: str
-    """The name of the run."""
     seqs: list[int]
     """The numbers of the events in their run."""
     events: Values

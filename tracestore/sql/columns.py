@@ -192,14 +192,14 @@ def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
 
 def _set(name: str) -> str:
     """The change that sets a column. If another process starts an attempt again, to take its reply up, the first
-    start says when it began.
+    start says when it started.
     """
     if name in ("ts_us", "day"):
         return f"{name} = CASE WHEN calls.started_us IS NULL THEN excluded.{name} ELSE calls.{name} END"
     return f"{name} = excluded.{name}"
 
 
-# A start sets when the call began, an end how it ended. Everything else is first come, first kept.
+# A start sets when the call started, an end how it ended. Everything else is first come, first kept.
 UPSERT_STARTED = _upsert((*_SHARED, *_STARTED), ("ts_us", "day"))
 UPSERT_COMPLETED = _upsert((*_SHARED, *_COMPLETED), ("status",))
 UPSERT_FAILED = _upsert((*_SHARED, *_FAILED), ("status",))
@@ -311,7 +311,7 @@ def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlVa
 
 
 _MOST_JOINED = 8
-"""The number of runs up to which their costs are joined, for all calls at once."""
+"""The number of runs up to which their costs are joined, for all calls in one statement."""
 
 
 def cost_under(runs: Sequence[int]) -> tuple[str, str]:

@@ -111,9 +111,9 @@ def session_of(by_session: bool) -> str:
 
 
 def start_from_base(statements: Statements, run_id: int) -> None:
-    """Give a run of all calls a base, if one other run is current. Call it as the run begins.
+    """Give a run of all calls a base, if one other run is current. Call it as the run starts.
 
-    The sums before begin with what is known of the base; see `tracestore.sql.comparison`.
+    The sums before start with what is known of the base; see `tracestore.sql.comparison`.
     """
     runs = current_runs(statements)
     if len(runs) == 1:
@@ -129,7 +129,7 @@ def add_to_sums(statements: Statements, table: SumTable, run_id: int, groups: It
 
 
 def add_up_again(statements: Statements, run_id: int) -> None:
-    """Work the sums of a run out anew from its costs and the current ones, before the run is made current."""
+    """Work the sums of a run out again from its costs and the current ones, before the run is made current."""
     ((by_session,),) = statements.run("SELECT by_session FROM reprice_run WHERE id = ?", (run_id,))
     statements.run("DELETE FROM reprice_sum WHERE run = ?", (run_id,))
     statements.run(_ADD_UP_AGAIN.format(session=session_of(bool(by_session))), (run_id,))
@@ -180,7 +180,7 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
 # -- The comparison of the calls that were priced last: their costs before and after, by model, day and session
 #
 # The costs before are looked up with the calls. A run of all calls over one other run, its base, needn't look each
-# of them up. Its sums begin with those that are known of the base (see `tracestore.sql.comparison`), and the
+# of them up. Its sums start with those that are known of the base (see `tracestore.sql.comparison`), and the
 # run adds the costs at call time. Only calls that one of the two sides doesn't price are then looked at one by
 # one.
 
@@ -238,7 +238,7 @@ _ONE_SIDED = """
      GROUP BY a.place{also}
 """
 
-# The costs before are with the calls, or in a table of those that have another one now. To copy these from one
+# The costs before are with the calls, or in a table of those that have another now. To copy these from one
 # stretch of `call_cost` takes less than to look for each in the whole of it.
 _AT_CALL = _Before("reprice_cost AS a", "a.at_call")
 _CURRENT = _Before(

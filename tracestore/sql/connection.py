@@ -127,7 +127,6 @@ class Insert(NamedTuple):
     """An INSERT of any number of rows."""
 
     table: str
-    """The name of the table."""
     columns: tuple[str, ...]
     """The columns that each row has a value for."""
     conflict: str
@@ -141,7 +140,7 @@ class Dialect(Protocol):
 
     @property
     def pricing(self) -> PricingDialect:
-        """The SQL for pricing many calls at once."""
+        """The SQL for pricing many calls in one statement."""
         ...
 
     @property
@@ -227,9 +226,7 @@ class Database(Protocol):
         ...
 
     @property
-    def dialect(self) -> Dialect:
-        """The dialect of the database."""
-        ...
+    def dialect(self) -> Dialect: ...
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = (), /) -> list[Row]:
         """Return all rows of one statement that writes nothing."""

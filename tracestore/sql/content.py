@@ -245,7 +245,8 @@ _ASKED = """
 """
 """Finds a call that was answered since the session was set up.
 
-A call that was under way when its process was killed isn't one: its turn has left nothing, as any later one would.
+A call that was in progress when its process was killed isn't one: its turn has left nothing, as any later one
+would.
 """
 
 

@@ -134,7 +134,7 @@ async def open_replies(database: Database, session_id: str | None, *, owned: boo
     ]
 
 
-# -- Jobs at a provider: how each began, and whether its cost has been counted
+# -- Jobs at a provider: how each started, and whether its cost has been counted
 #
 # A call of the operation ``video_create`` creates a job. When the cost of the job is known, a call of the
 # operation ``video`` says it. Both bear the job's id as the provider's response id.

@@ -179,7 +179,7 @@ def _figures(row: Row, keeps_tags: bool) -> Row:
 async def forget_content(database: Database, before_us: int, at_us: int) -> int:
     """Delete content that was last said before a moment, and erase it.
 
-    Sessions that began before that moment can't be resumed any more, and have no names. Events and costs stay,
+    Sessions that started before that moment can't be resumed any more, and have no names. Events and costs stay,
     without the words in them.
     """
 

@@ -221,7 +221,6 @@ async def _counts(database: Database, where: CallFilter, by: Sequence[str]) -> l
 async def _percentiles(
     database: Database, where: CallFilter, group: Grouping, value: str, measured_on: str
 ) -> dict[tuple[object, ...], Percentiles]:
-    """The percentiles of one measure, by the values of the groups."""
     if value is _SPEED:
         value = database.dialect.rounded(_SPEED, 1)
     which, values = condition(where, database.dialect)

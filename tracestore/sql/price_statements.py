@@ -1,4 +1,4 @@
-"""The SQL that prices calls: `PriceTable.explain` as statements over many calls at once.
+"""The SQL that prices calls: `PriceTable.explain` as statements over many calls.
 
 There are two statements for this. `plain` prices a call with one look into one table and one row of products. It
 knows no reasons, and leaves calls that it can't price: calls of a new model, without a price, with contradictory

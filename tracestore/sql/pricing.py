@@ -124,7 +124,7 @@ async def _refuse_unknown(database: Database, version: str) -> None:
     raise StoreError(f"{database.name} knows no price version {version!r}; it knows {names}")
 
 
-# -- `PriceTable.explain` as SQL, for a million calls at once. A property test compares the two
+# -- `PriceTable.explain` as SQL, for a million calls in one statement. A property test compares the two
 #
 # Calls name their model in many ways. Each distinct way is resolved once, in Python, when it is first met. The
 # result are segments (ranges of time, hours and size with one price row each) in temporary tables. Then calls are

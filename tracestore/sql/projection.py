@@ -100,7 +100,7 @@ class CallRows(NamedTuple):
     rows: list[Values]
     """The rows. In the place of a run's number they have what stands for it."""
     begin: bool
-    """Whether these calls begin here, and so have no row yet if their events are new."""
+    """Whether these calls start here, and so have no row yet if their events are new."""
 
 
 class Projection:
@@ -116,7 +116,7 @@ class Projection:
         self.tags: list[Values] = []
         """The tags of calls: tag, value, request and attempt."""
         self.ended: list[tuple[str, int, int]] = []
-        """Calls with usage: request, attempt and begin."""
+        """Calls with usage: request, attempt and start."""
         self.calls: tuple[CallRows, ...] = ()
         """What `complete` makes of calls."""
 
@@ -270,9 +270,10 @@ def make_storable(values: Values, clean: Callable[[str], str]) -> None:
             values[index] = None
 
 
-# -- Costs of calls that were under way when a repricing came past them: they get their cost when they end
+# -- Costs of calls that were in progress when a repricing came past them: they get their cost when they end
 #
-# A repricing covers the calls that had begun by its end. A call that ends later has no usage until then. So it is
+# A repricing covers the calls that had started by its end. A call that ends later has no usage until then. So it
+# is
 # priced in the transaction that stores its end, and nobody sees it with its usage and without that cost. The same
 # holds for a run that is not finished and has come past the call.
 #
@@ -282,7 +283,7 @@ def make_storable(values: Values, clean: Callable[[str], str]) -> None:
 _log = Log("tracestore.late_costs")
 
 ROUNDED_US = 1_000_000
-"""The tolerance for the begin of a call, in microseconds. An end tells the begin by its latency, which is rounded,
+"""The tolerance for the start of a call, in microseconds. An end tells the start by its latency, which is rounded,
 and clocks are set."""
 
 _AT_ONCE = 500

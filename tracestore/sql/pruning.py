@@ -100,7 +100,7 @@ class Pruning(ABC):
     """Finds the runs of which nothing is left."""
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
-        """A pruning, not yet begun."""
+        """A pruning, not yet started."""
         self._database = database
         self._progress = progress
         self._report = PruneReport(dry_run=False, before_us=0)

@@ -38,10 +38,11 @@ from .sums import Difference, RepricedGroup, add_repriced, current_runs, differe
 # time and size with one price row each (`pricing`). They go into a temporary table. 2. 10,000 calls at a time are
 # joined with segments. Their costs, or the reasons why they have none, go into a temporary table and from there
 # into the trace. They are added up on the way (`comparison`), so that the calls themselves, whose rows are large,
-# are read once. Between these transactions others write. 3. Calls that began meanwhile are priced, too. The last
+# are read once. Between these transactions others write. 3. Calls that started meanwhile are priced, too. The last
 # of them are priced in the transaction that makes the costs of this run the current ones. A repricing that dies
 # half-way has changed nothing that anyone sees. The transaction of the costs also stores how far the run came. So
-# `resume` goes on from there and ends with the same report (`history`). 4. A call that had begun by then, and ends
+# `resume` goes on from there and ends with the same report (`history`). 4. A call that had started by then, and
+# ends
 # later, gets its cost in the transaction that stores its end (`late_costs`).
 #
 # Nothing is ever edited: neither events, nor costs at call time, nor a cost that a run has given. The SQL follows
@@ -216,7 +217,7 @@ def _last_call(statements: Statements) -> int:
 #
 # A run is entered before its first cost is written, and finished in the transaction that makes its costs the
 # current ones. Between the two it notes how far it has come. A run that never finished was interrupted, or is
-# under way.
+# in progress.
 
 
 def begin(

@@ -23,7 +23,6 @@ class RunSpan(msgspec.Struct):
     """The part of one run that is in a batch."""
 
     run_id: str
-    """The name of the run."""
     first_us: int
     """The time of its first event in the batch, in microseconds UTC."""
     last_us: int
@@ -48,7 +47,7 @@ class RunNumbers:
         self._known.update(numbers)
 
     def forget(self) -> None:
-        """Forget all numbers: the file is another one, or rows of runs have gone or were marked as ended."""
+        """Forget all numbers: the file is another, or rows of runs have gone or were marked as ended."""
         self._known.clear()
 
     def note(self, statements: Statements, run: RunSpan) -> int:
@@ -102,10 +101,12 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
 
 # -- Who owns a stored session: one run at a time
 #
-# The run that makes a session, begins it anew, or resumes it (`claim`) owns it from then on. Another run may still
-# say something of the session, for instance the rest of a turn that was under way. That is never mixed in. It is
-# kept under a name of its own, ``SESSION.RUN``: a session that begins with the history that both have in common.
-# So two hosts that resume one session at once have two sessions in the end, and nothing that was said is lost.
+# The run that makes a session, starts it again, or resumes it (`claim`) owns it from then on. Another run may
+# still
+# say something of the session, for instance the rest of a turn that was in progress. That is never mixed in. It is
+# kept under a name of its own, ``SESSION.RUN``: a session that starts with the history that both have in common.
+# So two hosts that resume one session at the same time have two sessions in the end, and nothing that was said is
+# lost.
 #
 # In a cluster each claim of a session has a number, its epoch, and what is said under a claim carries it. What
 # carries a lower one than the store knows by now comes too late, whoever says it: even the run that owns the
@@ -160,8 +161,8 @@ def branch(
 ) -> str:
     """Make the session that keeps a run's own continuation, and return its id.
 
-    The branch begins with the messages before the run's first one. If the owner wrote the last of these, the owner
-    may have begun anew; then the branch is left without a beginning rather than given a wrong one. In a cluster it
+    The branch starts with the messages before the run's first one. If the owner wrote the last of these, the owner
+    may have started again; then the branch is left without a start rather than given a wrong one. In a cluster it
     is left so if that message is of a later claim.
     """
     names: dict[str, SqlValue] = {

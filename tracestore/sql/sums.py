@@ -15,7 +15,7 @@ from .connection import Database, Dialect, SqlValue, Statements, greater, placeh
 #
 # `call_sums` holds the sums over the calls up to number `summed_calls.up_to`. The few calls that came later are
 # added by whoever asks, so a batch of events costs nothing more. Now and then `sum_up` takes the new calls in, all
-# at once. When a call that is summed already changes or goes, the database changes the sums in the same
+# immediately. When a call that is summed already changes or goes, the database changes the sums in the same
 # transaction.
 #
 # `repriced_sums` says, for each repricing, by how much its costs differ from those at call time.
@@ -248,7 +248,7 @@ def runs_of(statements: Statements, version: str) -> list[int]:
 
     The list ends with a run that covers whatever the earlier runs cover. That is a run of all calls, unless it was
     undone: a call that ended after the undoing may be covered by an earlier run alone. By a clock that was set
-    back, the earlier run may also cover calls that began after the end of the later one.
+    back, the earlier run may also cover calls that started after the end of the later one.
     """
     found = statements.run(
         """

@@ -7,7 +7,7 @@ The guarantees, and how they are kept:
   caller waits for its end even while being cancelled.
 - **One transaction at a time.** The connection's thread runs one function after the other, in the order in which
   they came. No other statement gets in between. One trip to that thread costs more than many a statement.
-- **Writers never wait on each other inside SQLite with a stale snapshot.** Every write begins ``IMMEDIATE``.
+- **Writers never wait on each other inside SQLite with a stale snapshot.** Every write starts ``IMMEDIATE``.
 - **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
   connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of any
   process, runs under an exclusive lock on ``<file>.lock``. The thread takes it and gives it back. While another
@@ -163,7 +163,7 @@ class Database:
         await self.read("PRAGMA temp_store = MEMORY")
 
     async def close(self) -> None:
-        """Finish what is under way and close the file. Closing twice is harmless."""
+        """Finish what is in progress and close the file. Closing twice is harmless."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:

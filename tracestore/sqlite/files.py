@@ -88,7 +88,7 @@ def refuse_foreign(path: Path) -> None:
 class HeldFile:
     """An open file that may bear an exclusive lock, which ends with `close` or with the process.
 
-    A forked child closes its own as it begins: with them it would keep the locks of a parent that died.
+    A forked child closes its own as it starts: with them it would keep the locks of a parent that died.
     """
 
     def __init__(self, path: Path, flags: int) -> None:
@@ -151,7 +151,7 @@ class FileLock:
         self._file = HeldFile(self._path, os.O_RDWR | os.O_CREAT)
 
     def try_acquire(self) -> bool:
-        """Take it at once, or return False."""
+        """Take it immediately, or return False."""
         return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:

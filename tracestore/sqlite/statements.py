@@ -71,7 +71,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _of_the_file() -> tuple[int, ...]:
-    """SQLite's codes for a file that the connection can't use, and perhaps another one could."""
+    """SQLite's codes for a file that the connection can't use, and perhaps another could."""
     import sqlite3
 
     return (
@@ -129,7 +129,6 @@ class SqlitePricing:
         return self.nano(pico)
 
     def exact(self, count: str) -> str:
-        """A count as it is."""
         return count
 
     def is_integer(self, number: str) -> str:
@@ -221,7 +220,7 @@ def _statement(insert: Insert, rows: int) -> str:
 
 # -- The index of a trace file: a table of FTS5
 #
-# It goes as a whole where content is erased, and is made anew by the next search. So nothing of what was erased
+# It goes as a whole where content is erased, and is made again by the next search. So nothing of what was erased
 # stays in it, whatever the version of SQLite.
 
 

@@ -36,7 +36,7 @@ class TraceStore(SqlStore):
         path: The file, made when it is opened (mode 0600, its folder 0700). A symbolic link is refused.
         durability: ``normal`` loses nothing committed when the process is killed, ``full`` nothing when the power
             fails.
-        clock: The clock for what the file says of itself, such as when a repricing began.
+        clock: The clock for what the file says of itself, such as when a repricing started.
         readonly: Whether the file is only read, as by `open_readonly`.
         take_in: Whether the store shows the events that dead processes left beside the file. A reader that may
             write stores them; otherwise it merges them into a temporary copy.

@@ -1,4 +1,4 @@
-"""A trace file in the hands of its writer: opened, written in batches, and opened anew when it can't be written.
+"""A trace file in the hands of its writer: opened, written in batches, and opened again when it can't be written.
 
 The path is never given up before the file is closed. If nothing could be opened, if the disk failed, or if
 somebody moved or replaced the file, the next batch opens the file that is then at the path.
@@ -66,7 +66,7 @@ class TraceFile:
                 raise
 
     async def close(self) -> None:
-        """Finish what is under way, mark the runs that lived here as ended, and close the file."""
+        """Finish what is in progress, mark the runs that lived here as ended, and close the file."""
         self._anew = False
         try:
             await self._living.end_all()
@@ -340,7 +340,7 @@ async def _checked_version(database: Database) -> int:
 async def _step(database: Database, now_us: int) -> int:
     """Apply the next missing step; another process may have been quicker, so look inside the transaction.
 
-    In a new file these are all steps at once: nothing is there that could be half way.
+    In a new file these are all steps in one: nothing is there that could be half way.
     """
 
     def work(statements: Statements) -> int:

@@ -36,8 +36,6 @@ _INCREMENTAL = 2
 
 
 class FilePruning(pruning.Pruning):
-    """One pruning of one file."""
-
     # Tags are found by the key, which the events of the calls have.
     _delete_tags = """
         DELETE FROM call_tags WHERE (key, value, call_id) IN (

@@ -60,7 +60,7 @@ class LineFile:
         self.size = end
 
     def empty(self) -> None:
-        """Forget what was appended. One that somebody has taken away is made anew when the next lines come."""
+        """Forget what was appended. One that somebody has taken away is made again when the next lines come."""
         self.size = 0
         if self._file is not None:
             os.ftruncate(self._file.descriptor, 0)
@@ -140,7 +140,7 @@ class SpillFile:
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
         """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError.
 
-        Of events with much content, fewer come at once.
+        Of events with much content, fewer come at a time.
         """
         descriptor = self._file.open()
         parts: list[bytes] = []

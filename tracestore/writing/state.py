@@ -72,6 +72,6 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
         case "retrying" if failures >= options.spill_after:
             return "spilling"
         case "dropping" if may_spill:
-            return "spilling"  # there may be room again; if not, that is found out at once
+            return "spilling"  # there may be room again; if not, that is found out immediately
         case _:
             return state

@@ -53,7 +53,7 @@ class Waiting:
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
     def remove(self, oldest: Sequence[Envelope]) -> None:
-        """Take off what `first` returned, or the beginning of it."""
+        """Take off what `first` returned, or the start of it."""
         for _ in oldest:
             self._events.popleft()
         self.size = self.size - _weigh(oldest) if self._events else 0
@@ -75,7 +75,8 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
 
 # -- Copies of the events that wait in memory, so that the end of the process doesn't take them along
 #
-# A commit is shared by all events of a tenth of a second; an answer is handed over at once. Between the two, what
+# A commit is shared by all events of a tenth of a second; an answer is handed over immediately. Between the two,
+# what
 # was said up to the answer stands in a file of JSON lines beside the database. A write into the system's page
 # cache is all that this costs: it survives the process, and not the machine. Whoever adopts such a file finds some
 # events stored already, which is harmless.

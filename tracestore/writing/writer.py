@@ -140,7 +140,9 @@ class WriterCore:
         prices: PriceTable | None = None,
         delivered: Delivered | None = None,
     ) -> WriterCore:
-        """The writer of one bus and one store. It subscribes at once, so nothing published from now on is missed.
+        """The writer of one bus and one store.
+
+        It subscribes immediately, so nothing published from now on is missed.
 
         The run lives until the store is closed.
 
@@ -249,7 +251,7 @@ class WriterCore:
         """Wait until everything that was published before the call survives the end of this process.
 
         By then each event is committed, spilled, or in the journal. This is one small write, without waiting
-        unless very many events came at once. The method never raises. If the file can't be written,
+        unless very many events came together. The method never raises. If the file can't be written,
         `WriterStatistics.unsecured` says why, and only a commit helps.
         """
         mark = self._entered + self._source.depth
@@ -304,7 +306,7 @@ class WriterCore:
             self._hurry = anyio.Event()
         options = self._options
         if self._state != "ok":
-            # Events are parked as they come; a flush tries at once.
+            # Events are parked as they come; a flush tries immediately.
             await self._pause(min(0.1, max(0.0, self._retry_at - anyio.current_time())))
             return
         if not self._pending:

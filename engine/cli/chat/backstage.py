@@ -18,13 +18,13 @@ from ..conversation_setup import approver, first_model, given_tools
 
 
 class Setting(NamedTuple):
-    """What the chat begins with."""
+    """What the chat starts with."""
 
     model: str | None  # the model; None is the default one, or that of the session that goes on
     system: str | None  # the system prompt
     key: str | None  # the name of the adapter's key to send
     resumed: str | None  # the session that goes on; None is a new one
-    saved: bool  # whether what is said is kept from the beginning
+    saved: bool  # whether what is said is kept from the start
     options: TurnOptions  # the options of each turn
     tools: Sequence[str] = ()  # the tools, as words
     asks_always: bool = False  # whether the person is asked about every call of a tool
@@ -96,7 +96,7 @@ class Backstage:
         return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
 
     def back_to(self, count: int) -> None:
-        """Go on as if only so many messages had been said: in a session of its own, with the same beginning."""
+        """Go on as if only so many messages had been said: in a session of its own, with the same start."""
         if len(self.session.messages) > count:
             self.session = self.session.fork(at=count)
 
@@ -196,7 +196,7 @@ class ReplyWriter:
 
 # -- Ctrl-C in a chat. What it does depends on what the chat is doing.
 #
-#     idle       nothing at once: the next reading begins with KeyboardInterrupt, and the chat ends
+#     idle       nothing immediately: the next reading starts with KeyboardInterrupt, and the chat ends
 #     reading    KeyboardInterrupt, in the middle of reading
 #     replying   the reply is cancelled; a second one raises KeyboardInterrupt
 #

@@ -360,7 +360,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
-    """What the chat begins with."""
+    """What the chat starts with."""
     last = last_session() if arguments.goes_on else LastSession("")
     return Setting(
         model=arguments.model,

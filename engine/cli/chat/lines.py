@@ -82,7 +82,7 @@ MARK = '"""'
 
 
 def is_open(text: str) -> bool:
-    """Whether a message has begun with three quotation marks and is not at its end."""
+    """Whether a message has started with three quotation marks and is not at its end."""
     stripped = text.strip()
     return stripped.startswith(MARK) and not (len(stripped) >= 2 * len(MARK) and stripped.endswith(MARK))
 

@@ -21,7 +21,7 @@ from callboard.bus.files import refuse_link
 
 from .lines import completions, history_path, is_open
 
-LARGEST_HISTORY = 1_000_000  # bytes, after which it begins anew
+LARGEST_HISTORY = 1_000_000  # bytes, after which it starts again
 
 
 class TerminalReader:
@@ -47,7 +47,7 @@ class TerminalReader:
             return None
 
     def ask(self, question: str) -> str:
-        asking: PromptSession[str] = PromptSession()  # not input(), which may lose a Ctrl-C as it begins to read
+        asking: PromptSession[str] = PromptSession()  # not input(), which may lose a Ctrl-C as it starts to read
         try:
             return asking.prompt(question)
         except EOFError:
@@ -59,7 +59,7 @@ class TerminalReader:
 
 
 def files(begin: str) -> list[str]:
-    """The paths that begin so; a folder ends with a slash."""
+    """The paths that start so; a folder ends with a slash."""
     found = glob(f"{escape(os.path.expanduser(begin))}*")
     return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)
 

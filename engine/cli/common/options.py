@@ -283,7 +283,7 @@ def from_trace(
 
 
 async def price_version(store: Store, under: str | None) -> str | None:
-    """The whole price version that begins as ``--under`` says; None if it says none."""
+    """The whole price version that starts as ``--under`` says; None if it says none."""
     if under is None:
         return None
     known = [table.version for table in await store.price_tables()]

@@ -103,7 +103,7 @@ _AS_JSON = ("tags", "routing", "raw")
 
 
 def _csv_cell(value: object) -> object:
-    # A cell that begins like a formula is one to a spreadsheet; an apostrophe makes it text.
+    # A cell that starts like a formula is one to a spreadsheet; an apostrophe makes it text.
     if not isinstance(value, str):
         return value
     text = harmless(value)

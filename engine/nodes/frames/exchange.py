@@ -45,7 +45,7 @@ class AskOwner(msgspec.Struct, frozen=True):
     from_seq: int
     """The number of the first event that is wanted."""
     node: str
-    """The node that is thought to own the stream; empty if nobody knows."""
+    """The node that is thought to own the stream; empty if it is unknown."""
 
 
 class AskStore(msgspec.Struct, frozen=True):
@@ -70,7 +70,6 @@ class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The answer of the node that has the stream. The events come as frames."""
 
     node: str
-    """The node."""
     next_seq: int
     """The number of events that it has."""
 
@@ -126,7 +125,7 @@ class Follower:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known how far the stream is by now, so that a reader may begin at its tail."""
+        """Whether it is known how far the stream is by now, so that a reader may start at its tail."""
         return self.over or (self._known and not self._stale and not self.mirror.behind)
 
     @property
@@ -172,7 +171,6 @@ class Follower:
         self._due = now + (self._timing.gap if self.mirror.behind else self._timing.quiet)
 
     def store_answered(self, answer: StoreAnswer, now: float) -> None:
-        """The store has answered."""
         self._phase, self._next, self._due = "following", "owner", now + self._timing.retry
         lost = now - self._owner_at >= self._timing.patience
         match answer:
@@ -256,7 +254,7 @@ class Subjects:
         return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
 
     def wanted(self, node: str) -> str:
-        """Where a node hears that another one waits for one of its sessions."""
+        """Where a node hears that another waits for one of its sessions."""
         return f"{self._root}.wanted.{token(node)}"
 
     def of_stream(self, stream_id: str) -> str:
@@ -288,7 +286,6 @@ class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Send me the events of a stream."""
 
     stream_id: str
-    """The stream."""
     from_seq: int
     """The number of the first event that is wanted."""
     to: str
@@ -299,7 +296,6 @@ class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Cancel the turn of a stream. The answer is a bool."""
 
     stream_id: str
-    """The stream."""
     owner: str | None = None
     """The owner that the stream must have; None cancels the stream of any owner."""
 

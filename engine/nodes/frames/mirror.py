@@ -26,7 +26,7 @@ from .wire import Ending, Frame, count_of, unpacked
 
 
 def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
-    """The end of a message that had begun, with what has come of it, and the end of the turn."""
+    """The end of a message that had started, with what has come of it, and the end of the turn."""
     accumulator = StreamAccumulator()
     for event in events:
         accumulator.process(event)
@@ -98,13 +98,13 @@ class Mirror:
         self.ahead = max(self.ahead, next_seq)
 
     def end(self, ending: Ending) -> None:
-        """End the stream as it was decided. A message that had begun gets its end, with what has come of it."""
+        """End the stream as it was decided. A message that had started gets its end, with what has come of it."""
         if not self.over:
             self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
             self.log.close()
 
     def complete(self, events: Sequence[TurnEvent], owner: str | None = None) -> None:
-        """End the stream with the whole of it, as it was found elsewhere: readers of a part of it begin anew."""
+        """End the stream with the whole of it, as it was found elsewhere: readers of a part of it start again."""
         if not self.over:
             self.log.owner = owner
             *content, end = events

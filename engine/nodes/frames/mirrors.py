@@ -47,7 +47,6 @@ class Filling(Protocol):
     """A log that is being filled from elsewhere."""
 
     log: StreamLog[TurnEvent]
-    """The log."""
     stored: bool
     """Whether it was made of what is stored, so that its numbers are not those of the owner."""
 
@@ -56,7 +55,7 @@ class Filling(Protocol):
 
 
 class RemoteReader(StreamReader[TurnEvent]):
-    """A reader of a log that is filled from elsewhere. It begins with the first read.
+    """A reader of a log that is filled from elsewhere. It starts with the first read.
 
     What `attach` would raise for a stream of this node is raised by the first read: UnknownStream if no node has
     the stream and nothing is stored of it, or if it has another owner. ValueError if `from_seq` is beyond the end.
@@ -64,7 +63,7 @@ class RemoteReader(StreamReader[TurnEvent]):
     Args:
         filling: The log, and what is known of it.
         from_seq: As for `StreamLog.reader`.
-        begin: A function that has the log filled.
+        start: A function that has the log filled.
         coalesce: As for `StreamLog.reader`.
         min_interval: As for `StreamLog.reader`.
         owner: As for `StreamChannel.attach`.
@@ -111,7 +110,7 @@ class RemoteReader(StreamReader[TurnEvent]):
         while self._cursor > log.next_seq and not log.closed and not self._closed:
             await log._changed()
         if self._filling.stored and self._cursor > 0:
-            self._cursor, self._unfold = 0, None  # what it has read has other numbers: it begins anew
+            self._cursor, self._unfold = 0, None  # what it has read has other numbers: it starts again
         elif self._cursor > log.next_seq and log.error is None and not self._closed:
             self.close()
             raise ValueError(

@@ -1,8 +1,8 @@
 """What the kept frames of a session say beyond its stored history, for the node that takes it over.
 
 The owner may have died with messages that no shared store has: what the user said, replies that were over, and the
-text of the reply under way. All of that was in frames before anybody could read it. It is pure: frames in whatever
-order go in, and messages come out.
+text of the reply in progress. All of that was in frames before anybody could read it. It is pure: frames in
+whatever order go in, and messages come out.
 """
 
 from __future__ import annotations
@@ -52,19 +52,18 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn, as far as its frames were kept."""
 
     stream_id: str
-    """The id of the turn and its stream."""
     node: str
     """The node that ran it."""
     epoch: int
     """The epoch in which it ran."""
     history: int | None
-    """The number of messages before it; None if its beginning was not kept."""
+    """The number of messages before it; None if its start was not kept."""
     status: TurnStatus | None
     """The way it ended; None if it has no end."""
     finished: bool
     """Whether its own node has said its end. Otherwise others have, or nobody."""
     opening: bytes
-    """The session's setup, as the turn's beginning has it; empty if that was not kept."""
+    """The session's setup, as the turn's start has it; empty if that was not kept."""
     appended: dict[int, Message]
     """The messages that it had added to the history, by their places."""
     left: tuple[Message, ...]
@@ -123,7 +122,7 @@ class Retained(msgspec.Struct, frozen=True):
 def retained(frames: Iterable[Frame]) -> Retained:
     """What frames of one session say.
 
-    Turns are in the order of their beginning: by the millisecond in their ids, then by the
+    Turns are in the order of their start: by the millisecond in their ids, then by the
     number of messages before them, then as their first frames came.
     """
     by_stream: dict[str, _Turn] = {}
@@ -242,7 +241,6 @@ class NothingStored:
     """A cluster without a store."""
 
     async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
-        """Nothing."""
         return "nothing"
 
 

@@ -1,7 +1,7 @@
 """The owner's side: what its streams say goes out, and questions about them are answered.
 
 A log that says something marks itself as having news, once. The frames of all logs that have some are then made
-together: at once if the last time is long enough ago, or when it is. So an open stream that says nothing costs
+together: immediately if the last time is long enough ago, or when it is. So an open stream that says nothing costs
 nothing, and one that says much costs a list append per delta, as without a cluster.
 """
 
@@ -54,7 +54,7 @@ class Framer:
         return self.log.closed and self._said >= self.log.next_seq
 
     def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
-        """Note what the turn begins with: the number of messages before it, what it says, the session's setup."""
+        """Note what the turn starts with: the number of messages before it, what it says, the session's setup."""
         self._beginning = Beginning(history, tuple(map(pack_message, said)), opening)
 
     def append(self, position: int, message: Message) -> None:
@@ -177,13 +177,13 @@ class FrameSender:
     # -- what the turns tell
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
-        """Follow a stream from its beginning."""
+        """Follow a stream from its start."""
         framer = Framer(log, session_id, self._node, self._frame_bytes)
         followed = self._open[log.stream_id] = _Followed(framer, cancel)
         log.notify(lambda: self._note(followed))
 
     def begin(self, stream_id: str, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
-        """Note what a turn begins with, see `Framer.begin`."""
+        """Note what a turn starts with, see `Framer.begin`."""
         if (followed := self._open.get(stream_id)) is not None:
             followed.framer.begin(history, said, opening)
             self._note(followed)
@@ -212,7 +212,7 @@ class FrameSender:
             self._note(followed)
 
     def flush(self) -> None:
-        """Say at once what there is to say."""
+        """Say immediately what there is to say."""
         self._flushed_at = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
@@ -222,7 +222,7 @@ class FrameSender:
             self._try_to_say(stream_id, followed)
 
     def say_now(self, stream_id: str) -> bool:
-        """Say at once what one stream has to say. Returns whether it is followed here."""
+        """Say immediately what one stream has to say. Returns whether it is followed here."""
         self._news.pop(stream_id, None)
         if (followed := self._open.get(stream_id)) is None:
             return False

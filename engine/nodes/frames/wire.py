@@ -73,7 +73,6 @@ def pack_message(message: Message) -> Packed:
 
 
 def unpack_message(packed: Packed) -> Message:
-    """The message."""
     message = _from_json(packed.json, _message_decoder())
     if packed.usage is None or message.metadata is None:
         return message
@@ -185,7 +184,6 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """Any other event."""
 
     event: Packed
-    """The event."""
 
 
 Entry: TypeAlias = Texts | Thoughts | Arguments | Whole
@@ -193,7 +191,7 @@ Entry: TypeAlias = Texts | Thoughts | Arguments | Whole
 
 
 class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a turn began with, for whoever has to go on with its session."""
+    """What a turn started with, for whoever has to go on with its session."""
 
     history: int
     """The number of messages that the session's history had."""
@@ -209,7 +207,6 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     position: int
     """Its place in the history, from 0."""
     message: Packed
-    """The message."""
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -227,7 +224,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """A stretch of a stream."""
 
     stream_id: str
-    """The id of the stream."""
     session_id: str
     """The id of the stream's session; empty without one."""
     node: str
@@ -243,7 +239,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     folded: bool = False
     """Whether the entries are a snapshot: they say the same as all events before `next_seq`, with fewer events."""
     beginning: Beginning | None = None
-    """What the turn began with, in its first frame."""
+    """What the turn started with, in its first frame."""
     appended: tuple[Appended, ...] = ()
     """The messages that entered the history meanwhile."""
     ending: Ending | None = None
@@ -256,13 +252,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """A part of a frame that is too large for one message."""
 
     stream_id: str
-    """The id of the stream."""
     check: int
     """The CRC-32 of the whole frame, by which parts of one frame are known."""
     index: int
     """The part's place, from 0."""
     count: int
-    """The number of parts."""
     body: bytes
     """A stretch of the encoded frame."""
 
