@@ -1,7 +1,7 @@
-"""What happened, and what it cost.
+"""The trace of events and calls, and the costs of calls.
 
-The store of events and calls, the writer that fills it from the bus, price tables, and repricing. Nothing here
-calls a provider.
+It has the store, the writer that fills it from the bus, price tables, and repricing. Nothing here calls a
+provider.
 """
 
 from callboard.bus._lazy_names import face

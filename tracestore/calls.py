@@ -23,7 +23,7 @@ from callboard.bus.values.usage import Cost, CostSum, TokenUsage, usage_is_unkno
 from .timestamps import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
-"""The status of a stored call. A call in progress is ``started``, and so is one whose process died."""
+"""The status of a stored call. A call in progress is ``started``, and so is a call of a dead process."""
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
@@ -56,7 +56,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str | None = None
     """The message that the reply became."""
     caused_by: str | None = None
-    """The request before it, such as the one whose reply called a tool."""
+    """The request that caused it, such as the one with the tool call in its reply."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """The tags of the call or of its session."""
     started_us: int | None = None
@@ -72,9 +72,9 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     requested_model: str | None = None
     """The model as the caller named it."""
     served_model: str | None = None
-    """The model that the provider says it ran."""
+    """The model that ran, as the provider reports it."""
     priced_as: str | None = None
-    """The ``provider:name`` whose prices apply, if it is not `model`."""
+    """The ``provider:name`` that sets the prices, if it is not `model`."""
     operation: str = "chat"
     """The operation: ``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or
     ``batch``."""
@@ -183,7 +183,7 @@ SHOWN: Mapping[str, Shown] = {
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which calls. A field that is None doesn't matter, and all others must hold.
+    """A filter for calls. A field that is None doesn't matter, and all others must match.
 
     Raises:
         ValueError: A datetime has no time zone.
@@ -206,36 +206,36 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: dict[str, str] | None = None
     """Tags that the call must have, with their values."""
     turn_id: str | None = None
-    """The turn of the call. It has no index of its own: in a large trace, say the session too."""
+    """The turn of the call. It has no index of its own: in a large trace, set the session too."""
     error_class: str | None = None
     """A value of `ErrorClass`."""
     unpriced: bool = False
-    """True: only calls with usage and without a cost, the current one or that of the version asked for."""
+    """True: only calls with usage and without a cost under the current or the requested price version."""
     min_cost_nano_usd: int | None = None
-    """The least cost in nano-USD, the current one or that of the version asked for."""
+    """The least cost in nano-USD under the current or the requested price version."""
     operation: str | None = None
     """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     key: str | None = None
     """The name of the key that was sent."""
     unknown: bool = False
-    """True: only calls of which not even the usage is known, see `CostRow`."""
+    """True: only calls of unknown usage, see `CostRow`."""
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
             if moment is not None:
-                to_us(moment)  # which refuses a datetime without a time zone, here and not in some query later
+                to_us(moment)  # It refuses a datetime without a time zone here, not in a later query.
 
 
 class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The captured messages that are looked for."""
 
     text: str | None = None
-    """The words that they say: all of these, ``"a phrase"``, ``start*``, and ``-not``. None is any."""
+    """The words in the message: all of these, ``"a phrase"``, ``start*``, and ``-not``. None is any."""
     session_id: str | None = None
     """The session of the messages."""
     since_us: int | None = None
-    """The first moment at which they were said."""
+    """The earliest moment of a message."""
     until_us: int | None = None
-    """The moment before which they were said."""
+    """The moment before which the messages were stored."""
     limit: int = 20
     """The number of messages at most, the latest first."""

@@ -1,6 +1,7 @@
-"""Events as a trace stores them, without content, and envelopes as lines of a spill file, with captured content.
+"""Events as a trace stores them, and envelopes as lines of a spill file.
 
-`bus.events.codec` reads and writes the JSON itself.
+Stored events have no content; spilled lines have the captured content. `bus.events.codec` reads and writes the
+JSON itself.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
     """The JSON of each event, without any content. Nearly all are encoded in one pass."""
     try:
         texts = _encoder.encode_lines([_bare(envelope.data) for envelope in envelopes]).decode().split("\n")
-        if len(texts) == len(envelopes) + 1:  # what came from a provider as it was may hold line breaks
+        if len(texts) == len(envelopes) + 1:  # Raw JSON of a provider may contain line breaks.
             return texts[:-1]
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
         pass  # one of them needs care, and has it below
@@ -83,7 +84,7 @@ def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
 
 
 def _bare(event: Event) -> msgspec.Struct | msgspec.Raw:
-    """What is encoded as an event without content."""
+    """The event without content, in the form that is encoded."""
     if _is_stored_as_it_is(type(event)):
         return event
     if type(event) is SessionMessageAppended:  # two in every turn
@@ -123,13 +124,13 @@ def encode_line(envelope: Envelope) -> bytes:
 
 
 def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
-    """A line for each, which `decode_line` reads as it reads those of `encode_line`.
+    """A line for each envelope, with the format of `encode_line`.
 
-    Nearly all are encoded in one pass, just as they are: somebody waits for it with an answer in hand.
+    Nearly all are encoded in one pass without changes, because a reply waits for this.
     """
     try:
         lines = as_text(_encoder.encode_lines([_line_of(envelope) for envelope in envelopes]))
-        if lines.count(b"\n") == len(envelopes):  # what came from a provider as it was may hold line breaks
+        if lines.count(b"\n") == len(envelopes):  # Raw JSON of a provider may contain line breaks.
             return lines
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
         pass  # one of them needs care, and has it below
@@ -137,7 +138,7 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
 
 
 def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
-    """What is encoded as an envelope's line."""
+    """An envelope in the form that is encoded as a line."""
     event = envelope.data
     if _is_stored_as_it_is(type(event)):
         return envelope
@@ -169,7 +170,7 @@ def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
 
 
 def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
-    # Only standard JSON reads escaped half surrogate pairs. What is passed on is text that has them escaped again.
+    # Only the standard library reads escaped half surrogate pairs. The result has them escaped again.
     try:
         fields = json.loads(line)
         fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
@@ -197,10 +198,9 @@ def decode_line(line: bytes) -> Envelope:
             return envelope
 
 
-# -- What stays of an event when its content is erased: figures, ids, and the names of models and providers
-#
-# A name, a tag, the text of an error and the name of a tool may each quote what was said. So no text stays unless
-# it is listed here. A field that a later version adds is erased as long as nobody lists it.
+# --- Erasing the content of events ---
+# A name, a tag, the text of an error and the name of a tool may each quote content. So only listed texts stay:
+# figures, ids, and the names of models and providers. A new field is erased until it is listed.
 
 
 KEPT = frozenset(
@@ -226,7 +226,7 @@ KEPT = frozenset(
         *("pricing_version", "key", "guardrail"),
     )
 )
-"""The fields whose text stays, wherever they stand."""
+"""The fields with texts that stay, at any depth."""
 
 _ERASED_HERE = frozenset(((LlmCallGuarded, "reason"),))
 """Fields of a kept name that hold other words in one event: a guardrail's reason is the host's own."""
@@ -238,7 +238,7 @@ _BARE = (SessionMessageAppended, SessionConfigured)
 
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:
-    """An event without anything that may quote what was said."""
+    """An event without anything that may quote content."""
     if isinstance(event, UnknownEvent):
         return UnknownEvent(topic=event.topic, raw=msgspec.Raw(msgspec.json.encode({"type": event.topic})))
     if isinstance(event, _BARE):

@@ -1,7 +1,7 @@
-"""The file of collections: vectors with their ids, the hashes of their texts, and what is known of them.
+"""The file of collections: vectors with their ids, the hashes of their texts, and metadata.
 
-It is apart from the trace, because nothing of it follows from events, and a trace is pruned by age. The file is
-private to its owner. A collection keeps the model of its vectors, since those of another can't be compared.
+It is separate from the trace, because it doesn't follow from events, and a trace is pruned by age. Only its owner
+can read the file. A collection has one model, since vectors of two models can't be compared.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CHUNK = 1000
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """A collection, as the file knows it."""
+    """A collection in the file."""
 
     name: str
     """The name of the collection."""
@@ -78,7 +78,7 @@ class Item(msgspec.Struct, frozen=True):
     text: str | None = None
     """The text, if it is to be kept."""
     metadata: str | None = None
-    """Whatever belongs to it, as a JSON object."""
+    """The host's metadata, as a JSON object."""
 
 
 class Similar(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class Similar(msgspec.Struct, frozen=True):
     text: str | None
     """The text, if it was kept."""
     metadata: msgspec.Raw | None
-    """What belongs to it, as a JSON object."""
+    """The host's metadata, as a JSON object."""
 
 
 class CollectionFile:
@@ -129,7 +129,7 @@ class CollectionFile:
         refuse_link(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=30)
-        connection.execute("PRAGMA secure_delete = ON")  # vectors tell much of their texts
+        connection.execute("PRAGMA secure_delete = ON")  # Vectors reveal much of their texts.
         return connection
 
     def _check(self) -> None:
@@ -209,7 +209,7 @@ class CollectionFile:
             )
 
     def note(self, name: str, metadata: Mapping[str, tuple[str | None, str | None]]) -> None:
-        """Keep metadata, and texts that are given, of items whose vectors stay, by their ids."""
+        """Store metadata, and the given texts, of items that keep their vectors, by their ids."""
         with self._translated(), self._transaction():
             self._connection.executemany(
                 "UPDATE items SET text = coalesce(?, text), metadata = ? WHERE id = ?"
@@ -251,7 +251,7 @@ class CollectionFile:
         return None if row is None else row[0]
 
     def similar(self, name: str, vector: bytes, limit: int, *, without: str | None = None) -> list[Similar]:
-        """The items of a collection whose vectors are most similar, the most similar first."""
+        """The items of a collection with the most similar vectors, the most similar first."""
         scores = scores_with(vector)
         best: list[tuple[float, str]] = []
         with self._translated():
@@ -274,9 +274,9 @@ class CollectionFile:
         return Similar(item, score, text, None if metadata is None else msgspec.Raw(metadata.encode()))
 
 
-# -- Cosine similarity over vectors that are stored as little-endian float32; numpy is used where it is installed
-#
-# A vector of zeros is similar to nothing: its similarity is 0.
+# --- Cosine similarity ---
+# Vectors are stored as little-endian float32. numpy is used if it is installed. A vector of zeros is similar to
+# nothing: its similarity is 0.
 
 
 Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]

@@ -1,7 +1,7 @@
-"""The tables of a trace in words, the same for a file and for a server: what `callboard sql --schema` shows.
+"""Descriptions of a trace's tables, for files and servers: the output of `callboard sql --schema`.
 
 The view `call_rows` has the names of `CallRow`, as an export flattens them: ``usage.source`` is ``usage_source``.
-A column of the table `calls` has that name, too, or `Column.in_python` says the other one.
+A column of the table `calls` has the same name, or `Column.in_python` has the other one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Column(NamedTuple):
     """One column of a table."""
 
     meaning: str
-    """What it holds, in a sentence."""
+    """Its content, in a sentence."""
     in_python: str | None = None
     """Its name in Python and JSON where it is another."""
 
@@ -29,7 +29,7 @@ class Table(NamedTuple):
     """One table of a trace."""
 
     meaning: str
-    """What a row is, in a sentence."""
+    """The content of a row, in a sentence."""
     columns: Mapping[str, Column]
     """The columns by name, in their order."""
 
@@ -55,7 +55,7 @@ _SENTENCES = _sentences()
 
 
 def _described(name: str) -> Column:
-    """A column that is a field of `CallRow`, in a sentence that says how the value is written."""
+    """A column that is a field of `CallRow`, in a sentence with the format of the value."""
     found = COLUMNS[name]
     written = ", 1 or 0." if found.kind == "bool" else ", as JSON." if found.kind == "json" else "."
     return Column(_SENTENCES[name].removesuffix(".") + written)

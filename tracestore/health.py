@@ -16,7 +16,7 @@ BESIDE = ("", "-wal", "-shm", ".lock")
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that the file system knows about a trace file at one moment."""
+    """The facts of the file system about a trace file at one moment."""
 
     path: Path
     exists: bool

@@ -23,9 +23,6 @@ def home_folder() -> Path:
     return home
 
 
-# -- The prices of a home folder: the published ones, and the user's own over them
-
-
 OWN_NAME = "prices.yaml"
 SNAPSHOT_NAME = "price-snapshot.json"
 

@@ -1,7 +1,7 @@
-"""The shared rows of the nodes of a cluster, and the interfaces that a database implements for them.
+"""The shared rows of a cluster's nodes, and the interfaces that a database implements for them.
 
-Three parts: the ledger of shared budgets, the ownership of sessions, and the probes of providers that are down.
-Only `callboard.tracestore.postgres` implements them.
+There are three parts: the ledger of shared budgets, the ownership of sessions, and the probes of unavailable
+providers. Only `callboard.tracestore.postgres` implements them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from callboard.bus.events.sessions import TurnStatus
 
 from .rows import SpendingQuery
 
-# -- What is left of budgets that several nodes share: the shared rows, and the interface to them
+# --- Shared budgets ---
+# An account belongs to one budget and one session, provider, model or value of a tag. In each slot of the budget's
+# window a node has a grant, its **slice**, and spends it without asking. An account's total is the sum of all
+# slices, of living and dead nodes, plus the trace's amount for runs without a slice:
 #
-# An account is one budget's for one session, provider, model or value of a tag. In each slot of the budget's
-# window a node may spend what it has been granted there, its **slice**, and asks nobody while that lasts. What
-# counts of an account is the sum of all slices, of living nodes and of dead ones, and what the trace has of runs
-# without a slice:
+#   spent, in the trace, by runs without a slice  +  slices of all nodes  <=  limit
 #
-#     spent, by the trace, of runs without a slice  +  slices of all nodes  <=  limit
-#
-# A slice is granted whole or not at all. The slice of a node that is gone counts in full until its calls are in
-# the trace; then it is deleted, and the trace is counted again, in one transaction.
+# A slice is granted whole or not at all. The slice of a dead node counts in full until its calls are in the trace.
+# Then it is deleted and the trace is counted again, in one transaction.
 
 
 Allotment: TypeAlias = tuple[int, int]
@@ -80,7 +78,7 @@ class Want(msgspec.Struct, frozen=True):
     up_to: Allotment
     """The size that the slice must have at least."""
     more: Allotment = (0, 0)
-    """What the node would use besides soon. It gets a part of that where much is left."""
+    """A further amount that the node expects to use soon. It gets a part of that if much is left."""
     forced: bool = False
     """Whether the node has admitted calls already, while the store could not be asked."""
 
@@ -93,7 +91,7 @@ class Standing(msgspec.Struct, frozen=True):
     granted: Allotment
     """The node's slice in that slot."""
     spent: Allotment
-    """What the trace has, in all slots that count."""
+    """The amount in the trace, in all slots that count."""
     others: Allotment
     """The slices of other nodes, in all slots that count."""
 
@@ -106,11 +104,11 @@ class Answer(msgspec.Struct, frozen=True):
     standings: Sequence[Standing]
     """The accounts."""
     wanted: Sequence[bool] = ()
-    """Of each, whether somebody was refused there a moment ago."""
+    """For each account, whether a call was refused there a moment ago."""
 
 
 class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice, as the store knows it."""
+    """A slice in the store."""
 
     budget: str
     """The budget, in the words of `AccountScope.budget`."""
@@ -129,8 +127,10 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Wants: TypeAlias = Callable[[int], Sequence[Want]]
-"""What is wanted at a moment of the store's clock, in the order of `by_name`. It is pure, and is called within the
-transaction."""
+"""The slices to request at a moment of the store's clock, in the order of `by_name`.
+
+It is pure, and is called within the transaction.
+"""
 
 
 _ONE_BY_ONE = 16
@@ -138,15 +138,15 @@ _ONE_BY_ONE = 16
 
 
 def by_name(scope: AccountScope) -> tuple[str, str]:
-    """The order of accounts in which everybody locks them."""
+    """The order in which all transactions lock accounts."""
     return scope.budget, scope.value
 
 
 def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
-    """The size of a slice that is wanted; None if the account hasn't as much left.
+    """The size of a requested slice; None if the account has too little left.
 
-    Of what a node would use besides, it gets at most a quarter of what is left behind room for fifteen more such
-    calls. So a slice that lies idle is small, and where little is left, calls are admitted one by one.
+    Of its further expected use, a node gets at most a quarter of the rest after room for fifteen more such calls.
+    So an idle slice is small, and near the limit calls are admitted one by one.
     """
     sizes = []
     for part, limit in enumerate(want.scope.limits):
@@ -187,7 +187,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
-        """Let go of all slices of a node whose calls are all in the trace, and count the trace again."""
+        """Release all slices of a node with all its calls in the trace, and count the trace again."""
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
@@ -195,15 +195,14 @@ class LedgerTables(Protocol):
         ...
 
 
-# -- Who lives, and whose a session is: the shared rows of the nodes of a cluster, and the interface to them
-#
-# A node lives while its lease lasts, by the database's clock. A session has one owner at a time. Whoever takes it
-# over raises its epoch, and everything that is said in it carries the epoch, so that the store can refuse what a
-# former owner still says.
+# --- Nodes and owners of sessions ---
+# A node lives while its lease lasts, by the database's clock. A session has one owner at a time. A takeover raises
+# the session's epoch, and every message carries its epoch. So the store can refuse late messages of a former
+# owner.
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, as it says of itself."""
+    """A node, as it describes itself."""
 
     node: str
     """The run of its engine, which is its identity."""
@@ -215,7 +214,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, as the store knows it."""
+    """A node in the store."""
 
     node: str
     """The run of its engine."""
@@ -234,7 +233,7 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     """A lease that lasts from now on."""
 
     lease: int
-    """The number of the lease. As long as it stays the same, nobody can have taken anything from the node."""
+    """The number of the lease. If it is unchanged, nothing was taken from the node."""
     owned: Mapping[str, int] | None = None
     """If the number is not the one that the node knew: the sessions that are still its own, with their epochs."""
     wanted: Sequence[str] = ()
@@ -264,7 +263,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """The epoch from now on."""
     previous: Owner | None = None
-    """The owner before; None of a session that nobody had."""
+    """The owner before; None for a session without one."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +289,7 @@ class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnershipTables(Protocol):
-    """The shared rows. Each method happens as a whole; whatever fails is a StoreError."""
+    """The shared rows. Each method is one transaction; each failure is a StoreError."""
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
         """Have a node's lease last from the database's now on."""
@@ -309,7 +308,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        """Let go of sessions, by their epochs. What is another's by now stays as it is."""
+        """Release sessions, by their epochs. A session that has another owner by now stays as it is."""
         ...
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
@@ -317,11 +316,11 @@ class OwnershipTables(Protocol):
         ...
 
     async def owner(self, session_id: str) -> Owner | None:
-        """The owner of a session; None if nobody ever claimed it, or it was deleted since."""
+        """The owner of a session; None if it was never claimed, or was deleted since."""
         ...
 
     async def ending(self, stream_id: str) -> TurnEnding | None:
-        """The decided end of a turn; None if nobody has decided it."""
+        """The decided end of a turn; None if it is undecided."""
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
@@ -329,14 +328,12 @@ class OwnershipTables(Protocol):
         ...
 
     async def nodes(self) -> list[NodeRow]:
-        """All nodes that the store knows, the living ones first."""
+        """All nodes in the store, the living ones first."""
         ...
 
 
-# -- Who finds out whether a provider is back: the shared rows, and the interface to them
-#
-# A provider that all nodes leave alone, or one of its models, is probed by one node at a time, which has a lease
-# for it.
+# --- Probes ---
+# One node at a time probes an unavailable provider or model, under a lease.
 
 
 class ProbeTables(Protocol):

@@ -1,4 +1,4 @@
-"""What providers' prompt caches saved: the price of the input without a cache, less its price as it was."""
+"""The savings of providers' prompt caches: the input's price without a cache, less its actual price."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _CACHED, _PLAIN = "_cache_read", "_input"
 
 
 class CacheSavings(msgspec.Struct, frozen=True, kw_only=True):
-    """What prompt caches saved in some calls."""
+    """The savings of prompt caches in some calls."""
 
     calls: int = 0
     """The calls that read from a cache, or wrote to one."""
     cached_input_tokens: int = 0
     """The input tokens of these calls that were read from a cache."""
     saved_nano_usd: int = 0
-    """The money that was saved, in nano-USD: what reading saved, less the surcharge for writing."""
+    """The saved money in nano-USD: savings by reading, less the surcharge for writing."""
     unpriced: int = 0
     """The calls that are in no amount, because one of the two prices isn't known."""
 
 
 async def cache_savings(store: Store, prices: PriceTable, where: CallFilter | None = None) -> CacheSavings:
-    """What prompt caches saved.
+    """The savings of prompt caches in stored calls.
 
     Args:
         store: The trace.

@@ -18,13 +18,11 @@ from .sqlite.database import Database
 from .sqlite.statements import Statements
 from .store import Store
 
-# -- Stored events as a source of a replay
+# --- Replaying stored events ---
+#   async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus:
+#       ...
 #
-#     async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus:
-#         ...
-#
-# They are read in pages, so memory is bounded by a page, whatever the file holds, and other users of the store get
-# their turn in between.
+# They are read in pages, so memory is bounded by a page. Other users of the store get their turn in between.
 
 
 PAGE = 500
@@ -148,7 +146,8 @@ def _glob(topics: Sequence[str]) -> str | None:
     return topics[0].replace(">", "*")
 
 
-# -- Replies kept in a file of their own, for a cache in front of the calls. Content, so never in the trace file
+# --- A cache of replies ---
+# Replies are content, so they are in a file of their own and never in the trace file.
 
 
 APPLICATION_ID = 0x43414C52

@@ -14,8 +14,10 @@ from callboard.bus.values.usage import usd_of
 from .calls import CallFilter
 
 OnProgress: TypeAlias = Callable[[int, int], None]
-"""Told the number of the last call that is done and of the last there is, between chunks. An error that it raises
-stops the repricing there, as a kill would: the repricing can be resumed."""
+"""A function that is called between chunks with the number of the last priced call, and of the last call.
+
+If it raises an error, the repricing stops there as if it were killed, and can be resumed.
+"""
 
 
 class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +40,14 @@ class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
     estimated: int = 0
     """The calls with usage that was estimated."""
     unknown: int = 0
-    """The calls, beside all these, of which not even the usage is known."""
+    """The number of other calls with unknown usage."""
 
 
 class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
     """The effect of a repricing on some calls.
 
-    The two sums are over the same calls, those with a cost before and after, so that their difference means
-    something. Calls that only one of the two sides prices are beside them, with their cost on that side.
+    The two sums cover the same calls, those with a cost before and after, so their difference is meaningful. Calls
+    with a cost on one side only are counted separately.
     """
 
     before_nano_usd: int
@@ -101,8 +103,9 @@ class SessionReprice(RepriceSums, frozen=True, kw_only=True):
 
 
 class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
-    """The effect of a repricing, done or only tried. Counts and amounts are those of `RepriceSums`, over the calls
-    that match the filter.
+    """The effect of a repricing or of a dry run.
+
+    Counts and sums are as in `RepriceSums`, over the filtered calls.
     """
 
     version: str
@@ -149,8 +152,9 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
 
 
 class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One repricing in the history of a trace. Counts and sums are those of `RepriceReport`, and None until the
-    run is finished.
+    """One repricing in the history of a trace.
+
+    Counts and sums are as in `RepriceReport`, and None until the run is finished.
     """
 
     id: int
@@ -190,7 +194,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     estimated: int | None = None
     """The calls with usage that was estimated."""
     unknown: int | None = None
-    """The calls of which not even the usage is known."""
+    """The number of calls with unknown usage."""
 
     @property
     def state(self) -> Literal["interrupted", "finished", "undone"]:
@@ -200,15 +204,15 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
         return "finished" if self.undone_us is None else "undone"
 
     def current_after(self, before: tuple[int, ...]) -> list[int]:
-        """The runs that are current once this one has finished, if those of `before` were."""
+        """The current runs after this one has finished, given those before."""
         return [self.id] if self.where == CallFilter() else [self.id, *(run for run in before if run != self.id)]
 
 
 class CurrentPrices(msgspec.Struct, frozen=True):
-    """The repricings whose costs are current."""
+    """The repricings with the current costs."""
 
     runs: tuple[int, ...]
-    """The runs. The cost of a call is that of the first that covers the call; without one, that at call time."""
+    """The runs. A call has the cost of the first run that covers it, or else the one at call time."""
     versions: tuple[str, ...]
     """The price versions of these runs, in the same order."""
     run: RepriceRun | None
@@ -234,7 +238,7 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     costs: int = 0
     """Costs of any repricing."""
     sessions: int = 0
-    """Sessions. These are counted when they have gone, so a dry run says 0."""
+    """The number of sessions. They are counted when they are deleted, so a dry run has 0."""
     runs: int = 0
     """Runs, counted when they have gone."""
     bodies: int = 0
@@ -251,9 +255,9 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     """The condition of a trace at this moment."""
 
     living: int
-    """The runs whose processes live."""
+    """The number of runs with living processes."""
     lost: int
-    """The runs whose processes died. The next start of a writer closes them."""
+    """The number of runs with dead processes. The next start of a writer closes them."""
     open_calls: int
     """The calls of lost runs that have no end."""
     spilled: tuple[tuple[Path, int], ...]

@@ -12,27 +12,27 @@ from callboard.bus.values.usage import Cost, TokenUsage, usd_of
 
 
 class FoundMessage(msgspec.Struct, frozen=True):
-    """A message of a session whose content was captured."""
+    """A message of a session with captured content."""
 
     session_id: str
     position: int
     """The place of the message in it, from 0."""
     message_id: str | None
     ts_us: int
-    """The moment at which it was said, in microseconds UTC."""
+    """The moment of the message, in microseconds UTC."""
     role: str
-    """Who said it: ``user``, ``assistant``, ``tool`` or ``system``. Empty if it can't be read."""
+    """Its role: ``user``, ``assistant``, ``tool`` or ``system``. Empty if it can't be read."""
     text: str
-    """What it says in words, thoughts and the arguments and results of tools included."""
+    """Its text, with thoughts and the arguments and results of tools."""
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a group of calls. A call without a cost is in no amount, and is counted beside the amounts."""
+    """The sums of a group of calls. A call without a cost is in no amount, and is counted separately."""
 
     key: tuple[str, ...]
     """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
     by: tuple[str, ...] = ()
-    """The dimensions of which these are the values, so that ``row["model"]`` is one of them."""
+    """The dimensions of these values, so that ``row["model"]`` is one of them."""
     calls: int
     """The attempts of calls, ended or not."""
     total_input_tokens: int
@@ -46,7 +46,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int
     """The calls with usage and without a cost."""
     estimated: int
-    """The calls whose usage was estimated."""
+    """The number of calls with estimated usage."""
     cached_input_tokens: int = 0
     """Input tokens that were read from the provider's cache."""
     cache_creation_input_tokens: int = 0
@@ -54,7 +54,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     """Tokens of thinking."""
     unknown: int = 0
-    """The calls of which not even the usage is known: they got no answer, or have no end yet."""
+    """The number of calls with unknown usage: they got no answer, or have no end yet."""
     at_call_time_unpriced: int = 0
     """The calls with usage that had no cost when they were called."""
 
@@ -113,11 +113,11 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_tokens: int
     """Input tokens that were read from the provider's cache."""
     estimated: int = 0
-    """The attempts whose usage was estimated."""
+    """The number of attempts with estimated usage."""
     unpriced: int = 0
     """The attempts with usage and without a cost."""
     unknown: int = 0
-    """The attempts of which not even the usage is known."""
+    """The number of attempts with unknown usage."""
     latency_ms: Percentiles = Percentiles()
     """Milliseconds from the call's start to the end of a completed attempt, waits and retries included."""
     first_token_ms: Percentiles = Percentiles()
@@ -187,9 +187,9 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int
     """The calls with usage and without a cost."""
     estimated: int = 0
-    """The calls whose usage was estimated."""
+    """The number of calls with estimated usage."""
     unknown: int = 0
-    """The calls of which not even the usage is known."""
+    """The number of calls with unknown usage."""
     messages: int = 0
     """The messages that are stored."""
     resumable: bool = False
@@ -199,7 +199,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SAID = "nothing of what was said in it is stored, though the model was asked"
-"""What is missing of a session that has no message, although a call was made for it."""
+"""The missing part of a session that has calls but no message."""
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +218,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     """The messages that are stored, in order."""
     missing: tuple[str, ...]
-    """Whatever is not stored, and the reason, in words."""
+    """The parts that are not stored, each with the reason."""
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,11 +235,11 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that it was created with."""
     counted: Cost | None = None
-    """The cost of the job, as soon as a call of its own says so."""
+    """The cost of the job, once a call records it."""
 
 
 class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply that a provider makes in the background, and whose process has ended."""
+    """A reply that a provider makes in the background for a process that has ended."""
 
     request_id: str
     """The id of its call."""
@@ -281,7 +281,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch as far as the trace knows it."""
+    """A batch in the trace."""
 
     batch_id: str
     """The batch's id."""
@@ -324,15 +324,17 @@ class CountedCall(msgspec.Struct, frozen=True):
     """The class of the error that its last attempt ended in; None if it ended well."""
 
 
-# -- What budgets ask the trace: the sums that calls cost, by whose account they are and by when they were made
+# --- Sums for budgets ---
 
 
 class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which calls count, and how they are grouped."""
+    """The calls that count for a budget, and their grouping."""
 
     by: str | None = None
-    """The dimension whose values have accounts of their own: ``session_id``, ``provider``, ``model`` or
-    ``tag:KEY``. None is one account for all."""
+    """The dimension with an account for each value: ``session_id``, ``provider``, ``model`` or ``tag:KEY``.
+
+    None is one account for all.
+    """
     value: str | None = None
     """The only value that is wanted; None is every value."""
     since_us: int | None = None

@@ -1,7 +1,7 @@
-"""The index of captured words: made and kept up by a search, and by nothing else.
+"""The index of captured words, which only a search builds and updates.
 
-Whoever never searches has no index and pays nothing for one. A search first takes in what was said since the last
-one, in short transactions. Where content is deleted, its words go from the index in the same transaction.
+Without searches there is no index and no overhead. A search first adds the content since the last one, in short
+transactions. Deleted content leaves the index in the same transaction.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _found(row: Row, fetch: _Fetch) -> FoundMessage:
 
 
 class _Fetch:
-    """Reads messages, and the bodies that they are made of. What can't be read says nothing."""
+    """Reads messages, and the bodies that they are made of. Unreadable content counts as empty."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
@@ -117,7 +117,7 @@ class _Fetch:
         return self.said(body)[1]
 
     def said(self, body: bytes) -> tuple[str, str]:
-        """Who says what."""
+        """The role and the words of a message."""
         try:
             message = message_of(bytes(body), self._body)
         except (ValueError, KeyError):
@@ -133,10 +133,10 @@ class _Fetch:
         return self._known[digest]
 
 
-# -- Text as words, and a question as terms: the same for both databases. Pure
-#
-# A word is letters and digits without accents and in lower case; a character of Chinese, Japanese or Korean is a
-# word of its own. What is asked for is words that must all be there, ``"a phrase"``, ``start*``, and ``-not``.
+# --- Words and search terms ---
+# The code is pure and the same for both databases. A word is letters and digits without accents in lower case. A
+# character of Chinese, Japanese or Korean is a word of its own. A search has words that must all occur, ``"a
+# phrase"``, ``start*``, and ``-not``.
 
 
 _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
@@ -177,7 +177,7 @@ def _terms(question: str) -> Iterator[Term]:
 
 
 def text_of(message: Message) -> str:
-    """All that a message says in words: its text, its thoughts, the arguments and results of tools."""
+    """All words of a message: its text, its thoughts, the arguments and results of tools."""
     parts: list[str] = []
     for block in message.content:
         match block:

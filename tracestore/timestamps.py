@@ -42,7 +42,7 @@ def iso_day(day: int) -> str:
 
 
 def iso_moment(moment_us: int) -> str:
-    """Microseconds since the epoch as an ISO time (UTC), whatever the year."""
+    """Microseconds since the epoch as an ISO time (UTC), for any year."""
     day, within = divmod(moment_us, US_PER_DAY)
     time = (_EPOCH + timedelta(microseconds=within)).time()
     return f"{iso_day(day)}T{time.isoformat(timespec='microseconds')}+00:00"

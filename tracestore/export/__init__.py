@@ -1,4 +1,4 @@
-"""What others can take: OpenTelemetry spans and metrics off a bus, and calls as CSV, JSON lines or Parquet."""
+"""Exports: OpenTelemetry spans and metrics from a bus, and calls as CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Format: TypeAlias = Literal["csv", "jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-"""What `export_calls` can write."""
+"""The formats of `export_calls`."""
 
 PAGE = 250
 _ROW_GROUP = 10_000  # of Parquet: smaller ones are slow to read
@@ -70,7 +70,7 @@ _OTHERS: dict[str, tuple[Kind, str]] = {
     "cost_usd": ("usd", "cost.nano_usd"),
     "at_call_time_usd": ("usd", "at_call_time.nano_usd"),
 }
-"""Columns whose names don't say what they are, with the path from the row."""
+"""Columns with a kind that the name doesn't show, with the path from the row."""
 
 
 def _column(name: str) -> Column:
@@ -90,7 +90,7 @@ def _column(name: str) -> Column:
 
 
 def _at(path: str) -> Callable[[CallRow], Cell]:
-    """What reads a field of the row, or of its usage or costs if the row has them."""
+    """The function that reads a field of the row, or of its usage or costs if it has them."""
     outer, _, inner = path.partition(".")
     if not inner:
         return attrgetter(outer)

@@ -4,25 +4,23 @@
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)
 
-The exporter reads a subscription. So it works the same on a live bus and on a replay, and nobody waits for it. It
+The exporter reads a subscription. So it works the same on a live bus and on a replay, and delays no publisher. It
 uses the host's own providers, or the global ones. OpenTelemetry is an extra: ``pip install "callboard[otel]"``.
 
 **Spans.** A turn is a span (`invoke_agent`, internal). Below it, each attempt of a call is a span (`chat MODEL`,
 client), and each run of a tool (`execute_tool NAME`). The parent of a turn, or of a call without a turn, is the
-host's span that was current at its start. Without such a span it is the root of a trace. A session has no end,
-so it is no span. It is the `gen_ai.conversation.id` of its spans. An attempt links to the attempt before it.
-`callboard.link` tells why it followed: `retry`, `repair`, `fallback` on another model after a failure, or the next
-`step` after tools. Times are the times of the events. Durations are those of the monotonic clock. A cancelled call
-or turn is no error.
+host's current span at its start, or none. A session has no end, so it is no span. It is the
+`gen_ai.conversation.id` of its spans. An attempt links to the attempt before it, with the reason in
+`callboard.link`: `retry`, `repair`, `fallback` on another model after a failure, or the next `step` after tools.
+Times are those of the events, durations those of the monotonic clock. A cancelled call or turn is no error.
 
 **Metrics** carry the present time, whatever the time of the events. For a replay of old events, leave them out.
 
-**Content** is left out unless `content` asks for it. Then the span of each attempt has the whole request and the
-reply, where the conventions put them and viewers such as Phoenix look: `gen_ai.system_instructions`,
-`gen_ai.input.messages`, `gen_ai.tool.definitions` and `gen_ai.output.messages`. The span of a turn has the system
-text and the messages that the turn added. The span of a tool has its arguments and its result. Errors have their
-text. Content is available only in the process that makes the calls. A replay has none, because events are stored
-without it.
+**Content** is left out unless `content` is set. Then the span of each attempt has the whole request and the reply,
+in the attributes of the conventions: `gen_ai.system_instructions`, `gen_ai.input.messages`,
+`gen_ai.tool.definitions` and `gen_ai.output.messages`. The span of a turn has the system text and the messages
+that the turn added. The span of a tool has its arguments and its result. Errors have their text. Content is
+available only in the process that makes the calls. A replay has none, because events are stored without it.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class _Open:
         self.attributes = attributes
         self.asked: list[Message] = []
         self.said: list[Message] = []
-        self.end_ns: int | None = None  # of a tool's run whose result is awaited
+        self.end_ns: int | None = None  # The end of a tool's run, while its result is awaited.
 
 
 class OtelExporter:
@@ -144,7 +142,7 @@ class OtelExporter:
                 pass
 
     def close(self) -> None:
-        """End the spans whose end never came, each as an error of type ``lost``. Idempotent."""
+        """End the spans without an end event, each as an error of type ``lost``. Idempotent."""
         while self._open:
             self._lose(self._open.popitem(last=False)[1])
 
@@ -287,7 +285,7 @@ class OtelExporter:
             found.span.end(found.end_ns)
 
     def _end_awaited(self, envelope: Envelope) -> None:
-        """End the spans of a turn's tools whose results never came into the history."""
+        """End the spans of a turn's tools without results in the history."""
         turn = _tool_key(envelope, "")[:-1]
         for key in [key for key, found in self._open.items() if key[:-1] == turn and found.end_ns is not None]:
             found = self._open.pop(key)
@@ -383,7 +381,7 @@ def _end_ns(began: Envelope, ended: Envelope) -> int:
     return began.ts_us * 1000 + max(0, ended.mono_ns - began.mono_ns)
 
 
-# -- The ends of calls as OpenTelemetry's metrics
+# --- Metrics of calls ---
 
 
 class Metrics:

@@ -1,8 +1,8 @@
-"""The words of OpenTelemetry's GenAI conventions for our events: names and attributes, and nothing else.
+"""The names and attributes of OpenTelemetry's GenAI conventions for our events.
 
 The names are those of the conventions' own repository (semantic-conventions-genai) in autumn 2026. At that time
-all of them were "Development", and some were renamed within the year. So this module is the only one that knows
-them. Facts without a name there, such as the cost of a call, stand under ``callboard.``.
+all of them were "Development", and some were renamed within the year. So only this module uses them. Facts without
+a name there, such as the cost of a call, are under ``callboard.``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 
 CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_agent", "execute_tool"
 CONVERSATIONS = (CHAT, "generate_content")
-"""The operations whose reply comes to an end for some reason."""
+"""The operations with a reply that ends for a reason."""
 
 
 def provider_names() -> dict[str, str]:
@@ -78,7 +78,7 @@ def provider_name(provider: str, names: Mapping[str, str]) -> str:
 def of_call(
     envelope: Envelope, data: LlmCallStarted | LlmCallCompleted | LlmCallFailed, names: Mapping[str, str]
 ) -> Attributes:
-    """What is known of an attempt from its first event on."""
+    """The facts of an attempt from its first event on."""
     provider = provider_name(data.provider, names)
     attributes: Attributes = {
         "gen_ai.operation.name": operation(provider),
@@ -97,7 +97,7 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
-    """What an attempt's start adds, and if it is no conversation's, what stands over `of_call`'s operation."""
+    """The facts in an attempt's start. If it is no conversation, some replace `of_call`'s."""
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
     if data.operation != CHAT:
         attributes["gen_ai.operation.name"] = data.operation
@@ -192,7 +192,7 @@ def of_cost(cost: Cost) -> Attributes:
 
 
 def for_metrics(attributes: Attributes) -> Attributes:
-    """Those of a span that metrics have: few, and of few values."""
+    """The few attributes of a span with few values, for metrics."""
     kept = (
         "gen_ai.operation.name",
         "gen_ai.provider.name",
@@ -205,12 +205,12 @@ def for_metrics(attributes: Attributes) -> Attributes:
 
 
 def input_json(messages: Sequence[Message]) -> str:
-    """What was said to a model, as the conventions' JSON."""
+    """Messages to a model, as the conventions' JSON."""
     return _json([_message(message) for message in messages])
 
 
 def output_json(messages: Sequence[Message]) -> str:
-    """What a model said, as the conventions' JSON, where each message says why it ended."""
+    """Messages of a model, as the conventions' JSON, each with its finish reason."""
     return _json([{**_message(message), "finish_reason": _finish_reason(message)} for message in messages])
 
 
@@ -252,7 +252,7 @@ def value_json(value: Json) -> str:
 
 
 def result_of(block: ToolResultBlock) -> Json:
-    """What a tool answered: its text, or the parts of it."""
+    """The result of a tool: its text, or its parts."""
     return block.content if isinstance(block.content, str) else [_part(part) for part in block.content]
 
 

@@ -1,1 +1,1 @@
-"""The trace in PostgreSQL; nothing else imports psycopg, and nothing here does before a connection is made."""
+"""The trace in PostgreSQL. Only this room imports psycopg, and only when a connection is made."""

@@ -20,18 +20,15 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
 
 
-# -- Connections to PostgreSQL: what an address says of them, how they are made, and the types of values on them
+# --- Addresses and types ---
+# An address may have two parameters of Callboard's own, the schema of the tables and a pooler:
 #
-# An address may say to Callboard itself which schema the tables are in, and that a pooler is on the way:
+#   postgresql://user@host/database?schema=team_a
+#   postgresql://user@pooler:6432/database?pooler=transaction
 #
-#     postgresql://user@host/database?schema=team_a
-#     postgresql://user@pooler:6432/database?pooler=transaction
-#
-# libpq knows neither word and would refuse the address. In libpq's other form of an address they are words as
-# well: ``host=… dbname=… schema=team_a``.
-#
-# Every whole number goes over as a bigint, a flag among them as 0 or 1, so that a statement is prepared once. The
-# sum of bigints is numeric; it comes back as an int where it is whole, else as a float.
+# libpq rejects both, so they are removed first. In libpq's other form they are words as well: ``host=… dbname=…
+# schema=team_a``. Every whole number is sent as a bigint, a flag among them as 0 or 1, so that a statement is
+# prepared once. The sum of bigints is numeric; it is read as an int if it is whole, else as a float.
 
 
 _IN_URL = re.compile(r"(?<=[?&])(schema|pooler)=([^&#]*)&?")
@@ -42,7 +39,7 @@ class Address(NamedTuple):
     """An address, taken apart."""
 
     dsn: str
-    """What is left for libpq."""
+    """The address without Callboard's parameters, for libpq."""
     schema: str | None
     """The schema of the tables; None if the address names none."""
     pooled: bool
@@ -77,8 +74,7 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Parameters of a connection that a DSN may set otherwise. A server whose host vanished is noticed in half a
-minute."""
+"""Parameters of a connection that a DSN may replace. A vanished server is noticed in half a minute."""
 
 _LOCK_TIMEOUT_MS = 30_000
 """The longest wait for a lock: then the work is undone, and may be tried again."""
@@ -129,7 +125,10 @@ def _set_up(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _check_role(connection: psycopg.Connection, schema: str) -> None:
-    """Check that the role has the settings that are needed. Behind a pooler ours would be somebody else's, too."""
+    """Check that the role has the required settings.
+
+    Behind a pooler, our own settings would affect other sessions.
+    """
     import psycopg
 
     ((user, path, zone),) = connection.execute(
@@ -192,18 +191,20 @@ def _adapters() -> AdaptersMap:
     return adapters
 
 
-# -- What psycopg raises, as what the store raises
+# --- Errors ---
 
 
 _MAY_PASS = ("08", "25006", "40", "53", "55P03", "57P", "58")
-"""The beginnings of the SQLSTATEs of errors that may pass: the connection, a server that only reads (a standby),
-a transaction that got in the way of another, no room or memory, a lock that was not had, a server that stops, and
-its disk."""
+"""The first characters of the SQLSTATEs of temporary errors.
+
+They are: the connection, a read-only server (a standby), a conflict of transactions, no room or memory, a lock
+that was not available, a stopping server, and its disk.
+"""
 
 
 @contextlib.contextmanager
 def translated_errors(name: str) -> Iterator[None]:
-    """Whatever psycopg says of a database is a StoreError; if it may pass, a StoreUnavailable."""
+    """Raise errors of psycopg as StoreError, or as StoreUnavailable if they may pass."""
     import psycopg
 
     try:
@@ -245,11 +246,10 @@ def unstorable() -> Iterator[None]:
         raise Unstorable(said(error)) from error
 
 
-# -- A thread that works for an event loop: one function after the other, in the order in which they came
-#
-# It is a daemon, so a database that is left open never keeps the interpreter alive; the server undoes whatever was
-# in progress. An executor's thread would not do: it takes no work any more while the host's own threads still shut
-# their engines down.
+# --- The thread of a connection ---
+# It runs one function after the other, in order of arrival. It is a daemon, so an open database never keeps the
+# interpreter alive; the server undoes the work in progress. An executor's thread would refuse work while the
+# host's own threads still close their engines.
 
 
 _T = TypeVar("_T")
@@ -284,7 +284,7 @@ class WorkThread:
                 result = work()
             except BaseException as error:
                 failed = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits any more.
                 loop.call_soon_threadsafe(told, result, failed)
 
         if self._thread is None:

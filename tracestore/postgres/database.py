@@ -1,18 +1,17 @@
 """One PostgreSQL database, for one event loop: a connection that writes, and connections that read.
 
-- **One transaction writes at a time**, whoever's it is: it starts with an advisory lock that it holds to its end,
-  as SQLite locks its file. So rows get their numbers in the order in which they are committed, and a reader that
-  remembers how far it has read misses nothing; what a transaction looked up stays true until it commits; and no
-  two can wait for each other. Writers share commits by batching; more of them don't write more.
-- **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, which a thread runs
-  in one go, and whose caller waits for its end.
-- **A server that hangs holds nobody up for ever.** Work whose caller is cancelled has some seconds left, and work
-  with a time limit has that. Then its connection is cut, and it fails as if the connection had broken.
-- **A connection that broke is made again with the next work.** Whatever only reads, or has only started, is tried
-  on
-  the new one immediately. A transaction whose connection broke on the way raises StoreUnavailable: nothing of it is
-  committed, unless it broke during the very COMMIT. Whoever writes again must be able to write the same twice.
-- **One `look` sees one state of the database**, however many statements it runs.
+- **One transaction writes at a time**, among all processes: it holds an advisory lock from its start to its end,
+  as SQLite locks its file. So rows are numbered in commit order, and a reader that remembers its place misses
+  nothing. Facts that a transaction has read stay true until it commits, and there are no deadlocks. Writers share
+  commits by batching; more of them don't write more.
+- **A transaction happens as a whole or not at all, also under cancellation.** It is one function, which a thread
+  runs without a break, and the caller waits for its end.
+- **A hanging server blocks no caller forever.** Work of a cancelled caller has some seconds left, and work with a
+  time limit has that. Then its connection is cut, and it fails as if the connection had broken.
+- **A broken connection is replaced with the next work.** Work that only reads, or has only started, is repeated on
+  the new one. A transaction whose connection broke half-way raises StoreUnavailable: nothing of it is committed,
+  unless it broke during the COMMIT. So writers must be able to write the same twice.
+- **One `look` sees one state of the database**, with any number of statements.
 
 Every failure is a `StoreError` that names the database. A failure that may pass is a `StoreUnavailable`.
 """
@@ -45,13 +44,13 @@ SCHEMA = "callboard"
 """The schema of the tables, unless a store names another."""
 
 EVER_US = (1 << 63) - 1
-"""A moment that is later than any. Hosts' clocks differ, and so what was said may bear a time to come."""
+"""A moment later than any other. Hosts' clocks differ, so a time may be in the future."""
 
 PATIENCE = Patience(cancelled=5.0)
-"""No statement is too long, unless nobody waits for it any more."""
+"""No statement takes too long, unless its caller was cancelled."""
 
 _CLOSE_SECONDS = 5.0
-"""The longest time for what is in progress when a database is closed."""
+"""Seconds to wait for the work in progress when a database is closed."""
 
 _READERS = 2
 
@@ -186,11 +185,12 @@ def _named(dsn: str, schema: str | None) -> str:
         raise StoreError("this is no DSN of PostgreSQL, such as postgresql://user@host/database") from None
 
 
-# -- One connection with its thread, made when it is needed, made again when it broke, and cut when it hangs
+# --- One connection ---
+# It has a thread of its own. It is made when it is needed, replaced when it broke, and cut when it hangs.
 
 
 WRITERS_LOCK = 0x43414C42_57524954
-"""The advisory lock (``CALBWRIT``) of whoever writes. It is held to the end of the transaction."""
+"""The advisory lock (``CALBWRIT``) of the writer. It is held to the end of the transaction."""
 
 _SLOW_SECONDS = 1.0
 """The time that a failed attempt to connect has taken if the server doesn't answer, rather than refuse."""
@@ -205,10 +205,10 @@ _log = Log("tracestore.postgres")
 
 
 class Reach:
-    """Whether a server can be reached, so that not everybody waits for one that doesn't answer.
+    """Whether a server is reachable, so that not every caller waits for a timeout.
 
-    A server that refuses is asked again each time. Where connecting has taken its time and failed, the next ones
-    fail immediately with the same error, for a while. So do those after work that the server did not answer.
+    A server that refuses is asked again each time. After a slow failed connection, the next ones fail immediately
+    with the same error for a while. So do those after work that the server did not answer.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Reach:
         self._ask_at = 0.0
 
     def connection(self, make: Callable[[], psycopg.Connection]) -> psycopg.Connection:
-        """What `make` makes. Raises psycopg's errors."""
+        """The result of `make`. Raises psycopg's errors."""
         import psycopg
 
         begun = time.monotonic()
@@ -241,7 +241,7 @@ class Reach:
 
 
 class Link:
-    """One connection. Errors are psycopg's, and whoever calls translates them."""
+    """One connection. Errors are psycopg's, and the caller translates them."""
 
     def __init__(self, dsn: str, schema: str, name: str, reach: Reach) -> None:
         self._dsn = dsn
@@ -284,7 +284,7 @@ class Link:
         return await self._run(lambda: self._to_its_end(self._twice(begun), work))
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a transaction that those of writers may overlap, and commit it."""
+        """Run `work` in a transaction that may overlap with those of writers, and commit it."""
 
         def begun(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -297,15 +297,15 @@ class Link:
         return await self._run(lambda: self._twice(work))
 
     async def close(self) -> None:
-        """Close the connection after what is waiting. It may be used again, and connects again then."""
+        """Close the connection after the waiting work. It may be used again, and then reconnects."""
         if self._connection is not None or self.waiting:
             await self._run(self._close)
         self._thread.stop()
 
     def cut(self) -> None:
-        """Let the work in progress fail, whatever it waits for. To be called in the event loop.
+        """Make the work in progress fail. Call this in the event loop.
 
-        A server that hangs answers neither a statement nor the wish to cancel it. So the connection is shut down
+        A hanging server answers neither a statement nor a request to cancel it. So the connection is shut down
         beneath the statement. An attempt to connect ends by its own time limit.
         """
         with self._changing:

@@ -1,7 +1,7 @@
 """`tracestore.nodes.LedgerTables` in PostgreSQL.
 
-Whoever changes slices of an account locks the account's row, all accounts in the order of their names. So sums are
-right, and no two wait for each other. The time is the database's.
+A transaction that changes slices locks the rows of their accounts, in the order of their names. So sums are
+correct, and there are no deadlocks. The time is the database's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SLICES = f"""
      GROUP BY 1, 2, 3, 4, 5
      ORDER BY 1, 2, 5 DESC, 6 DESC, 7 DESC, 3
 """
-"""All slices that count, of each account those of living nodes first, and then the largest ones."""
+"""All slices that count: for each account those of living nodes first, and then the largest ones."""
 
 
 class PostgresLedger:
@@ -173,7 +173,7 @@ def slice_rows(rows: Iterable[Row]) -> list[SliceRow]:
     ]
 
 
-# -- In a transaction
+# --- Within a transaction ---
 
 
 def _now(statements: Statements) -> int:
@@ -182,7 +182,7 @@ def _now(statements: Statements) -> int:
 
 
 def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
-    """The number of an account, whose row is locked from then on. A new account starts with what the trace has."""
+    """The number of an account, with its row locked. A new account starts with the trace's amount."""
     statements.run(_MAKE, (scope.budget, scope.value))
     ((account, counted),) = statements.run(_LOCK, (scope.budget, scope.value))
     if not counted:
@@ -214,7 +214,7 @@ def _settle(statements: Statements, node: str, scope: AccountScope, now_us: int)
 def _size(
     statements: Statements, account: int, want: Want, node: str, number: int, now_us: int
 ) -> Allotment | None:
-    """The size of a slice that is wanted; None if it can't be had. Others are told that somebody lacks it."""
+    """The size of a requested slice; None if it is refused. Other nodes then see the need."""
     standing, own, last = _standing(statements, account, want.slot, node, now_us)
     if last >= number:
         return standing.granted

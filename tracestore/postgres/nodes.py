@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# -- `tracestore.nodes.OwnershipTables` in PostgreSQL
+# --- Owners of sessions ---
+# This is `tracestore.nodes.OwnershipTables`. A decision about a node's lease locks the node's row, and so does the
+# node's renewal. Either the renewal comes first, and the node lives, or it comes later and sees the loss. All
+# transactions lock a session before a node, and a renewal locks no session, so there are no deadlocks.
 #
-# Whoever decides by a node's lease locks the node's row, and so does the node's renewal: either the renewal comes
-# first, and the node lives, or it comes afterwards, and sees what was taken from it. Everybody locks a session
-# before a node, and a renewal locks no session, so no two wait for each other.
-#
-# After a start of the server no lease counts as over before a node had the time to renew it.
-#
-# What is not needed any more goes. A node of which nothing was heard for a day is forgotten, and what is known of
-# a session goes with the session, see `leases.WITH_SESSIONS`.
+# After a start of the server no lease expires before its node had time to renew it. Unneeded rows are deleted: a
+# node after a day of silence, and a cluster's rows of a session with the session.
 
 
 WANTED_SECONDS = 30.0
@@ -48,8 +45,11 @@ _RENEW = """
         lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
     RETURNING lease, CASE WHEN xmax = 0 THEN 1 ELSE 0 END
 """
-"""A lease that was over is another from now on. That a restart of the server has leases last longer doesn't
-count here: somebody may have taken sessions before it. The second column says whether the node was not known."""
+"""An expired lease gets a new number.
+
+The grace after a restart of the server doesn't count here, because sessions may have been taken before it. The
+second column is True for an unknown node.
+"""
 _OWNED = "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0"
 _FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
 _WANTED = """
@@ -105,7 +105,7 @@ class PostgresOwnership:
             if lease == known:
                 return Renewed(lease=lease, wanted=wanted)
             statements.run(_FORGET, (FORGOTTEN_SECONDS,))
-            # whoever takes a session of a forgotten node has no row of that node to lock, and is waited for here
+            # A takeover from a forgotten node has no row of that node to lock, so it is waited for here.
             owned = statements.run(f"{_OWNED} FOR SHARE" if is_new else _OWNED, (node.node,))
             return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
 
@@ -137,7 +137,10 @@ class PostgresOwnership:
         return [session_id for (session_id,) in rows]
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        for session_id, epoch in sessions.items():  # each alone: who stores messages locks several, in any order
+        for (
+            session_id,
+            epoch,
+        ) in sessions.items():  # One at a time, because a writer of messages locks several in any order.
             await self._database.statement(_RELEASE, (session_id, node, epoch))
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
@@ -172,11 +175,11 @@ def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
     ]
 
 
-# -- In a transaction
+# --- Within a transaction ---
 
 
 def _seconds_left(statements: Statements, node: str) -> float | None:
-    """Seconds until the end of a node's lease, whose row is locked from then on; None of a node without one."""
+    """Seconds until the end of a node's lease, with its row locked; None for a node without one."""
     rows = statements.run(f"SELECT {SECONDS_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
     return float(rows[0][0]) if rows else None
 
@@ -231,7 +234,8 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
     return True
 
 
-# -- A shared database as the parts of a node use it: short transactions, whenever it can be reached
+# --- A shared database ---
+# The parts of a node use it for short transactions, whenever it is reachable.
 
 
 _T = TypeVar("_T")
@@ -247,7 +251,7 @@ class SharedDatabase:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._opening = anyio.Lock()
-        self._ready = False  # whether it is open and its tables are those of this version
+        self._ready = False  # Whether it is open with the tables of this version.
 
     @property
     def name(self) -> str:
@@ -260,8 +264,9 @@ class SharedDatabase:
         return await self._database.read(sql, parameters)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in one short transaction, READ COMMITTED. It doesn't wait for those who write the trace, and
-        locks the rows that it decides by.
+        """Run `work` in one short transaction, READ COMMITTED.
+
+        It doesn't wait for writers of the trace. It locks the rows that it decides by.
         """
         await self._open()
         return await self._database.brief(work)
@@ -286,19 +291,16 @@ class SharedDatabase:
             self._ready = True
 
 
-# -- A lock that bears a name, among all who share a database
-
-
 _TURN_SECONDS = 0.25
-"""The time between two attempts to take a lock that somebody may hold for minutes."""
+"""Seconds between two attempts to take a lock that may be held for minutes."""
 
 
 @asynccontextmanager
 async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
     """Hold the lock. It waits for its turn.
 
-    The lock is that of a transaction, so that a pooler leaves it alone, on a connection of its own. It ends with
-    the connection, and with it when the server is restarted or cut off, which the holder doesn't notice.
+    The lock belongs to a transaction on its own connection, so it works behind a pooler. It ends with the
+    connection, also when the server is restarted or cut off. The holder doesn't notice that.
     """
     key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
 
@@ -323,9 +325,6 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
         await uninterrupted(bounded(link.close(), PATIENCE, link.cut))
 
 
-# -- `tracestore.nodes.ProbeTables` in PostgreSQL. The time is the database's
-
-
 _TAKE_PROBE = """
     INSERT INTO provider_probes (cluster, provider, model, node, lease_until)
     VALUES (?, ?, ?, ?, clock_timestamp() + make_interval(secs => ?))
@@ -341,7 +340,7 @@ _LEFT = """
 _RELEASE_PROBE = "DELETE FROM provider_probes WHERE cluster = ? AND provider = ? AND model = ? AND node = ?"
 
 _LEAST_SECONDS = 0.05
-"""The time that is told of a lease which is about to end."""
+"""The least reported time of a lease that is about to end."""
 
 
 class PostgresProbes:

@@ -23,32 +23,28 @@ from ..sql.runs import branch, is_anothers, is_said
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
-# -- Erasing
+# --- Erasing received content ---
+# Deletions in a trace file are repeated here, and later shipments don't bring the content back.
 #
-# Deletions and shipments: what was deleted in a trace file goes here, too, and nothing brings back what is gone.
-#
-# - A file tells its deletions before the events behind them. Each is done once, however often it is told, and
-#   whatever the file is called by then. It reaches what came from that file alone: a session of the same name from
-#   elsewhere stays.
-# - What was deleted here stays away until a session of that name starts again. From then on that session is let
-# in,
-#   and what a run from elsewhere says beside it (``SESSION.RUN``) as far as it was said after the deletion.
-# - A shipment that was read before a deletion in its file, and comes after it, comes without what was deleted.
+# - A file sends its deletions before later events. Each is done once, also if it is sent again or the file was
+# renamed. It affects only content from that file: a session of the same name from elsewhere stays.
+# - A session that was deleted here is rejected until a session of that name starts again. From then on it is
+# accepted, and so are messages of other runs (``SESSION.RUN``) from after the deletion.
+# - If a shipment was read before a deletion in its file and arrives after it, the deleted content is left out.
 
 
 class Barrier(msgspec.Struct, frozen=True):
-    """What a shipment must not bring back."""
+    """The content that a shipment must not bring back."""
 
     sessions: frozenset[str] = frozenset()
     """The names of sessions here."""
     before_us: int = 0
     """The moment before which content was deleted, in microseconds UTC; 0 if none was."""
     branches: Mapping[str, int] = {}
-    """The moments up to which what branches say was deleted with their sessions, which have started again since.
-    """
+    """For restarted sessions: the moments up to which messages of their branches stay deleted."""
 
     def keeps_out(self, name: str, ts_us: int) -> bool:
-        """Whether what was said at a moment in a session, by its name here, must not come back."""
+        """Whether a message of a session, by its name here, must not come back."""
         return name in self.sessions or ts_us < self.before_us or ts_us <= self.branches.get(name, 0)
 
 
@@ -56,11 +52,11 @@ OPEN = Barrier()
 """Nothing was deleted."""
 
 
-# -- Deletions of a file
+# --- Deletions of a file ---
 
 
 async def erase(database: Database, origin: Origin, erasures: Collection[Erasure]) -> None:
-    """Do deletions of a file here, too, with all bodies that nobody needs then. Raises StoreError."""
+    """Repeat deletions of a file here, with all bodies that are then unused. Raises StoreError."""
     if await database.write(lambda statements: _delete(statements, origin, erasures)):
         await sweep_bodies(database, EVER_US)
     await database.write(lambda statements: _note_done(statements, origin, erasures))
@@ -90,7 +86,7 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
 
 
 def _delete_session(statements: Statements, origin: Origin, session_id: str, said_by: Collection[str]) -> None:
-    """Delete a session of a file, whatever it is called here."""
+    """Delete a session of a file, under its name here."""
     runs = [clean_text(run) for run in said_by]
     names = [session_id, *(f"{session_id}.{run}" for run in runs)]
     owners: dict[str, bool] = dict(
@@ -146,11 +142,14 @@ _MARK = """
 """
 
 
-# -- Shipments
+# --- Barriers of shipments ---
 
 
 def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> Barrier:
-    """What a shipment must not bring back. A session that starts again in it is let in from then on."""
+    """The content that a shipment must not bring back.
+
+    A session that starts again in it is accepted from then on.
+    """
     names = _names(shipment)
     begun = _begun(shipment)
     found = statements.run(
@@ -199,10 +198,9 @@ def _begun(shipment: Shipment) -> Mapping[str, int]:
     return begun
 
 
-# -- Captured content that comes with a shipment. It is kept as it stands in the file that it comes from
-#
-# What nodes of a cluster have said goes by the claims of its session (see `tracestore.sql.session_owner`),
-# wherever it comes from.
+# --- Content of a shipment ---
+# It is stored as it is in its file. Messages from nodes of a cluster follow the claims of their session (see
+# `tracestore.sql.runs`), from any file.
 
 
 _ENTER_BODY = """
@@ -212,7 +210,7 @@ _ENTER_BODY = """
 
 
 def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[Row]:
-    """Those of some bodies that are named, and those that they name."""
+    """The given bodies by name, and the bodies that they refer to."""
     there = {bytes(body[0]): body for body in bodies}
     found: dict[bytes, Row] = {}
     waiting = [bytes(digest) for digest in digests if digest is not None]
@@ -294,7 +292,7 @@ class ContentStoring:
         return bool(self._statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (name,)))
 
     def _number(self, run_id: str, ts_us: int) -> int:
-        """The number of a run, which may be one whose events are still to come."""
+        """The number of a run. Its events may not be stored yet."""
         if run_id not in self._numbers:
             ((number,),) = self._statements.run(
                 """

@@ -1,4 +1,4 @@
-"""The end of shipping in a shared store: runs and sessions, the two ways of a shipment, and the receiver."""
+"""The receiving end of shipping in a shared store: runs, sessions, and two ways to store a shipment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .received_content import OPEN, Barrier, ContentStoring, barrier_for, erase
 from .schema import ensure_months, migrate
 from .statements import Statements, clean_text
 
-# -- What every shipment enters besides its events and calls: runs, sessions, and how far the file has come
+# --- Runs, sessions and the position ---
 
 
 _ENTER_RUNS = Insert(
@@ -67,7 +67,7 @@ _MARK = """
 
 
 class Present(msgspec.Struct, frozen=True):
-    """What is here when a shipment comes."""
+    """The rows that are here when a shipment arrives."""
 
     mark: Position | None
     """The place up to which everything of its file is here; None if nothing is known of the file."""
@@ -76,11 +76,11 @@ class Present(msgspec.Struct, frozen=True):
     pruned_us: int | None
     """The moment before which retention has deleted, in microseconds UTC; None if it has never done so."""
     barrier: Barrier
-    """What the shipment must not bring back."""
+    """The content that the shipment must not bring back."""
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What became of a shipment."""
+    """The result of a shipment."""
 
     position: Position
     """The place up to which all of the file is here now."""
@@ -89,7 +89,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> Present:
-    """What is here when a shipment comes, in its transaction."""
+    """The rows that are here when a shipment arrives, read in its transaction."""
     ((erasures, pruned_us, erased, event, run_id, seq),) = statements.run(_PRESENT, (origin.name,))
     mark = None if event is None else Position(event, run_id, seq)
     barrier = barrier_for(statements, origin, shipment) if erasures else OPEN
@@ -110,7 +110,7 @@ def was_sent(statements: Statements, shipment: Shipment) -> bool:
 
 
 def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> dict[int, int]:
-    """Enter the runs of a shipment, none of which has an end now."""
+    """Insert the runs of a shipment, all without an end."""
     spans = shipment.runs
     values = flat((run.run_id, run.first_us, run.last_us, run.seq, origin.name) for run in spans.values())
     there: dict[str, int] = dict(statements.insert_returning(_ENTER_RUNS, values))
@@ -127,7 +127,7 @@ def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Val
 def enter_sessions(
     statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
 ) -> None:
-    """Enter sessions with what events say of them, but for those that were deleted here."""
+    """Insert sessions from events, except those that were deleted here."""
     here = {name: between for name, between in times.items() if name not in barrier.sessions}
     statements.insert(UPSERT_SESSION, projection.sessions(here))
 
@@ -141,14 +141,6 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
         _MARK, (origin.name, last.event, last.run_id, last.seq, origin.host, origin.file, shipment.erased)
     )
     return last
-
-
-# -- The direct way of a shipment: straight into the tables, because all of it is new
-#
-# What lies behind the place up to which a file is here is new, unless the file is a copy of another, or was
-# sent before under another name, or somebody has written the same events otherwise. Then a row of it would be
-# there a second time, which no table allows. The transaction is undone as a whole, and the shipment goes the other
-# way, by `staged`. So nothing is stored here that `staged` would not have stored in the same way.
 
 
 def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
@@ -167,7 +159,11 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
     return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=True)
 
 
-# -- The staged way of a shipment: into a temporary table, and from there whatever is new of it by (run, seq)
+# --- Storing a shipment ---
+# The direct way writes straight into the tables, because events behind the file's position are new. They may not
+# be new if the file is a copy of another, was renamed, or its events were stored otherwise. Then a unique index
+# fails, the transaction is undone as a whole, and `staged` repeats it: into a temporary table, and from there
+# every row that is new by (run, seq).
 
 
 _NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
@@ -203,7 +199,7 @@ def stage(statements: Statements, shipment: Shipment) -> None:
 def store_staged(
     statements: Statements, origin: Origin, shipment: Shipment, present: Present, *, clean: bool
 ) -> Stored:
-    """Store what is new of a shipment that is staged. What has come before and was pruned since is not new."""
+    """Store the new part of a staged shipment. Events that were received before and pruned since are not new."""
     if present.pruned_us is not None:
         names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
         statements.run(_DROP_PRUNED, (msgspec.json.encode(names).decode(), present.pruned_us))
@@ -231,19 +227,18 @@ def _array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-# -- A shared store as the target of shippers
-#
-# A shipment is one transaction: its events, what follows from them as if they had been written here, and the place
-# of its end in its file. It goes the direct way, and the staged way if that has failed. Where something of it was
-# here before, the next shipments of the file are staged, too, until one is all new. Costs of repricings don't come
-# along: those of the shared store are its own.
+# --- The target of shippers ---
+# A shipment is one transaction: its events, the rows that follow from them, and its end position in the file. It
+# goes the direct way, and the staged way if that has failed. If some of it was here before, the next shipments of
+# the file are staged, too, until one is all new. Costs of repricings are not shipped: the shared store has its
+# own.
 
 
 _Store: TypeAlias = Callable[[Statements, Origin, Shipment, Present], Stored]
 _Stage: TypeAlias = Callable[[Statements, Shipment], None]
 
 PATIENCE = Patience(work=60.0, cancelled=2.0)
-"""A transaction that takes longer is that of a server that hangs. Whoever ends meanwhile doesn't wait for it."""
+"""A longer transaction means that the server hangs. A shipper that ends meanwhile doesn't wait for it."""
 
 
 class Receiver:
@@ -253,8 +248,8 @@ class Receiver:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._sums = SumKeeper(self._database)
-        self._days: set[int] = set()  # whose partitions are there
-        self._sent_before: set[str] = set()  # files of which the last shipment was not all new
+        self._days: set[int] = set()  # Days with existing partitions.
+        self._sent_before: set[str] = set()  # Files with a last shipment that was not all new.
 
     @property
     def name(self) -> str:
@@ -285,12 +280,12 @@ class Receiver:
         return Position(*rows[0]) if rows else START
 
     async def take(self, origin: Origin, shipment: Shipment) -> Position:
-        """Store what is new of a shipment. Raises StoreError, and Unstorable if a value is to blame."""
+        """Store the new part of a shipment. Raises StoreError, and Unstorable if a value is the cause."""
         if origin.name not in self._sent_before:
             try:
                 return await self._take(origin, shipment, store_new)
             except Unstorable:
-                self._days.clear()  # it may be a month that somebody has dropped
+                self._days.clear()  # The cause may be a month that was dropped by hand.
         try:
             return await self._take(origin, shipment, partial(store_staged, clean=False), stage)
         except Unstorable:

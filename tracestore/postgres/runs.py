@@ -1,15 +1,12 @@
-"""The runs of a trace in PostgreSQL: which of them live, and how a dead one is ended.
+"""The runs of a trace in PostgreSQL: their leases, and the end of lost ones.
 
-A run that lives has a lease, a row in `run_leases`. It is entered in the transaction of the run's first events,
-and renewed from then on by the process that holds the run. All of it goes by the database's clock. A run without
-an end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.batches` says. Whoever
-writes looks when it starts, and then every minute.
+A living run has a lease, a row in `run_leases`. It is inserted with the run's first events, and renewed by the
+process that holds the run, all by the database's clock. A run without an end and with an expired lease is lost,
+and the next writer ends it as in `tracestore.sql.batches`. Writers look at their start, and then every minute.
 
-After a start of the server no lease counts as over until a process had the time to renew it. A process that was
-cut off for longer than its lease finds its runs ended; with the next events they are open again, and the calls
-that were ended go on to their own end.
-
-A run that a shipper brings (`shipped_from`) is ended where it comes from, never here.
+After a start of the server no lease expires before its process had time to renew it. A process that was cut off
+for longer finds its runs ended. With the next events they are open again, and the ended calls continue to their
+own end. A run from a shipper (`shipped_from`) is ended in its own file, never here.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from .database import Database
 _log = Log("tracestore.runs")
 
 LEASE_SECONDS = 60.0
-"""The time for which a run counts as living after its process last said so."""
+"""Seconds for which a run counts as living after the last renewal."""
 
 _RENEWALS = 4
 """The times that a lease is renewed while it lasts."""
@@ -54,7 +51,7 @@ IS_LIVING = """
 """The condition that a run ``r`` has a lease. Its parameter is the length of leases in seconds."""
 
 LOST = f"SELECT r.run_id FROM runs AS r WHERE r.ended_us IS NULL AND r.shipped_from IS NULL AND NOT {IS_LIVING}"
-"""The runs whose processes died."""
+"""The runs of dead processes."""
 
 
 class Runs:
@@ -68,14 +65,14 @@ class Runs:
         self._clock = clock
         self._path = path
         self._held: set[str] = set()
-        self._leased: set[str] = set()  # of these the database knows
+        self._leased: set[str] = set()  # The runs with leases in the database.
         self._prices: PriceTable | None = None
         self._delivered: Delivered | None = None
         self._looks = False  # whether lost runs are looked for
         self._keeper: asyncio.Task[None] | None = None
 
     def hold(self, run_id: str) -> None:
-        """Say that a run lives until `end_all`, before anything of it is written."""
+        """Hold a run until `end_all`, before any of its events is written."""
         self._held.add(run_id)
         self._keep()
 
@@ -87,7 +84,7 @@ class Runs:
         return lambda: self._leased.update(new)
 
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
-        """End the runs whose processes are gone, now and from now on."""
+        """End the runs of dead processes, now and from now on."""
         self._prices, self._delivered, self._looks = prices, delivered, True
         self._keep()
         closed = []
@@ -114,9 +111,9 @@ class Runs:
         return await self._database.write(work)
 
     async def end_all(self) -> None:
-        """Mark the runs that were held as ended, and let go of them.
+        """Mark the held runs as ended, and release them.
 
-        One with calls that have no end, or with something in its spill file, is left to whoever looks next.
+        A run with open calls, or with events in its spill file, is left to the next writer.
         """
         if self._keeper is not None:
             self._keeper.cancel()

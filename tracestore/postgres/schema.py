@@ -1,11 +1,11 @@
-"""The schema as numbered steps. All that a database lacks are applied in one transaction, under an advisory lock.
+"""The schema as numbered steps. Missing steps run in one transaction, under an advisory lock.
 
-The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal.
-A step, once released, is never changed: a correction is a further step. A step adds: tables, indexes, columns that
-may be NULL or have a default, functions. So a process of the version before goes on writing while another
-brings the database up to date. A database of a newer version is refused when it is opened.
+The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` is the schema's name as a literal. A
+released step is never changed: a correction is a further step. A step only adds: tables, indexes, columns that may
+be NULL or have a default, functions. So a process of the version before continues to write during an upgrade. A
+database of a newer version is refused.
 
-`schema_history` says which steps a database has. A schema that has other tables and not that one isn't ours.
+`schema_history` lists the steps of a database. A schema with other tables but without this one isn't ours.
 """
 
 from __future__ import annotations
@@ -127,12 +127,11 @@ def _text(sql: str) -> Any:
     return sql
 
 
-# -- The partitions of events: one for each month (UTC) of their moments, made before the first event of it
-#
-# A month is made beside the table and attached, which waits for no reader. Whoever writes needs no right to do
-# that: a function does it that belongs to the owner of the tables. Moments before the year 2000 and after 2099,
-# which are those of clocks that are wrong, have a partition on either side. There is no DEFAULT partition, because
-# making a month would have to look through it.
+# --- Partitions of events ---
+# There is one for each month (UTC), made before its first event. It is made as a separate table and attached,
+# which waits for no reader. Writers need no right for that: a function of the tables' owner does it. Moments
+# before the year 2000 and after 2099, from wrong clocks, have one partition on either side. There is no DEFAULT
+# partition, because each new month would have to scan it.
 
 
 FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))

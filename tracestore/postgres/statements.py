@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# -- Text that PostgreSQL takes: without the character NUL, which no text can have there, nor its escape in JSON
-
-
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _REPLACEMENT = "\ufffd"
 
@@ -46,9 +43,9 @@ def clean_envelope(envelope: Envelope) -> Envelope:
     return msgspec.structs.replace(envelope, **changes)
 
 
-# -- Parameters as the statements of `tracestore.sql` write them, in the way that psycopg reads
+# --- Parameters and clean text ---
 
-# What a parameter may not be looked for in: literals, quoted names, comments, and the casts of PostgreSQL.
+# Parts of a statement without parameters: literals, quoted names, comments, and casts.
 _TOKEN = re.compile(
     r"""
     '(?:[^']|'')*' | "(?:[^"]|"")*" | --[^\n]* | /\*.*?\*/ | ::
@@ -72,10 +69,10 @@ def _one(token: re.Match[str]) -> str:
     return token[0].replace("%", "%%")
 
 
-# -- Many rows in one statement: each column goes over as an array, whatever the number of rows
-#
-# The text of such a statement never changes, so the server prepares it once. An INSERT that updates what is there
-# can't touch a row twice, so rows of the same key go into statements of their own, in their order.
+# --- Many rows in one statement ---
+# Each column is sent as one array. The text of such a statement never changes, so the server prepares it once. An
+# INSERT that updates existing rows can't touch a row twice, so rows of the same key go into statements of their
+# own, in order.
 
 
 _UPDATED_KEY = re.compile(r"\s*ON CONFLICT \(([^)]*)\) DO UPDATE")
@@ -84,7 +81,7 @@ _UPDATED_KEY = re.compile(r"\s*ON CONFLICT \(([^)]*)\) DO UPDATE")
 def statements_for(
     insert: Insert, values: list[SqlValue], types: Mapping[str, str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """The statements to execute, with their parameters, for rows whose values follow one another in `values`."""
+    """The statements to execute, with their parameters, for rows in the flat list `values`."""
     if not values:
         return
     width = len(insert.columns)
@@ -144,9 +141,6 @@ def _quoted(value: SqlValue) -> str:
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-# -- What SQL says of leases, and of the rows that go when sessions do
-
-
 SECONDS_LEFT = """
     extract(epoch FROM greatest(lease_until, pg_postmaster_start_time() + make_interval(secs => lease_seconds))
                        - clock_timestamp())
@@ -169,11 +163,13 @@ WITH_SESSIONS = (
            FOR UPDATE SKIP LOCKED)
     """,
 )
-"""Statements that delete what the cluster knows of sessions, but for those that a living node has. They wait for
-nobody: whose row is locked is being used."""
+"""Statements that delete a cluster's rows of sessions, except those of living nodes.
+
+They skip locked rows, which are in use.
+"""
 
 
-# -- PostgreSQL's SQL for pricing many calls in one statement
+# --- Pricing many calls ---
 
 
 _TYPES = {"INTEGER": "bigint", "TEXT": 'text COLLATE "C"', "RATE": "double precision"}
@@ -214,7 +210,7 @@ class PostgresPricing:
         return f"{one} IS NOT DISTINCT FROM {other}"
 
     def by_index(self, table: str, index: str) -> str:
-        """A table, through whatever index the planner takes."""
+        """A table, read through any index that the planner takes."""
         return table
 
     def plain_nano(self, pico: str) -> str:
@@ -249,7 +245,7 @@ class PostgresPricing:
         )
 
 
-# -- The expressions that PostgreSQL writes in its own way
+# --- Dialect of PostgreSQL ---
 
 
 class PostgresDialect:
@@ -277,7 +273,7 @@ class PostgresDialect:
         return f"{column} LIKE ?", literal.replace("*", "%")
 
     def by_number(self, table: str, name: str) -> str:
-        """A table, in whatever order the planner reads it."""
+        """A table, read in any order that the planner takes."""
         return f"{table} AS {name}"
 
     def rounded(self, value: str, digits: int) -> str:
@@ -288,7 +284,8 @@ class PostgresDialect:
 POSTGRES = PostgresDialect()
 
 
-# -- The index of a trace on a server: a table of text search vectors. Its rows go with the bodies they are of
+# --- The index of words ---
+# It is a table of text search vectors. Its rows are deleted with their bodies.
 
 
 TABLE = "content_search"
@@ -331,7 +328,7 @@ def _quoted_term(term: Term) -> list[str]:
     return [f"'{word}'{':*' if term.begins and at == last else ''}" for at, word in enumerate(term.words)]
 
 
-# -- The means of a function that works with a connection, in the connection's thread
+# --- Working with a connection ---
 
 
 _COLUMN_TYPES = """
@@ -360,7 +357,7 @@ class Statements:
         except psycopg.DataError as error:
             if error.sqlstate is not None:
                 raise
-            # A NUL, which psycopg sends to nobody. What was stored of such a text is found by what became of it.
+            # psycopg refuses NUL. Such a text was stored cleaned, so it is found by its cleaned form.
             cursor = self._execute(query, _cleaned(parameters))
         return [] if cursor.description is None else cursor.fetchall()
 
@@ -376,12 +373,12 @@ class Statements:
                 self.connection.cursor().executemany(_query(translated(sql)), waiting)
 
     def insert(self, insert: Insert, values: list[SqlValue]) -> None:
-        """Insert rows, whose values follow one another in `values`. Raises Unstorable like `run_many`."""
+        """Insert rows from the flat list `values`. Raises Unstorable like `run_many`."""
         for _ in self._inserted(insert, values):
             pass
 
     def insert_returning(self, insert: Insert, values: list[SqlValue]) -> list[Row]:
-        """Insert rows in the same way, and return what the RETURNING behind the conflict's clause says."""
+        """Insert rows in the same way, and return the rows of the RETURNING clause."""
         return [row for cursor in self._inserted(insert, values) for row in cursor]
 
     def _inserted(self, insert: Insert, values: list[SqlValue]) -> Iterator[psycopg.Cursor[Any]]:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
-"""Events that take longer wait elsewhere: the server hangs, or somebody else writes for very long."""
+"""Longer transactions mean that the server hangs, or another writer blocks it. Events then wait elsewhere."""
 
 
 class PostgresStore(SqlStore):
@@ -60,12 +60,12 @@ class PostgresStore(SqlStore):
     Args:
         dsn: The database, as a URL (``postgresql://…``) or as libpq's ``key=value`` words.
         schema: The schema of the tables, made when the store is opened.
-        path: The place on this machine beside which a writer keeps whatever the database can't take. None is a
+        path: The place on this machine for files with events that the database can't take yet. None is a
             name in the folder ``postgres`` of Callboard's home folder.
-        clock: The clock for what the store says of itself, such as when a repricing started.
+        clock: The clock for the store's own times, such as the start of a repricing.
         readonly: Whether the database is only read.
-        lease_seconds: The time for which a run counts as living after its process last said so.
-        take_in: Whether the store stores the events that dead processes of this machine left beside `path`.
+        lease_seconds: The time for which a run counts as living after its last renewal.
+        take_in: Whether the store stores the events that dead processes of this machine left at `path`.
 
     Raises:
         StoreError: This is no DSN, or the driver is not installed.
@@ -91,10 +91,10 @@ class PostgresStore(SqlStore):
         self._opening = anyio.Lock()
         self._repricing = anyio.Lock()  # two of one host go one after the other, and the later one is current
         self._wanted = False  # between `open` and `close`, whether the database could be opened or not
-        self._months: set[int] = set()  # days whose partitions are there
+        self._months: set[int] = set()  # Days with existing partitions.
         self._takes_in = take_in
         self._waiting = NOTHING_WAITS
-        self._seen: frozenset[Path] = frozenset()  # files beside `path` that could not be taken in
+        self._seen: frozenset[Path] = frozenset()  # Files at `path` that could not be stored.
         self._looking = anyio.Lock()
 
     @classmethod
@@ -142,7 +142,7 @@ class PostgresStore(SqlStore):
         return self._waiting
 
     async def __aenter__(self) -> Self:
-        """Open the store, and store what dead processes of this machine left beside `path`.
+        """Open the store, and store the events that dead processes of this machine left at `path`.
 
         `open` leaves those events to the writer that an engine starts.
         """
@@ -236,7 +236,7 @@ class PostgresStore(SqlStore):
         try:
             await self._write(await batch_of(envelopes), envelopes)
         except Unstorable:
-            # A character that no text can have, or a number beyond 64 bits, or a month that somebody has dropped.
+            # The cause is a character that text can't have, a number beyond 64 bits, or a month dropped by hand.
             self._months.clear()
             cleaned = [clean_envelope(envelope) for envelope in envelopes]
             await self._write(await batch_of(cleaned, clean_text), cleaned)
@@ -286,7 +286,7 @@ class PostgresStore(SqlStore):
         return node_rows(await self._database.read(NODES))
 
     async def slices(self) -> list[SliceRow]:
-        """What nodes have been granted of shared budgets and rate limits, and count there.
+        """The grants of nodes from shared budgets and rate limits, as they count there.
 
         Raises:
             StoreError: The database can't be read.
@@ -384,7 +384,8 @@ def _default_path(database: Database) -> Path:
     return home_folder() / "postgres" / f"trace-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
 
 
-# -- SQL that somebody typed: it may only read, for so long and so much
+# --- Free SQL statements ---
+# They only read, within limits of time and rows.
 
 
 _PLAIN = (str, int, float, bytes)
@@ -447,9 +448,6 @@ def _rows(
     with connection.cursor(name="typed") as several:  # a cursor of the server: a SELECT, and nothing else
         several.execute(query, parameters or None)
         return [column.name for column in several.description or ()], several.fetchmany(limit)
-
-
-# -- A connection that a repricing has for itself: its temporary tables live there
 
 
 @asynccontextmanager

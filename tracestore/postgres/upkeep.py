@@ -1,4 +1,4 @@
-"""Retention, backup, the condition of a trace in PostgreSQL, and what its server reports."""
+"""Retention, backup and the condition of a trace in PostgreSQL, and the server's own reports."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# -- Retention in PostgreSQL, see `tracestore.sql.pruning`
+# --- Retention ---
+# See `tracestore.sql.pruning`. Calls are deleted first, with their tags and costs, in short transactions. Then
+# each whole month before the cutoff is dropped with its events, which is quick for any number. The rest of it,
+# such as the events of calls without an end, is put back into a new partition in the same transaction. If much of
+# a month has to stay, or it is read for long, and in the month of the cutoff, rows are deleted instead.
 #
-# Calls go first, with their tags and costs, in short transactions. Then a month that lies before the cutoff as a
-# whole is dropped with all its events, which takes as long for many as for few. What has to stay of it, such as
-# the events of calls that have no end, is put back into a new partition of the month in the same transaction. A
-# month of which much has to stay, or that somebody reads for long, and the month of the cutoff lose rows and not
-# their partition.
-#
-# To drop a month takes the role that owns the tables. Deleted rows leave space to later rows, but it stays on the
-# disk until ``vacuum``, which rewrites the tables while writers wait. A dropped month gives its space back at
-# once.
+# To drop a month takes the role that owns the tables. Deleted rows leave space for later rows, but it stays on the
+# disk until ``vacuum``, which rewrites the tables while writers wait. A dropped month frees its space immediately.
 
 
 _log = Log("tracestore.pruning")
@@ -42,7 +39,7 @@ KEPT_AT_MOST = 20_000
 """The events that are put back when a month is dropped. Of a month with more, rows are deleted."""
 
 LOCK_TIMEOUT = "2s"
-"""The time that a drop waits for those who read events. Whoever comes after it waits as well."""
+"""The time that a drop waits for readers of events. Later readers wait as well."""
 
 _MONTHS = """
     SELECT c.relname
@@ -67,20 +64,20 @@ class ServerPruning(pruning.Pruning):
 
     _delete_tags = "DELETE FROM call_tags WHERE call_id IN ({calls})"
     _events_with_calls = False
-    _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # others say what has come of them
+    _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # The files of other runs record their ends.
 
     def __init__(self, database: Database, progress: pruning.Progress | None) -> None:
         super().__init__(database, progress)
         self._server = database
 
     async def _delete(self, before_us: int) -> int:
-        """Note first how far retention goes: what was deleted from before that moment is not to come again."""
+        """First record the cutoff, because deleted rows from before it must not return."""
         await self._server.write(lambda statements: statements.run(_NOTE, (before_us,)))
         await self._server.write(lambda statements: statements.run(_ENDINGS, (before_us,)))
         return await super()._delete(before_us)
 
     async def _delete_events(self, before_us: int) -> None:
-        """Drop months, and delete what is old of the others."""
+        """Drop months, and delete old rows of the others."""
         for (name,) in await self._server.read(_MONTHS):
             month = month_named(name)
             if month is not None and month[1] <= before_us:
@@ -95,14 +92,14 @@ class ServerPruning(pruning.Pruning):
         return size, size
 
     async def _shrink_to(self, max_bytes: int) -> None:
-        """Once, by the share of the size: what is deleted doesn't make the tables smaller."""
+        """Shrink once, by the share of the size, because deletions don't make the tables smaller."""
         used, _ = await self._sizes()
         if used > max_bytes:
             cutoff = await self._cutoff(1 - max_bytes / used)
             await self._delete(max(cutoff, self._report.before_us))
 
     async def _vacuum(self) -> None:
-        """Rewrite every table. Whoever reads or writes it waits."""
+        """Rewrite every table. Readers and writers wait."""
         tables = await self._server.read(
             "SELECT relname FROM pg_class"
             " WHERE relkind = 'r' AND relnamespace = CAST(current_schema() AS regnamespace) ORDER BY relname"
@@ -143,7 +140,7 @@ def _vacuum_full(connection: psycopg.Connection, table: str) -> None:
     connection.execute(sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.Identifier(table)))
 
 
-# -- What is going on in a trace in PostgreSQL and beside it, and the faults that the server finds in it
+# --- Condition and faults ---
 
 
 async def condition(database: Database, path: Path, lease_seconds: float) -> StoreCondition:
@@ -197,8 +194,10 @@ _AMCHECK = """
 
 
 async def check(database: Database, seconds: float) -> list[str]:
-    """The faults that PostgreSQL finds: pages with wrong checksums, invalid indexes, and whatever amcheck says of
-    indexes where that extension is there.
+    """The faults that PostgreSQL finds.
+
+    They are pages with wrong checksums, invalid indexes, and the reports of amcheck if that extension is
+    installed.
     """
     own = Database(database.dsn, schema=database.schema, readonly=True, single=True)
     await own.open()
@@ -231,11 +230,11 @@ def _faults(connection: psycopg.Connection, seconds: float, name: str) -> list[s
     return faults
 
 
-# -- The facts that a PostgreSQL server tells about a trace, for `callboard doctor`
+# --- Facts for `callboard doctor` ---
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that a server tells about a trace at one moment."""
+    """The facts of a server about a trace at one moment."""
 
     name: str
     """The host, the port and the database."""
@@ -305,9 +304,6 @@ def _tls(connection: psycopg.Connection) -> str:
     return str(found[0][0]) if found else "TLS"
 
 
-# -- The size of a trace on the server's disk
-
-
 def size_of(statements: Statements) -> int:
     """The bytes of all tables of the schema, with their indexes."""
     ((size,),) = statements.run(
@@ -319,11 +315,8 @@ def size_of(statements: Statements) -> int:
     return int(size)
 
 
-# -- What to do for a copy of a trace in PostgreSQL
-
-
 def refuse_backup(database: Database, path: Path | str) -> StoreError:
-    """The error that says how PostgreSQL's own programs make a copy, without the password of the DSN."""
+    """The error that describes a copy with PostgreSQL's own programs, without the password of the DSN."""
     return StoreError(
         f"{database.name}: a trace in PostgreSQL is copied by PostgreSQL's own programs, which no store runs:"
         f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to bring it back;"

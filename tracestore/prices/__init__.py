@@ -1,1 +1,1 @@
-"""Price tables: what a call costs, as a function of one immutable table."""
+"""Price tables: the cost of a call as a function of one immutable table."""

@@ -97,8 +97,7 @@ def _parse(path: Path) -> Node:
 
 
 class _Reader:
-    """Turns the nodes of a file into rows. Every complaint names the file and the key, and says what was
-    expected."""
+    """The conversion of a file's nodes to rows. Every error names the file, the key and the expected value."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -163,7 +163,7 @@ class PriceAlias(msgspec.Struct, frozen=True):
     pattern: str
     """The name, as ``provider:name``."""
     target: str
-    """The name whose prices apply, as ``provider:name``."""
+    """The name with the prices, as ``provider:name``."""
     reference: bool = False
     """Whether the alias is of a published table, as in `PriceRow`."""
 
@@ -278,16 +278,15 @@ def hash_of(rows: tuple[PriceRow, ...], aliases: tuple[PriceAlias, ...]) -> str:
 _HASHED = sorted(name for name in PriceRow.__struct_fields__ if name != "note")
 
 
-# -- The rows of a price table that may price a model, in order, each with the rule by which it was found
+# --- Finding the rows of a model ---
+# A model has up to four names: the requested one and the served one, each under the adapter and under the provider
+# with the prices (`priced_as`). For each name, the rows are tried in this order:
 #
-# A model has up to four names. The provider says which model it ran, and the caller asked for a model. Each of
-# these two has a name under the adapter and a name under the provider whose prices apply (`priced_as`). For each
-# name, the rows are tried in this order:
-#
-# 1. rows for exactly this ``provider:name``; 2. rows for the target of the first alias that fits (an alias without
-# ``*`` before those with it); 3. rows for the name without the date at its end (``-2025-08-06`` or ``-20250806``),
-# and for its aliases; 4. if there are none so far: rows for the targets of aliases of whole providers (``azure:*``
-# is ``openai:*``); 5. rows with ``*``, the one with more literal characters first.
+#   1. rows for exactly this ``provider:name``
+#   2. rows for the target of the first matching alias (an alias without ``*`` before those with it)
+#   3. rows for the name without the date at its end (``-2025-08-06`` or ``-20250806``), and for its aliases
+#   4. if there are none so far: rows for the targets of aliases of whole providers (``azure:*`` is ``openai:*``)
+#   5. rows with ``*``, the one with more literal characters first
 #
 # A user's rows go before those of a reference table, whatever their rule. Among the user's rows, the adapter's own
 # name goes first. Among the reference's rows, the provider's name goes first, because an adapter may have any
@@ -428,12 +427,12 @@ def fits(parts: list[str], text: str) -> bool:
 
 
 def _covered(parts: list[str], name: str) -> str:
-    """What the star of a pattern with one star stands for."""
+    """The text that the star of a pattern matches."""
     return name[len(parts[0]) : len(name) - len(parts[-1])] if len(parts) == 2 else ""
 
 
 def _names(under: str, model: str, served_model: str | None) -> list[str]:
-    """What a call is known by under one provider, the first in rank first: the served model is what is billed."""
+    """The names of a call under one provider, the first in rank first: the served model is billed."""
     provider = under.partition(":")[0]
     if not served_model:
         return [under]

@@ -1,8 +1,8 @@
-"""The price table that comes with Callboard, and one that `callboard prices update` has put in its place.
+"""The shipped price table, and the one that `callboard prices update` replaces it with.
 
-A snapshot is JSON: where it is from and of when, what its source has that it doesn't, and for each model its id,
-the other names that it goes by, its `PriceRow`s, without the fields at their defaults, and the little that the
-source knows of it besides. It is read when prices are first asked for, never at import.
+A snapshot is JSON: its source and date, the parts of the source that it leaves out, and the models. Each model has
+its id, its other names, its `PriceRow`s without default fields, and further facts of the source. The file is read
+when prices are first needed, never at import.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of pattern and target that belong to no single model. One provider that resells another's models is
     such a pair."""
     left_out: dict[str, int] = {}
-    """The number of models of which the source says more than the table, by reason."""
+    """The number of models with more facts in the source than in the table, by reason."""
 
     def prices(self) -> PriceList:
         """Its rows and aliases, as a reference, with local models free. Raises ConfigurationError."""

@@ -157,7 +157,7 @@ def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[Snapshot
         )
 
 
-# -- names
+# --- Names of models ---
 
 
 def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
             for part in parts:
                 yield from _patterns(_object(part), left_out)
         case {"and": [{"starts_with": str(text)}, {"regex": str(regex)}]} if regex == _NOT_SPEECH:
-            yield f"{text}*"  # but for those that `_without_speech` leads elsewhere
+            yield f"{text}*"  # `_without_speech` handles the others.
         case {"regex": str(regex)}:
             yield from _from_regex(regex, left_out)
         case _:
@@ -199,7 +199,7 @@ def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
         yield plain
 
 
-# -- rates
+# --- Rates ---
 
 
 def _model_rows(model: JsonObject, left_out: set[str]) -> Iterator[_Fields]:

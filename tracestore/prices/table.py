@@ -1,25 +1,24 @@
-"""Price tables. The cost of a call depends on its model, its usage, its time and one immutable table, and on
-nothing else.
+"""Price tables: a call's cost depends only on its model, its usage, its time and one immutable table.
 
 **Units.** A rate is a whole number of pico-USD per token. That is the same number as micro-USD per million tokens:
 3 USD per million is 3_000_000. A cost is a whole number of nano-USD. The products of a call are summed exactly in
 pico-USD and rounded once, half up. No float touches money.
 
-**Buckets.** The counts of `TokenUsage` are disjoint. So each bucket has one rate, and no token is billed twice.
-Reasoning tokens are a part of the output. They take the `reasoning` rate if there is one, and else the rate of the
-output. `TokenUsage.details` counts some things apart: tokens are taken out of their bucket, and pieces are added.
+**Buckets.** The counts of `TokenUsage` are disjoint, so each bucket has one rate, and no token is billed twice.
+Reasoning tokens are a part of the output. They take the `reasoning` rate if there is one, or else the rate of the
+output. `TokenUsage.details` counts some things separately: tokens are taken out of their bucket, and pieces are
+added.
 
-**Choice of the row.** Rows are tried in the order of `tracestore.prices.matching`. The first row applies that is
-valid at the time of the call, for its size, and for the service tier that the provider says it served.
+**Choice of the row.** Rows are tried in the order of `tracestore.prices.rows`. The first row applies that is valid
+at the time of the call, for its size, and for its service tier as the provider reports it. A row may start above a
+number of input tokens (`above`). Such tiers are cliffs: once the total input, cached or not, is *greater* than the
+threshold, all tokens of the call pay the rates of the tier.
 
-A row may start above a number of input tokens (`above`). Such tiers are cliffs: once the total input, cached or
-not, is *greater* than the threshold, all tokens of the call pay the rates of the tier.
+**Caches without a rate.** If a row has no rate for reading or writing the cache, those tokens are billed as input,
+and the reason of the cost mentions it. A missing rate is neither a discount nor a surcharge.
 
-**Caches without a rate.** Tokens read from a cache or written to it are billed as input if the row has no rate for
-them, and the reason of the cost says so. A missing rate is neither a discount nor a surcharge.
-
-**Unknown is not zero.** The cost is None, with a reason, if there is no row, if a bucket that has tokens has no
-rate, or if the counts contradict each other.
+**Unknown is not zero.** The cost is None, with a reason, if there is no row, if a bucket with tokens has no rate,
+or if the counts contradict each other.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class PriceTable:
         """The newest table of a price file. `tracestore.prices.files` describes the form of the file.
 
         Raises:
-            ConfigurationError: The file is malformed. The text names the file and the key, and says what was
+            ConfigurationError: The file is malformed. The text names the file, the key and what was
                 expected.
         """
         return cls.all_from_yaml(path)[-1]
@@ -230,8 +229,8 @@ class PriceTable:
             model: The model as ``provider:name``.
             at_us: The time in microseconds since the epoch.
             total_input_tokens: The number of input tokens of the call, cached ones included.
-            served_model: The model that the provider says it ran, see `matches`.
-            priced_as: The model whose published prices apply, see `matches`.
+            served_model: The model that ran, as the provider reports it, see `matches`.
+            priced_as: The model with the published prices, see `matches`.
             service_tier: The service tier as the provider names it; None is the usual one.
         """
         found = self._find(model, at_us, total_input_tokens, served_model, priced_as, service_tier)
@@ -259,9 +258,10 @@ class PriceTable:
 
         Args:
             model: The model as ``provider:name``.
-            served_model: The model that the provider says it ran, with or without ``provider:``. Rows for it go
+            served_model: The model that ran, as the provider reports it, with or without ``provider:``. Its rows
+                go
                 before rows for `model`, because the served model is billed.
-            priced_as: The ``provider:name`` whose published prices apply, if the adapter has a name of its own.
+            priced_as: The ``provider:name`` with the published prices, if the adapter has a name of its own.
         """
         return self._matcher.matches(model, served_model, priced_as)
 
@@ -282,8 +282,8 @@ class PriceTable:
             model: The model as routed, ``provider:name``.
             usage: The tokens of the call.
             at_us: The start of the attempt, in microseconds since the epoch.
-            served_model: The model that the provider says it ran; None if it doesn't say.
-            priced_as: The model whose published prices apply, see `matches`.
+            served_model: The model that ran, as the provider reports it; None if it doesn't.
+            priced_as: The model with the published prices, see `matches`.
         """
         return self.explain(model, usage, at_us, served_model=served_model, priced_as=priced_as).cost
 
@@ -302,8 +302,8 @@ class PriceTable:
             model: The model as routed, ``provider:name``.
             usage: The tokens of the call.
             at_us: The start of the attempt, in microseconds since the epoch.
-            served_model: The model that the provider says it ran; None if it doesn't say.
-            priced_as: The model whose published prices apply, see `matches`.
+            served_model: The model that ran, as the provider reports it; None if it doesn't.
+            priced_as: The model with the published prices, see `matches`.
         """
         tier = usage.service_tier
         match = self._find(model, at_us, usage.total_input_tokens, served_model, priced_as, tier)
@@ -345,8 +345,8 @@ class PriceTable:
 
         Args:
             model: The model as ``provider:name``.
-            served_model: The model that the provider says it ran; None if it doesn't say.
-            priced_as: The model whose published prices apply, see `matches`.
+            served_model: The model that ran, as the provider reports it; None if it doesn't.
+            priced_as: The model with the published prices, see `matches`.
             service_tier: The service tier as the provider names it; None is the usual one.
         """
         tiers = (tier_name(service_tier), ANY_TIER)
@@ -430,7 +430,7 @@ def _counts(usage: TokenUsage) -> dict[str, int] | None:
     return None if min(counts.values()) < 0 else counts
 
 
-# -- The rows of a price table at other rates, such as a discount that was agreed upon
+# --- Discounted tables ---
 
 
 def discounted(rows: Iterable[PriceRow], factors: Mapping[str, Decimal | int | str]) -> tuple[list[PriceRow], str]:

@@ -1,1 +1,1 @@
-"""From the trace file of a machine to a store that many machines share, losing and doubling nothing."""
+"""From the trace file of a machine to a shared store, without losing or duplicating events."""

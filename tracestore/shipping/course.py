@@ -1,15 +1,14 @@
-"""The decisions of a shipper, without any work: what to do next, and how long to wait. Its states:
+"""The decisions of a shipper, without any work: the next step, and the time to wait.
 
-- **asking**: nobody knows how far the target is. It is asked first of all, and after every failure, because a
-  connection that broke may have broken before the commit or after it.
+- **asking**: the target's position is unknown. It is asked first of all, and after every failure, because a
+  connection may have broken before the commit or after it.
 - **shipping**: batch after batch is read behind the position, and sent.
-- **resting**: everything is there. The file is looked at again after a while, or immediately when somebody
-  hurries.
-  Now and then the target is asked, too: it may be out of reach by now, or have fallen back to a backup.
-- **retrying**: the target or the file failed. After a while, which doubles from failure to failure, it is asked.
+- **resting**: everything is sent. The file is checked again after a while, or immediately after `hurry`. Now and
+  then the target is asked, too: it may be unreachable by now, or restored from a backup.
+- **retrying**: the target or the file failed. It is asked after a while, which doubles with each failure.
 
-The position moves in two ways only: to the end of a batch that the target has committed, and to what the target
-says when it is asked. So it is never behind an event that the target lacks.
+The position moves in two ways only: to the end of a batch that the target has committed, and to the target's own
+answer. So it never skips an event that the target lacks.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask the target how far it is, and tell `Course.asked`."""
+    """Ask the target for its position, and pass it to `Course.asked`."""
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Read behind a position and send, and tell `Course.sent`, or `Course.unstorable`."""
+    """Read behind a position, send, and report with `Course.sent` or `Course.unstorable`."""
 
     after: Position
     limit: int
@@ -51,7 +50,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Rest(msgspec.Struct, frozen=True):
-    """Do nothing for so long, or until somebody hurries."""
+    """Do nothing for this time, or until `hurry`."""
 
     seconds: float
 
@@ -114,6 +113,6 @@ class Course:
         return wait
 
     def hurry(self) -> None:
-        """Somebody waits: don't rest. A failing target is left its time."""
+        """End a rest, because a caller waits. A failing target keeps its pause."""
         if self.state == "resting":
             self._until = 0.0

@@ -1,8 +1,8 @@
-"""What a machine keeps about the shipping of a trace file, in a small file beside it: the name of the file in the
-shared store, and how far the store was when it was last heard of.
+"""A machine's record of shipping: a small file next to the trace file.
 
-Nothing depends on it but what people are told. The shared store itself says how far it is. A lost mark gives the
-file a new name there, so that all of it is sent again, and changes nothing.
+It has the name of the file in the shared store, and the store's last known position. Only reports depend on it.
+The shared store itself has the true position. A lost mark gives the file a new name there, so that all of it is
+sent again, which changes nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def forget_mark(trace: Path, target: str) -> bool:
 
 
 class Turn:
-    """The lock of whoever ships a trace file to a target. Others wait, so that the work is not done twice.
+    """The lock for shipping a trace file to a target. Others wait, so that the work is not done twice.
 
     Two at the same time would do no harm.
     """
@@ -144,11 +144,8 @@ def _short(target: str) -> str:
     return hashlib.sha256(target.encode()).hexdigest()[:12]
 
 
-# -- What waits in a trace file for shared stores, as far as this machine knows
-
-
 class Backlog(msgspec.Struct, frozen=True):
-    """What one shared store lacks of a trace file."""
+    """The events of a trace file that one shared store lacks."""
 
     target: str
     """The name of the shared store, without user and password."""
@@ -163,7 +160,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 async def backlogs(trace: Path) -> list[Backlog]:
-    """What waits in a trace file, for each shared store that it is shipped to."""
+    """The events of a trace file that wait, for each of its shared stores."""
     found = []
     source = Source(trace)
     try:
@@ -176,11 +173,10 @@ async def backlogs(trace: Path) -> list[Backlog]:
     return found
 
 
-# -- The trace files of a machine that are shipped to a shared store, so that nobody's are forgotten
-#
-# Each shipper of a machine says which file it ships, by a small file in a folder of the machine. When its process
-# died, another shipper to the same store finds the file with its turn free. It writes what the dead process left
-# beside the file, ends its runs, and ships the file.
+# --- Finding files of dead shippers ---
+# Each shipper of a machine registers its file with a small file in a folder of the machine. After its process
+# died, another shipper to the same store finds the file with its lock free. It writes the events that the dead
+# process left, ends its runs, and ships the file.
 
 
 _LOOK_SECONDS = 30.0
@@ -209,7 +205,7 @@ class LookForFiles:
         self._look_at = 0.0
 
     def register(self) -> None:
-        """Say that this shipper ships its file. Raises OSError."""
+        """Register the file of this shipper. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = self._place(self._own)
         if not place.exists():
@@ -250,7 +246,7 @@ class LookForFiles:
         return found
 
     async def take_over(self, path: Path, turn: Turn) -> bool:
-        """Write into a file whatever its dead process left beside it, and end the process's runs."""
+        """Write the events that a dead process left into its file, and end the process's runs."""
         if not turn.take():
             return False
         async with TraceStore(path) as store:
@@ -265,7 +261,7 @@ class LookForFiles:
 
 
 async def take_over(store: TraceStore, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
-    """Write into an open trace file what dead processes left beside it, and end their runs. Raises StoreError."""
+    """Write the events that dead processes left into an open trace file, and end their runs. Raises StoreError."""
     if not await adopt_leftovers(store.path, store.write, own=None, batch_events=_BATCH_EVENTS):
         raise StoreError(f"what dead processes left beside {store.path} can't be written now")
     await store.close_lost_runs(prices, delivered)

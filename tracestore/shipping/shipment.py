@@ -24,8 +24,8 @@ from ..timestamps import US_PER_DAY
 class Position(msgspec.Struct, frozen=True):
     """A place in a trace file: an event, and everything before it.
 
-    The number alone would not do. A file whose events were all pruned counts from 1 again, and a copy of a file
-    goes its own way.
+    A number alone is not enough. A fully pruned file counts from 1 again, and a copy of a file continues on its
+    own.
     """
 
     event: int = 0
@@ -85,7 +85,7 @@ class Shipment(msgspec.Struct, frozen=True):
     projected: list[int]
     """The places of the events that change other tables."""
     projection: Projection
-    """What follows from those."""
+    """The rows that follow from them."""
     begun: list[Lines]
     """The calls that start here, as text."""
     content: SessionContent | None = None
@@ -95,14 +95,14 @@ class Shipment(msgspec.Struct, frozen=True):
     erased: int = 0
     """The number of the last deletion in the file when it was read. The store has done all up to that one."""
     dead: Collection[str] = ()
-    """The sessions that were deleted in the file after all that is said of them here."""
+    """The sessions that were deleted in the file after all of their messages here."""
 
     def __len__(self) -> int:
         return len(self.read)
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What is to be done next of a trace file: deletions come before events."""
+    """The next part of a trace file: deletions come before events."""
 
     shipment: Shipment | None = None
     """The next events; None if there are none."""
@@ -120,7 +120,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A trace file, as a shared store knows it."""
+    """A trace file in a shared store."""
 
     name: str
     """An identifier that no other file has."""
@@ -131,7 +131,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Target(Protocol):
-    """A shared store, as a shipper sees it. Whatever fails is a StoreError."""
+    """A shared store for a shipper. Each failure is a StoreError."""
 
     @property
     def name(self) -> str:
@@ -147,13 +147,11 @@ class Target(Protocol):
         ...
 
     async def position(self, origin: Origin) -> Position:
-        """The place up to which the store has everything of a file; `START` if it knows nothing of the file."""
+        """The place up to which the store has everything of a file; `START` for an unknown file."""
         ...
 
     async def take(self, origin: Origin, shipment: Shipment) -> Position:
-        """Store what is new of a shipment, with what follows from it, and the place of its end: all in one
-        transaction.
-        """
+        """Store the new part of a shipment, its rows, and its end position: all in one transaction."""
         ...
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
@@ -177,11 +175,10 @@ class Target(Protocol):
         ...
 
 
-# -- Rows as text that a server's COPY takes: CSV with control characters in the place of commas and quotes
-#
-# All values stand between quotes, and NULL as one more control character, which the server is told to take for
-# NULL in quotes, too. So rows are made by joining texts, whatever is in them. Where a text has one of those
-# characters in it, the rows are made value by value instead.
+# --- Rows for COPY ---
+# They are CSV with control characters in place of commas and quotes. All values are quoted, and NULL is one more
+# control character, which the server accepts in quotes, too. So rows are made by joining texts. If a text has one
+# of those characters, the rows are made value by value instead.
 
 
 _BETWEEN = "\x1f"
@@ -199,7 +196,7 @@ class Lines(msgspec.Struct, frozen=True):
     """Rows of one table, but for the number of the run that each belongs to. The server has its own numbers."""
 
     columns: tuple[str, ...]
-    """The columns, but for the run and those that are NULL in all rows."""
+    """The columns, without the run and those that are NULL in all rows."""
     options: str
     """The options of COPY with which the text is to be read."""
     runs: Sequence[int]
@@ -207,9 +204,9 @@ class Lines(msgspec.Struct, frozen=True):
     rows: list[str]
     """Of each row the text of the other values, but for what stands at the start and at the end of all rows."""
     begin: str
-    """What stands between the number of the run and the text of a row."""
+    """The text between the number of the run and the text of a row."""
     end: str
-    """What stands behind the text of a row."""
+    """The text behind the text of a row."""
 
     def parts(self, runs: Mapping[int, int]) -> Iterator[bytes]:
         """The text of all rows, some at a time, each with the server's number of its run before it. It is UTF-8.
@@ -272,7 +269,7 @@ def _value(value: SqlValue) -> str:
     return _NULL if value is None else f"{QUOTE}{str(value).replace(QUOTE, QUOTE * 2)}{QUOTE}"
 
 
-# -- How events that were read in a trace file become a shipment, without any I/O
+# --- Events as a shipment ---
 
 
 EVENT_COLUMNS = (*(name for name in COLUMNS if name not in ("run_id", "data")), "data")
@@ -336,7 +333,7 @@ def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[in
 
 
 def projection_of(read: Read, places: Iterable[int]) -> Projection:
-    """What follows from some of the events that were read, not yet complete.
+    """The rows that follow from some of the events, not yet complete.
 
     The number of a run in the file stands for the server's.
     """
@@ -388,7 +385,7 @@ def are_new(
 
 
 def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
-    """A shipment whose texts a server takes."""
+    """A shipment with texts that a server accepts."""
     read = shipment.read
     columns = [[clean(value) if isinstance(value, str) else value for value in column] for column in read.columns]
     names = {number: clean(run.run_id) for number, run in shipment.runs.items()}

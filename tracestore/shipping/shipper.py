@@ -1,4 +1,4 @@
-"""The shipper of one trace file: it does what its `Course` decides, and tells how it goes."""
+"""The shipper of one trace file: it does the steps of its `Course`, and reports its state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MARK_SECONDS = 1.0
 """The time after which the mark is written again while much is sent."""
 
 _TELL_FROM = 1000
-"""The number of waiting events from which it is said again when it has doubled."""
+"""The number of waiting events from which each doubling is reported."""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -58,20 +58,20 @@ class ShippingStatistics(msgspec.Struct, frozen=True):
 class TraceShipper:
     """Copies a trace file to a shared store, by (run, seq), batch by batch, while others write the file.
 
-    A batch is one transaction of the shared store: its events, what follows from them, captured content, and how
-    far it goes. So it makes no difference how often a batch is sent, or by how many. Of several shippers of a file
-    one works, and the others wait for its end.
+    A batch is one transaction of the shared store: its events, their rows, captured content, and the position. So
+    a batch may be sent any number of times, by any number of shippers. Of several shippers of a file one works,
+    and the others wait for its end.
 
     Args:
         path: The trace file.
         to: The shared store: its DSN, or a target.
         clock: The clock for times and ids.
         options: The sizes and the patience.
-        on_change: Told when shipping starts to fail, and when it works again.
-        prices: The prices for calls of dead processes, whose files are shipped, too.
-        adopts: The folder where shippers of this machine say which files they ship. The files of dead ones are
+        on_change: Called when shipping starts to fail, and when it works again.
+        prices: The prices for calls of dead processes. Their files are shipped, too.
+        adopts: The folder where shippers of this machine register their files. The files of dead ones are
             shipped as well. None is to look at no other file.
-        recent: What is kept of the batches that this process writes to the file, which need not be read again.
+        recent: The last batches of this process for the file, which need not be read again.
 
     Raises:
         StoreError: The DSN is none, or the driver is not installed.
@@ -107,7 +107,7 @@ class TraceShipper:
         self._state: ShippingState = "shipping"
         self._reason = ""
         self._shipped = self._behind = self._told = self._passed_over = 0
-        self._wanted = self._served = 0  # of those who wait until all is shipped
+        self._wanted = self._served = 0  # The number of callers that wait until all is shipped.
         self._hurry = anyio.Event()
         self._changed = anyio.Event()
 
@@ -138,7 +138,7 @@ class TraceShipper:
                 await self._pause(seconds)
 
     async def ship(self) -> int:
-        """Ship all that is in the file now, whoever else ships it.
+        """Ship all events that are in the file now, also if another shipper works on it.
 
         Returns:
             The number of events that were sent.
@@ -238,7 +238,7 @@ class TraceShipper:
         self._course.asked(position)
 
     async def _send(self, step: Send) -> bool:
-        """Send what is behind a position. Returns whether that was all."""
+        """Send the events behind a position. Returns whether that was all."""
         reading = await self._read(step)
         if reading.erasures:
             await self._target.erase(self._origin, reading.erasures)
@@ -323,7 +323,7 @@ class TraceShipper:
         return Origin(self._mark.origin, socket.gethostname(), str(self.path))
 
     def _keep_mark(self, *, at_once: bool) -> None:
-        """Note how far the target is; while much is sent, not each time in the file, whose position may be old."""
+        """Record the target's position; during long sending not each time, because the file's mark may be old."""
         assert self._mark is not None
         self._mark = msgspec.structs.replace(
             self._mark,

@@ -1,4 +1,4 @@
-"""A trace file as a shipper reads it, over a connection of its own that writes nothing."""
+"""A trace file for a shipper, read over a connection of its own that writes nothing."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ _ERASURES_AT_ONCE = 200
 
 
 class Source:
-    """The reading end of a trace file, which somebody else writes.
+    """The reading end of a trace file, which other processes write.
 
-    It takes in what dead processes left beside the file. In an engine, the engine's writer does that.
+    It adds the events that dead processes left next to the file. In an engine, the engine's writer does that.
     """
 
     def __init__(self, path: Path, recent: Recent | None = None) -> None:
         self._database = WholeTrace(path) if recent is None else Database(path, readonly=True)
         self.recent = recent or Recent()
-        """What was written to the file in this process."""
+        """The last batches that this process wrote to the file."""
 
     @property
     def path(self) -> Path:
@@ -76,13 +76,13 @@ class Source:
             await self._database.close()
 
     async def read(self, after: Position, limit: int, erased: int) -> Reading:
-        """What is to be done next, all of one state of the file."""
+        """The next part to ship, all of one state of the file."""
         await self.open()
         recent = self.recent.behind(after)
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
-        """A position as the target tells it, if it is one of this file; else the start. Raises StoreError."""
+        """The target's position, if it is one of this file; else the start. Raises StoreError."""
         if position == START:
             return START
         await self.open()
@@ -93,7 +93,7 @@ class Source:
         return position if found == [(position.run_id, position.seq)] else START
 
     async def endings(self, runs: Iterable[str]) -> dict[str, Ending]:
-        """The ends of those of some runs that have ended. Raises StoreError."""
+        """The ends of the given runs that have ended. Raises StoreError."""
         await self.open()
         wanted, found = list(runs), {}
         for begin in range(0, len(wanted), _AT_ONCE):
@@ -148,7 +148,7 @@ def _shipment(
     ((first,),) = statements.run("SELECT min(id) FROM events WHERE id > ?", (after.event,))
     if first is None:
         return None
-    # What was said before a deletion and what was said since go apart.
+    # Messages before and after a deletion go into separate shipments.
     boundary = next_boundary(statements, first)
     found = _written(statements, after.event, limit, recent) if recent and boundary is None else None
     found = found or _events(statements, after.event, boundary, limit)
@@ -171,7 +171,7 @@ def _shipment(
 
 
 def _written(statements: Statements, after: int, limit: int, recent: Sequence[Written]) -> _Found | None:
-    """The events behind one, if they are those that were written last. The file says whether they are."""
+    """The events behind one, if they are the last written ones. The file decides whether they are."""
     ((first_run, last_run, encoded),) = statements.run(_SEQS, {"after": after, "limit": limit, "most": _ANY})
     if first_run != last_run:
         return None
@@ -276,7 +276,7 @@ def _content(statements: Statements, events: list[tuple[str, int, int, str | Non
     for name in sorted(name for name in names if name is not None):
         setups += statements.run(f"{_SETUPS} WHERE s.session_id = ?", (name,))
     for setup in setups:
-        if not setup[2]:  # a branch, whose first messages were said before it
+        if not setup[2]:  # It is a branch, and its first messages are older.
             messages += statements.run(f"{_MESSAGES} WHERE m.session_id = ? ORDER BY m.position", (setup[0],))
     if not setups and not messages:
         return None
@@ -312,12 +312,11 @@ def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
     return list(found.values())
 
 
-# -- What this process has just written to a trace file, as rows. Whoever ships them need not read them again
-#
-# The file alone says which events are to be shipped: their runs and numbers are read behind a position. Where
-# these are just those of the batches that were written last, the values are taken from memory, and so is what
-# follows from them for calls. In every other case all of it is read: at the start, after an outage, when other
-# processes write to the file, and when something was deleted.
+# --- Recently written rows ---
+# They need not be read again. The file alone decides which events are shipped: their runs and numbers are read
+# behind a position. If these are exactly the last written batches, the values and their rows are taken from
+# memory. Otherwise all is read: at the start, after an outage, when other processes write to the file, and after
+# deletions.
 
 
 MOST_EVENTS = 10_000
@@ -342,13 +341,13 @@ class Written(msgspec.Struct, frozen=True):
     events: Values
     """The values of the events, row after row, in the order of `STORED_COLUMNS`."""
     projection: Projection
-    """What follows from them."""
+    """The rows that follow from them."""
     size: int
     """The length of their data."""
 
 
 class Recent:
-    """The last batches that were written to one trace file, which only grows while somebody ships them."""
+    """The last batches written to one trace file. It only grows while a shipper reads them."""
 
     def __init__(self) -> None:
         self._batches: deque[Written] = deque()
@@ -367,14 +366,14 @@ class Recent:
             self._drop_first()
 
     def behind(self, position: Position) -> Sequence[Written]:
-        """What is kept of the events behind a position. The batches up to there are forgotten."""
+        """The events behind a position that are in memory. The batches before it are dropped."""
         places = [place for place, batch in enumerate(self._batches) if _is_before(batch, position)]
         for _ in range(places[-1] + 1 if places else 0):  # they are in the order of the file
             self._drop_first()
         return tuple(self._batches)
 
     def forget(self) -> None:
-        """Forget all: nobody ships it now."""
+        """Drop all, because the file isn't shipped now."""
         self._batches.clear()
         self._events = self._size = 0
 
@@ -389,7 +388,7 @@ def _is_before(batch: Written, position: Position) -> bool:
 
 
 def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[int]) -> list[Written]:
-    """The batches that are the first of some events of a run. What was written before those is left out."""
+    """The batches that match the first of some events of a run. Older batches are left out."""
     found: list[Written] = []
     count = 0
     for batch in batches:

@@ -1,1 +1,1 @@
-"""The statements that every database of a trace understands, and the little in which those databases differ."""
+"""The SQL that all databases of a trace share, and the few parts that differ."""

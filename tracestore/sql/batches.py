@@ -1,6 +1,4 @@
-"""Batches of envelopes on their way into a store, each made a part at a time, while others on the event loop have
-their turn.
-"""
+"""Batches of envelopes for a store, each built in parts, so that other tasks get their turn."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from .content import store_content
 from .projection import PROJECTED, UPSERT_SESSION, Projection, flat, make_storable
 from .runs import RunSpan, ranges
 
-# An envelope is nearly a row already: the columns are its fields, and the topic.
+# The columns of a row are an envelope's fields, and the topic.
 STORED_COLUMNS = (*("run" if name == "run_id" else name for name in Envelope.__struct_fields__), "topic")
 """The columns of an event's row in a batch."""
 
@@ -53,7 +51,7 @@ class Batch:
         self.events: Values = []
         """The values of `STORED_COLUMNS`, row after row. A run's name stands for its number until `write`."""
         self.projection = Projection()
-        """What follows from them."""
+        """The derived rows."""
         self.runs: list[RunSpan] = []
         """The parts of runs that `complete` found."""
         self._captured: list[Envelope] = []
@@ -124,7 +122,7 @@ class Batch:
 
 
 async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | None = None) -> Batch:
-    """Whoever else is on the loop waits for a part of the batch, never for all of it. `clean` as in `Batch`."""
+    """Build a batch in parts, so that other tasks of the loop wait for one part only. `clean` as in `Batch`."""
     batch = Batch()
     begin, count = 0, _MADE_AT_ONCE
     while begin < len(envelopes):
@@ -145,11 +143,11 @@ def made_at_once(others_seconds: float) -> int:
     return max(_MADE_AT_ONCE, min(_MOST_MADE_AT_ONCE, int(others_seconds * _MADE_PER_SECOND)))
 
 
-# -- The end of a run whose process died: each of its calls that died with it gets an end, and the run is marked
+# --- Ending the runs of dead processes ---
 
 
 PROCESS_LOST = "process_lost"
-"""The error class of a call whose process died. No adapter raises it, so it is not a value of `ErrorClass`."""
+"""The error class of a call of a dead process. No adapter raises it, so it is not a value of `ErrorClass`."""
 
 _MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
 

@@ -18,7 +18,8 @@ from ..codec import storable_text
 from ..timestamps import US_PER_DAY, iso_day, to_us
 from .connection import Dialect, Insert, Row, Sql, SqlValue
 
-# -- The columns of a call that hold its usage and its costs, named after the fields of `TokenUsage` and `Cost`
+# --- Columns of usage and costs ---
+# They are named after the fields of `TokenUsage` and `Cost`.
 
 
 TOKEN_COUNTS = tuple(name for name in TokenUsage.__struct_fields__ if name.endswith("_tokens"))
@@ -113,9 +114,8 @@ def _readable(value: object) -> object:
             return value
 
 
-# -- The rows of calls: the columns that the start and the end of an attempt fill, and how they are stored
-#
-# An event fills each column of `CallRow` for which it has a field.
+# --- The rows of calls ---
+# The start and the end of an attempt each fill the columns of `CallRow` for which they have a field.
 
 
 Values = list[SqlValue]
@@ -155,7 +155,7 @@ class _Filled:
 
 
 def _writer(name: str, column: Column | None) -> Callable[[Any], SqlValue] | None:
-    """What makes the value of a column from a field; None if it is the same in SQL."""
+    """The conversion of a field to the value of a column; None if it is the same in SQL."""
     if name in ("stop_reason", "error_class"):
         return str  # members of an enum
     if column is not None and column.kind == "json":
@@ -191,15 +191,16 @@ def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
 
 
 def _set(name: str) -> str:
-    """The change that sets a column. If another process starts an attempt again, to take its reply up, the first
-    start says when it started.
+    """The change that sets a column.
+
+    If another process starts an attempt again to take its reply up, the first start counts.
     """
     if name in ("ts_us", "day"):
         return f"{name} = CASE WHEN calls.started_us IS NULL THEN excluded.{name} ELSE calls.{name} END"
     return f"{name} = excluded.{name}"
 
 
-# A start sets when the call started, an end how it ended. Everything else is first come, first kept.
+# A start sets the start of the call, an end its outcome. For all other columns the first value stays.
 UPSERT_STARTED = _upsert((*_SHARED, *_STARTED), ("ts_us", "day"))
 UPSERT_COMPLETED = _upsert((*_SHARED, *_COMPLETED), ("status",))
 UPSERT_FAILED = _upsert((*_SHARED, *_FAILED), ("status",))
@@ -240,23 +241,22 @@ def _ended(
 
 
 def began(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> int:
-    """The start of an attempt that ended at `ts_us`, worked out for an end whose start was never stored."""
+    """The start of an attempt that ended at `ts_us`, computed for an end without a stored start."""
     return ts_us - event.latency_ms * 1000
 
 
 def whole_row(start: Values, end: Values) -> Values:
-    """The row of an attempt whose start and end are in one batch."""
+    """The row of an attempt with its start and end in one batch."""
     start[STATUS] = end[STATUS]
     return start + end[len(_SHARED) :]
 
 
-# -- The cost of a call, as it was when it was called and as it is now, in one SELECT
-#
-# Both costs are kept apart by name. The cost at call time never changes. The current cost is that of the first of
-# the current runs that covers the call, or of the latest run of a price version that is asked for; a call that no
-# such run covers keeps the cost at call time.
+# --- The cost of a call ---
+# One SELECT has two costs, under separate names. The cost at call time never changes. The current cost is that of
+# the first current run that covers the call, or of the latest run of a requested price version. A call without
+# such a run keeps the cost at call time.
 
-# NULL where the cost at call time holds.
+# NULL if the cost at call time applies.
 _CURRENT_RUN_OF_CALL = """(
         SELECT cr.run
           FROM current_run AS cr
@@ -344,9 +344,6 @@ def nano_under(runs: Iterable[int]) -> str:
     return f"(CASE{cases} ELSE c.cost_nano END)" if cases else "c.cost_nano"
 
 
-# -- The condition for stored calls of unknown cost: as `CostSum` says it, and those without an end
-
-
 def usage_unknown(row: str) -> str:
     """A condition on a row of `calls`, never NULL."""
     return (
@@ -360,7 +357,8 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(names))
 
 
-# -- A `CallFilter` in SQL: with parameters, never with values in the text
+# --- Filters ---
+# A `CallFilter` becomes SQL with parameters, never with values in the text.
 
 
 _EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_class", "key")
@@ -407,7 +405,7 @@ def _of_model(model: str, dialect: Dialect) -> tuple[str, SqlValue] | tuple[str,
     return f"substr({column}, 1, CAST(? AS INTEGER)) = ?", len(name), name
 
 
-# -- The dimensions by which sums and statistics of calls can be grouped, as SQL and as text
+# --- Dimensions of sums ---
 
 
 _TAG = "tag:"

@@ -1,4 +1,4 @@
-"""What a repricing compares: sums of costs before and after, and the counts beside them."""
+"""The comparison of a repricing: sums of costs before and after, and the other counts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .connection import Database, PricingDialect, SqlValue, Statements, Temporar
 from .pricing import Pricer
 from .sums import Difference, current_runs
 
-# -- The sums that a repricing compares: the costs of its calls before and after, by model, day and session
-#
-# `reprice_sum` keeps the sums of each run, which the transactions of the costs themselves add to. `reprice_trial`
-# is a table of the same form that belongs to one connection; it holds the sums of a run that is only tried.
+# --- The sums of a repricing ---
+# The costs of its calls before and after, by model, day and session. `reprice_sum` keeps the sums of each run, and
+# the transactions of the costs add to it. `reprice_trial` is a table of the same form on one connection, with the
+# sums of a dry run.
 
 
 SumTable: TypeAlias = Literal["reprice_sum", "reprice_trial"]
@@ -113,7 +113,7 @@ def session_of(by_session: bool) -> str:
 def start_from_base(statements: Statements, run_id: int) -> None:
     """Give a run of all calls a base, if one other run is current. Call it as the run starts.
 
-    The sums before start with what is known of the base; see `tracestore.sql.comparison`.
+    The sums before start with those of the base.
     """
     runs = current_runs(statements)
     if len(runs) == 1:
@@ -122,7 +122,7 @@ def start_from_base(statements: Statements, run_id: int) -> None:
 
 
 def add_to_sums(statements: Statements, table: SumTable, run_id: int, groups: Iterable[Group]) -> None:
-    """Add groups to those of a run."""
+    """Add groups to the sums of a run."""
     columns = (*_KEY[1:], *SUMMED)
     rows: list[list[SqlValue]] = [[run_id, *(getattr(of, name) for name in columns)] for of in groups]
     statements.run_many(_ADD_SUMS.format(table=table), rows)
@@ -136,7 +136,7 @@ def add_up_again(statements: Statements, run_id: int) -> None:
 
 
 def change_of(statements: Statements, run_id: int) -> Difference:
-    """The change of the current costs that the sums of a run tell, over all of its calls."""
+    """The change of the current costs over all calls of a run, from its sums."""
     ((nano, unpriced),) = statements.run(
         """
         SELECT coalesce(sum(after - before), 0), coalesce(sum(unpriced - unpriced_before), 0)
@@ -177,12 +177,10 @@ async def sums_of_run(database: Database, table: SumTable, run_id: int) -> Compa
     )
 
 
-# -- The comparison of the calls that were priced last: their costs before and after, by model, day and session
-#
-# The costs before are looked up with the calls. A run of all calls over one other run, its base, needn't look each
-# of them up. Its sums start with those that are known of the base (see `tracestore.sql.comparison`), and the
-# run adds the costs at call time. Only calls that one of the two sides doesn't price are then looked at one by
-# one.
+# --- Comparing the last priced calls ---
+# The costs before are looked up with the calls. A run of all calls over one other run, its base, skips most
+# look-ups: its sums start with those of the base, and the run adds the costs at call time. Only calls with a price
+# on one side are then looked at one by one.
 
 
 _TABLES = (
@@ -222,7 +220,7 @@ class _Before(NamedTuple):
     """The calls to look at where one side alone prices."""
 
 
-# Of each group: calls, those with a cost and its sum; the same of the costs at call time, and of those before.
+# For each group: all calls, then count and sum of the costs now, at call time, and before.
 _SUMS = """
     SELECT a.place, {session}, count(*), count(a.nano), coalesce(sum(a.nano), 0),
            count(a.at_call), coalesce(sum(a.at_call), 0),
@@ -230,7 +228,7 @@ _SUMS = """
       FROM {source}
      GROUP BY a.place{also}
 """
-# Calls that only one side prices, so of the two counts and sums each call is in one.
+# Calls with a price on one side only, so each call is in one of the two counts.
 _ONE_SIDED = """
     SELECT a.place, {session}, count(a.nano), coalesce(sum(a.nano), 0), count({nano}), coalesce(sum({nano}), 0)
       FROM {source}
@@ -238,8 +236,8 @@ _ONE_SIDED = """
      GROUP BY a.place{also}
 """
 
-# The costs before are with the calls, or in a table of those that have another now. To copy these from one
-# stretch of `call_cost` takes less than to look for each in the whole of it.
+# The costs before come with the calls, or from a table of the calls that changed. Copying those from one stretch
+# of `call_cost` is cheaper than looking each up in the whole table.
 _AT_CALL = _Before("reprice_cost AS a", "a.at_call")
 _CURRENT = _Before(
     "reprice_cost AS a LEFT JOIN reprice_before AS b ON b.id = a.id",
@@ -331,7 +329,7 @@ def _grouped(
     return list(groups.values())
 
 
-# -- The counts beside the sums of a repricing: calls of unknown cost, and calls with estimated usage
+# --- Other counts of a repricing ---
 
 
 _MODEL, _DAY, _SESSION = "coalesce(c.model, '')", "c.day + 0", "coalesce(c.session_id, '')"
@@ -341,7 +339,7 @@ _WHICH = {
     "estimated": "c.usage_source = 'estimated'",
     "unknown": f"c.usage_source IS NULL AND {usage_unknown('c')}",
 }
-"""Conditions, each with that of an index: otherwise all calls would be read."""
+"""Conditions, each matching the condition of an index: otherwise all calls would be read."""
 
 
 class _Counts(NamedTuple):
@@ -350,7 +348,7 @@ class _Counts(NamedTuple):
 
 
 class CountsBeside(NamedTuple):
-    """The counts beside the sums of a report, by model, day and session as reports name them."""
+    """The counts of unknown costs and estimated usage, by model, day and session."""
 
     by_model: dict[str, _Counts]
     by_day: dict[str, _Counts]
@@ -368,7 +366,7 @@ class CountsBeside(NamedTuple):
 
 
 def count_beside(statements: Statements, where: CallFilter, *, by_session: bool) -> CountsBeside:
-    """Count the calls beside the sums, before the costs of the run are the current ones."""
+    """Count the calls outside of the sums, before the costs of the run are the current ones."""
     return CountsBeside(
         _counts(statements, where, _MODEL),
         _counts(statements, where, _DAY),
@@ -396,7 +394,7 @@ def with_counts(report: RepriceReport, beside: CountsBeside) -> RepriceReport:
 
 
 def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str, _Counts]:
-    """The counts by a column, whose values are named as reports name them."""
+    """The counts by a column, with its values named as in reports."""
     found: dict[str, _Counts] = {}
     which_calls, values = condition(where, statements.dialect)
     for name, which in _WHICH.items():

@@ -1,4 +1,4 @@
-"""A database as the statements of this folder see it, work that cancellation cannot stop, and schema steps."""
+"""The interface of a database, work that cancellation cannot stop, and schema steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import msgspec
 
 from callboard.bus.log import Log
 
-# -- The parts of pricing that databases write differently: temporary tables, and numbers near the end of 64 bits
+# --- Dialect of pricing ---
+# Databases differ in temporary tables, and in numbers near the end of 64 bits.
 
 
 ColumnType: TypeAlias = Literal["INTEGER", "TEXT", "RATE"]
@@ -26,7 +27,7 @@ class TemporaryTable(NamedTuple):
     name: str
     """The name of the table. No other table of the database has it."""
     columns: dict[str, ColumnType]
-    """The columns, each of which can be NULL unless it is of the key."""
+    """The columns. Each can be NULL unless it belongs to the key."""
     key: tuple[str, ...] = ()
     """The columns of the primary key; empty where rows are only appended, and walked."""
 
@@ -58,7 +59,7 @@ class PricingDialect(Protocol):
         ...
 
     def surveyed(self, table: str) -> tuple[str, ...]:
-        """Statements that let the database know what a temporary table holds now, before it plans on it."""
+        """Statements that update the database's statistics of a temporary table before it plans."""
         ...
 
     def same(self, one: str, other: str) -> str:
@@ -74,7 +75,7 @@ class PricingDialect(Protocol):
         ...
 
     def exact(self, count: str) -> str:
-        """A count in a type whose products with rates don't fail."""
+        """A count in a type with exact products."""
         ...
 
     def is_integer(self, number: str) -> str:
@@ -94,7 +95,7 @@ class PricingDialect(Protocol):
         ...
 
     def each(self, details: str) -> str:
-        """The counts in a column of details, as the rows ``d``, whose column ``key`` is the name."""
+        """The counts in a column of details, as the rows ``d`` with the name in the column ``key``."""
         ...
 
     @property
@@ -103,16 +104,15 @@ class PricingDialect(Protocol):
         ...
 
 
-# -- A database as the statements of this folder see it: SQLite today, and whatever else keeps a trace
-#
-# A statement is text with parameters, written ``?`` or ``:name``; a connection whose driver writes them otherwise
-# translates. Work on a database is one function that gets `Statements` and runs to its end in the connection's
-# thread, so a synchronous driver is all that a database needs.
+# --- The interface of a database ---
+# A statement is text with parameters, written ``?`` or ``:name``. A connection translates them for its driver.
+# Work on a database is one function that gets `Statements` and runs to its end in the connection's thread, so a
+# synchronous driver is enough.
 
 
 SqlValue: TypeAlias = str | int | float | bytes | None
 """A value that a statement is given, or that a row has."""
-Row: TypeAlias = tuple[Any, ...]  # as the driver gives it; each reader knows its own columns
+Row: TypeAlias = tuple[Any, ...]  # As the driver returns it; each reader has its own columns.
 Sql: TypeAlias = tuple[str, list[SqlValue]]
 """A statement or a part of one, and its parameters."""
 
@@ -134,8 +134,10 @@ class Insert(NamedTuple):
 
 
 class Dialect(Protocol):
-    """The expressions that databases write differently. Whatever is not here is written so that all understand it:
-    booleans as conditions, a flag in a column as 0 or 1, ``count(*) FILTER``, the lesser of two by CASE.
+    """The expressions that databases write differently.
+
+    All other SQL is portable: booleans as conditions, a flag in a column as 0 or 1, ``count(*) FILTER``, the
+    lesser of two by CASE.
     """
 
     @property
@@ -150,21 +152,20 @@ class Dialect(Protocol):
 
     @property
     def untouched_since(self) -> str:
-        """Whether a row was there at such a moment, whose text is a parameter, and was not written since."""
+        """A condition: the row existed at a moment, passed as text, and was not written since."""
         ...
 
     @property
     def latest_claim(self) -> str | None:
-        """A statement for the number of the latest claim of a session, which nobody raises before the end of the
-        transaction. None where nodes of a cluster share nothing.
+        """A statement for the number of a session's latest claim, locked to the end of the transaction.
+
+        None without a cluster.
         """
         ...
 
     @property
     def with_sessions(self) -> tuple[str, ...]:
-        """Statements that delete what the nodes of a cluster know of sessions. ``{names}`` stands for a list of
-        the sessions.
-        """
+        """Statements that delete a cluster's rows of sessions. ``{names}`` stands for a list of the sessions."""
         ...
 
     def tag(self, tags: str) -> str:
@@ -213,7 +214,7 @@ class Statements(Protocol):
         ...
 
     def insert(self, insert: Insert, values: list[SqlValue], /) -> None:
-        """Insert rows, whose values follow one another in `values`."""
+        """Insert rows from the flat list `values`."""
         ...
 
 
@@ -261,7 +262,8 @@ def placeholders(number: int) -> str:
     return ", ".join("?" * number)
 
 
-# -- Work that runs to its end, whoever is cancelled meanwhile; or to the end of somebody's patience
+# --- Work that outlives its caller ---
+# Cancellation of the caller does not stop it. A limit of patience may.
 
 
 _log = Log("tracestore.database")
@@ -288,7 +290,7 @@ async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long work may take that waits for somebody else. None is for ever."""
+    """The longest time for work that waits for others. None is no limit."""
 
     work: float | None = None
     """The longest time for a piece of work, in seconds."""
@@ -323,10 +325,9 @@ async def _end_of(task: asyncio.Future[_T]) -> None:
         _log.warning("failed_while_cancelled", error=repr(task.exception()))
 
 
-# -- Schemas as numbered steps, each of them literal text in a file of SQL
-#
-# A file has a line ``-- step N: NAME`` before each step. A line with nothing but a semicolon ends each statement,
-# because statements that make triggers and functions have semicolons of their own.
+# --- Schema steps ---
+# Each numbered step is literal text in a file of SQL, after a line ``-- step N: NAME``. A line with only a
+# semicolon ends each statement, because triggers and functions contain semicolons.
 
 
 Steps: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]

@@ -1,14 +1,14 @@
-"""Content, if the host asks for it: bodies under their hashes, and sessions as rows of hashes.
+"""Captured content: bodies under their hashes, and sessions as rows of hashes.
 
-* `content` has each body once, with the moment of its last use. Nothing in it says whose the body is.
-* `session_messages` says which body stands where in which session, and whatever differs each time: the message's
-  id and its metadata. A message that may not be stored has a row with the reason, and no hash.
-* `session_setups` has the latest setup of each session, and how long the history was then. Messages beyond that
-  belong to an earlier session of the same name, and go. The table also says which run owns the session (see
-  `session_owner`).
+- `content` has each body once, with the moment of its last use, and without an owner.
+- `session_messages` has the place of each body in each session, with the message's id and metadata. A message that
+  may not be stored has a row with the reason, and no hash.
+- `session_setups` has the latest setup of each session, and the length of the history at that time. Later messages
+  belong to an earlier session of the same name, and are deleted. The table also has the owner of the session (see
+  `tracestore.sql.runs`).
 
 Later means later in the same run, never later by the clock, which may step back. An event that is stored already
-says nothing more. Content that has expired is deleted, bodies and rows alike, by age alone.
+changes nothing. Expired content is deleted, bodies and rows alike, by age alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .runs import branch, is_anothers, is_said
 
 _log = Log("tracestore.content")
 
-# -- Writing
+# --- Writing content ---
 
 
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
@@ -72,7 +72,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         bodies |= made
         for each in made:
             last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
-    statements.run_many(  # a body that is there is written, too: whoever deletes unneeded ones sees that
+    statements.run_many(  # An existing body is written too, so a concurrent deletion sees its use.
         f"""
         INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
         ON CONFLICT (hash) DO UPDATE SET last_us = {greater("content.last_us", "excluded.last_us")}
@@ -84,8 +84,9 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
 def _comes_to_nothing(
     statements: Statements, session_id: str, event: CapturedMessage | CapturedSetup, digest: bytes | None
 ) -> bool:
-    """Whether what a former owner in a cluster says need not be kept: a setup that is over, or a message that the
-    next owner has put together already.
+    """Whether a former owner's content can be dropped.
+
+    That is an outdated setup, or a message that the next owner has already restored.
     """
     if not event.epoch or isinstance(event, CapturedSetup):
         return bool(event.epoch)
@@ -186,7 +187,7 @@ def _insert_setup(
     )
 
 
-# -- Reading
+# --- Reading content ---
 
 
 def load_session(statements: Statements, session_id: str) -> SavedSession | None:

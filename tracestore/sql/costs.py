@@ -1,4 +1,4 @@
-"""What calls cost by group, and what budgets count."""
+"""The costs of calls by group, and the sums that budgets count."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from .columns import condition, cost_under, grouping, usage_unknown, with_nano
 from .connection import Database, Dialect, Sql, SqlValue, Statements
 from .sums import SUMMED, current_runs, flag, runs_of, sum_of, summands, sums_of, total_input, whole
 
-# -- The sums that calls used and cost, by group
-#
-# By day, provider and model the trace keeps sums (`call_sums`), which answer for whole days. The calls of days
-# that a filter cuts, and those that are in no sum yet, are added one by one. Everything else is summed from the
-# calls.
+# --- Usage and costs by group ---
+# The trace keeps sums by day, provider and model (`call_sums`), which cover whole days. The calls of partial days,
+# and those that are in no sum yet, are added one by one. Everything else is summed from the calls.
 
 
 _UNPRICED_THEN = "{0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL"
@@ -72,10 +70,10 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
 
 
 def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Sequence[int]) -> Sql | None:
-    """A query for sums of calls; None where the sums that are kept don't tell.
+    """A query for sums of calls; None if the kept sums are not enough.
 
-    They don't tell which calls of a group a run has priced. So they don't tell what calls cost of which some were
-    repriced on top of another repricing.
+    The sums don't show which calls of a group a run has priced. So they can't give the costs if one repricing lies
+    on top of another.
     """
     anywhen = msgspec.structs.replace(where, since=None, until=None)
     if (
@@ -111,7 +109,7 @@ def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Seq
     return " UNION ALL ".join(parts), values
 
 
-# All with the columns of the first. The costs of a repricing differ from those at call time by its own sums.
+# All parts have the columns of the first. A repricing's sums are the differences to the costs at call time.
 _KEPT = f"""
     SELECT day, provider, model, {", ".join(SUMMED)}, cost_nano AS now_nano, unpriced AS then_unpriced
       FROM call_sums AS c
@@ -136,7 +134,8 @@ _OF_CUT_DAY = f"""
 """
 
 
-# -- The sums that budgets count: by account, by slot of the window, and by whether the usage is known
+# --- Sums for budgets ---
+# They are grouped by account, by slot of the window, and by whether the usage is known.
 
 
 _ENDED_BADLY = "('failed', 'cancelled')"
@@ -209,7 +208,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
 
 
 def _under_way(row: str) -> str:
-    """The condition that a call has created a job whose end isn't stored."""
+    """The condition that a call has created a job without a stored end."""
     return (
         f"({row}.operation = 'video_create' AND {row}.status = 'completed' AND NOT EXISTS"
         " (SELECT 1 FROM calls AS e WHERE e.operation IN ('video_create', 'video') AND e.operation = 'video'"

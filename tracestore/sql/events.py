@@ -1,4 +1,4 @@
-"""Stored events, and what they say of replies, jobs and batches at a provider."""
+"""Stored events, and the replies, jobs and batches at a provider that follow from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..timestamps import to_us
 from .columns import USAGE_COLUMNS, cost_columns, cost_of, tags_of, usage_of
 from .connection import Database, Dialect, Row, Sql, SqlValue, at_most
 
-# -- Stored events: how they are found, and how they come back
+# --- Reading events ---
 
 
 COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not in ("run_id", "data")} | {
@@ -87,9 +87,8 @@ def envelope(row: Row) -> Envelope:
     return Envelope(**fields)
 
 
-# -- Replies that a provider makes in the background, and that nobody has read to their end
-#
-# The call of such a reply has no end in the trace, and none is made up for it when its process is lost.
+# --- Background replies ---
+# The call of such a reply has no end in the trace. None is made for it when its process is lost.
 
 
 _OPEN = """
@@ -111,7 +110,7 @@ _decode_reply = msgspec.json.Decoder(_Accepted).decode
 
 
 async def open_replies(database: Database, session_id: str | None, *, owned: bool) -> list[OpenReply]:
-    """The replies whose process has ended, in the order of their calls."""
+    """The background replies of ended processes, in the order of their calls."""
     of_session = "" if session_id is None else " AND c.session_id = ?"
     of_ended = "" if owned else " AND r.ended_us IS NOT NULL"
     sql = f"{_OPEN}{of_session}{of_ended} ORDER BY c.id"
@@ -134,10 +133,9 @@ async def open_replies(database: Database, session_id: str | None, *, owned: boo
     ]
 
 
-# -- Jobs at a provider: how each started, and whether its cost has been counted
-#
-# A call of the operation ``video_create`` creates a job. When the cost of the job is known, a call of the
-# operation ``video`` says it. Both bear the job's id as the provider's response id.
+# --- Jobs ---
+# A call of the operation ``video_create`` creates a job. A call of the operation ``video`` records its cost. Both
+# have the job's id as the provider's response id.
 
 
 JOB_QUERY = """
@@ -172,8 +170,7 @@ async def job(database: Database, provider: str, job_id: str) -> StoredJob:
     return found
 
 
-# -- Batches at a provider: how each was planned and sent, and which of their requests have been counted
-#
+# --- Batches ---
 # A batch's events have its id as their request. The end of a part has the id of the call that created the part.
 # Each request is a call of its own, of the operation ``batch``, which is counted once.
 
@@ -266,7 +263,7 @@ async def batches(database: Database, limit: int) -> list[StoredBatch]:
 
 
 async def counted_calls(database: Database, request_ids: Sequence[str]) -> dict[str, CountedCall]:
-    """Those of some calls that have an end, by their ids."""
+    """The given calls that have an end, by their ids."""
     columns = ", ".join([*USAGE_COLUMNS, *cost_columns("cost")])
     counted: dict[str, CountedCall] = {}
     for chunk in _chunks(request_ids):

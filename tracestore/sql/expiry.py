@@ -1,12 +1,11 @@
-"""How content leaves the trace: all that is older than a moment, or that of sessions that were pruned or deleted.
+"""The deletion of content: by age, or with pruned and deleted sessions.
 
-A name is content, and so are tags, the texts of errors and the names of tools: each may quote what was said. They
-go with the messages. Events are append-only, so an event is replaced by its figures (see `tracestore.figures`)
-under the same number, in a transaction that is allowed to delete it.
+Names, tags, the texts of errors and the names of tools may quote content, so they are deleted with the messages.
+Events are append-only, so an event is replaced by its figures (see `tracestore.codec`) under the same number, in a
+transaction that is allowed to delete it.
 
-What goes is erased, as far as the database can. A body is kept once for all sessions that say it. So what was
-captured of a session that is pruned goes in two steps: first its rows, and then the bodies to which no session
-refers any more.
+Deleted bytes are erased, as far as the database can. A body is shared by all sessions with it. So the content of a
+pruned session is deleted in two steps: first its rows, then the bodies without any session.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class Needed(NamedTuple):
     moment: str
     """The moment, see `Dialect.moment`."""
     spared: list[int]
-    """The numbers of other bodies that were not deleted, because somebody may have written them since."""
+    """The numbers of other bodies that were not deleted, because they may have been written since."""
 
 
-# Bodies name those that they are made of; quotes inside of somebody's text are escaped, and never look like that.
+# A body refers to other bodies by name. Quotes inside a text are escaped, so text never looks like a name.
 _REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
 
 
@@ -53,7 +52,7 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
     which = f"session_id IN ({listed})"
     for statement in statements.dialect.with_sessions:
         statements.run(statement.format(names=listed), names)
-    with statements.erasing():  # metadata may say what was said, too
+    with statements.erasing():  # Metadata may quote content, too.
         content = [statements.change(f"DELETE FROM {table} WHERE {which}", names) for table in _CONTENT]
         return statements.change(f"DELETE FROM sessions WHERE {which}", names) or int(any(content))
 
@@ -61,7 +60,7 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
 _CONTENT = ("session_messages", "session_setups")
 
 
-# -- Words in events and calls
+# --- Words in events and calls ---
 
 
 @contextlib.contextmanager
@@ -106,7 +105,7 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
 
 
 def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
-    """Erase words that were said before a moment, in some events. The caller holds a transaction."""
+    """Erase words from before a moment, in some events. The caller holds a transaction."""
     where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
     values: list[SqlValue] = [before_us, *WORDY]
     if origin is not None:
@@ -173,14 +172,13 @@ def _figures(row: Row, keeps_tags: bool) -> Row:
     return tuple(figures)
 
 
-# -- Deletions
+# --- Deleting content ---
 
 
 async def forget_content(database: Database, before_us: int, at_us: int) -> int:
-    """Delete content that was last said before a moment, and erase it.
+    """Delete content that was last used before a moment, and erase it.
 
-    Sessions that started before that moment can't be resumed any more, and have no names. Events and costs stay,
-    without the words in them.
+    Older sessions can't be resumed any more, and have no names. Events and costs stay, without the words in them.
     """
 
     def work(statements: Statements) -> int:
@@ -202,7 +200,7 @@ async def delete_session(
 ) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
-    It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
+    It works step by step, so that others can write meanwhile. Content that is used again meanwhile stays.
     """
 
     def work(statements: Statements) -> bool:
@@ -224,7 +222,7 @@ def references_in(body: bytes) -> list[bytes]:
 
 
 async def sweep_bodies(database: Database, before_us: int) -> None:
-    """Delete and erase all bodies that were last said before a moment and that no session needs."""
+    """Delete and erase all bodies that were last used before a moment and that no session needs."""
     needed = await database.look(lambda statements: needed_bodies(statements, before_us))
     place = 0
     while True:
@@ -236,7 +234,7 @@ async def sweep_bodies(database: Database, before_us: int) -> None:
 
 
 def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -> int:
-    """Delete and erase those of some spared bodies that no session needs, while nobody else writes."""
+    """Delete and erase the spared bodies that no session needs, while all other writers wait."""
     needed = needed_bodies(statements, before_us).hashes
     gone = 0
     with statements.erasing():
@@ -248,9 +246,9 @@ def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -
 
 
 def needed_bodies(statements: Statements, before_us: int) -> Needed:
-    """All bodies from before a moment that a session refers to. Nothing is written.
+    """All bodies from before a moment that a session refers to. It writes nothing.
 
-    A body that is said again carries the later moment, so only old rows are looked at.
+    A body that is used again has the later moment, so only old rows are read.
     """
     ((moment,),) = statements.run(f"SELECT {statements.dialect.moment}")
     rows: list[Row] = statements.run(
@@ -274,8 +272,9 @@ def needed_bodies(statements: Statements, before_us: int) -> Needed:
 
 
 def delete_unneeded(statements: Statements, before_us: int, needed: Needed, after: int) -> tuple[int, int]:
-    """Delete and erase some bodies that were last said before a moment and that no session needs. The caller
-    holds a transaction.
+    """Delete and erase some bodies that were last used before a moment and that no session needs.
+
+    The caller holds a transaction.
     """
     untouched = statements.dialect.untouched_since
     rows = statements.run(
@@ -290,14 +289,14 @@ def delete_unneeded(statements: Statements, before_us: int, needed: Needed, afte
     return len(gone), rows[-1][0] if rows else 0
 
 
-# -- The record of what was deleted on purpose: sessions, and content by age. Retention is not recorded
-#
-# A trace file says with it what has to go from shared stores, too, after what was shipped before. In a shared
-# store it says what shippers must not bring back. A row is written in the transaction of its deletion, and stays.
+# --- The record of deletions ---
+# It lists deleted sessions, and content deleted by age, without retention. A trace file reports with it the
+# deletions for shared stores. A shared store rejects with it content that shippers would bring back. A row is
+# written in the transaction of its deletion, and stays.
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """One deletion: of a session, or of all content that was last said before a moment."""
+    """One deletion: of a session, or of all content that was last used before a moment."""
 
     key: str = ""
     """An identifier that no other deletion anywhere has; empty before it is recorded."""
@@ -312,7 +311,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     before_us: int | None = None
     """The moment, in microseconds UTC; None if it was a session."""
     runs: tuple[str, ...] = ()
-    """The runs that said something in the session, as far as the file knew."""
+    """The runs with messages in the session, as far as the file has them."""
 
 
 def note_erasure(statements: Statements, erasure: Erasure) -> None:
@@ -333,7 +332,7 @@ def note_erasure(statements: Statements, erasure: Erasure) -> None:
 
 
 def runs_in(statements: Statements, session_id: str) -> tuple[str, ...]:
-    """The runs that said something in a session."""
+    """The runs with messages in a session."""
     rows = statements.run(
         """
         SELECT run_id FROM runs
@@ -365,7 +364,7 @@ def next_boundary(statements: Statements, event: int) -> int | None:
 
 
 def erased_since(statements: Statements, event: int, sessions: Collection[str]) -> set[str]:
-    """Those of some sessions that were deleted when an event was there already."""
+    """The given sessions that were deleted after an event was stored."""
     rows: list[Row] = statements.run(
         f"SELECT session_id FROM erasures WHERE event >= ? AND session_id IN ({placeholders(len(sessions))})",
         (event, *sessions),

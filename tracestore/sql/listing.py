@@ -27,7 +27,7 @@ from .columns import (
 from .connection import Database, Dialect, Row, Sql, at_most, greater
 from .sums import current_runs, sums_of, whole
 
-# -- Calls one by one: the newest first, or page by page in the order in which they were stored
+# --- Listing calls ---
 
 
 _COLUMNS = ("id", *COLUMNS, *USAGE_COLUMNS, *cost_columns("cost"), *cost_columns("now"))
@@ -37,7 +37,7 @@ _NOW_AT = _COST_AT + len(cost_columns("cost"))
 
 
 def _reader(column: Column) -> Callable[[Any], object] | None:
-    """What makes a value of its column in Python; None if it is the same there."""
+    """The conversion of a column's value to Python; None if it is the same there."""
     unset = column.default
     if column.kind == "json":
         decode = msgspec.json.Decoder(column.type).decode
@@ -67,7 +67,7 @@ def calls_query(where: CallFilter | None, under: str | None, limit: int | None, 
 def calls_after_query(
     where: CallFilter | None, under: str | None, after_id: int, limit: int, dialect: Dialect
 ) -> Sql:
-    """The query for calls in the order of `call_id`, which is that of their storing."""
+    """The query for calls in the order of `call_id`, which is the order of storing."""
     which, values = condition(where or CallFilter(), dialect)
     page = f"{which} AND c.id > ? ORDER BY c.id LIMIT ?"
     priced, values = with_cost(under, page, [*values, after_id, limit])
@@ -88,7 +88,7 @@ def call_row(row: Row) -> CallRow:
     )
 
 
-# -- Sessions, and the sums that they used and cost
+# --- Sessions and their sums ---
 
 
 _MESSAGES = "(SELECT count(*) FROM session_messages AS m WHERE m.session_id = n.session_id)"
@@ -102,7 +102,7 @@ _IS_WHOLE = f"""
                     FROM session_messages AS m WHERE m.session_id = s.session_id)
     )
 """
-# A session whose system prompt was withheld is whole, if the host has that prompt.
+# A session without its system prompt is complete if the host has that prompt.
 
 _SESSION = tuple(f"n.{name}" for name in ("session_id", "first_us", "last_us", "model", "tags", "name"))
 _SUMS_OF_SESSION = sums_of("p")
@@ -148,11 +148,10 @@ async def sessions(
     return found
 
 
-# -- The speed of calls, how often they failed, and how well they used the cache; all of it exact
-#
-# A percentile is a value that occurred (nearest rank): p99 is the smallest value that at least 99 % of the calls
-# don't exceed. The database counts how often each value occurs and adds up from the smallest. So it keeps as much
-# as there are different values, not calls; nothing is sampled and nothing estimated.
+# --- Speed and failures ---
+# A percentile is an actual value (nearest rank): p99 is the smallest value that at least 99 % of the calls don't
+# exceed. The database counts each distinct value and adds up from the smallest. So memory grows with the distinct
+# values, not with the calls, and the result is exact.
 
 
 _SUMS = sums_of("keyed")

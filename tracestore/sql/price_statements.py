@@ -1,9 +1,9 @@
 """The SQL that prices calls: `PriceTable.explain` as statements over many calls.
 
-There are two statements for this. `plain` prices a call with one look into one table and one row of products. It
-knows no reasons, and leaves calls that it can't price: calls of a new model, without a price, with contradictory
-usage, or with counts apart (`usage_details`). `any` prices these few. It knows every case, and takes several times
-as long.
+There are two statements. `plain` prices a call with one look into one table and one row of products. It gives no
+reasons, and skips calls that it can't price: calls of a new model, without a price, with contradictory usage, or
+with separate counts (`usage_details`). `any` prices these few. It handles every case, and takes several times as
+long.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PLAIN: dict[str, ColumnType] = {
     "provider": "TEXT",
     "priced_as": "TEXT",
     "tier": "TEXT",
-    "always": "INTEGER",  # 1: whatever the time, the hour and the size
+    "always": "INTEGER",  # 1: at any time, hour and size.
     "key": "INTEGER",
     **dict.fromkeys(_BUCKETS, "RATE"),
     "as_input": "INTEGER",  # 1: reads of a cache, 2: writes, 3: both
@@ -65,8 +65,8 @@ _TABLES = (
         {"segment": "INTEGER", "name": "TEXT", "rate": "INTEGER", "as_input": "INTEGER"},
         ("segment", "name"),
     ),
-    # The segments again, under the names themselves, for the calls that nothing is unusual about. The key has only
-    # what tells most of them apart: each column in it is compared for each call.
+    # The segments by name, for ordinary calls. The key has only the most selective columns, because each is
+    # compared for each call.
     TemporaryTable("reprice_plain", _PLAIN, ("served", "model", "segment")),
     # Rows are appended in the order of the calls, and walked.
     TemporaryTable(
@@ -149,7 +149,7 @@ _NEW_MODELS = """
 
 _1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
 
-# Counts that are missing or contradict each other make the sum NULL, and so leave the call to `any`.
+# Missing or contradictory counts make the sum NULL, and so leave the call to `any`.
 _PICO = f"""
     CASE WHEN c.usage_details IS NULL AND c.usage_source <> '{UsageSource.INCONSISTENT}'
          AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
@@ -202,7 +202,7 @@ def _part_of(dialect: PricingDialect, bucket: str) -> str:
 
 # The buckets of a call, then the rates of its segment, then the reason or the pico-USD.
 def _any(dialect: PricingDialect, left: str) -> str:
-    """The statement that knows every case."""
+    """The statement that handles every case."""
     return f"""
         WITH counted AS ({_counted(dialect, left)}),
              matched AS ({_MATCHED}),

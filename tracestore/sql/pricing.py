@@ -12,7 +12,8 @@ from .connection import Database, PricingDialect, Row, Sql, SqlValue, Statements
 from .price_statements import DAYS, INSERT_MODEL, INSERT_PLAIN, INSERT_RATE, INSERT_SEGMENT, price_statements
 from .sums import make_current, runs_of
 
-# -- Price tables as a trace keeps them, each version once and unchanged, and the choice of the current costs
+# --- Stored price tables ---
+# A trace keeps each version once and unchanged, and the choice of the current costs.
 
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
@@ -95,7 +96,7 @@ async def stored_tables(database: Database) -> list[PriceTable]:
 
 
 def current_version(statements: Statements) -> str | None:
-    """The version whose costs go first; None if the costs at call time are the current ones."""
+    """The version with the current costs; None if these are the costs at call time."""
     rows = statements.run(
         "SELECT r.version FROM current_run AS c JOIN reprice_run AS r ON r.id = c.run ORDER BY c.position LIMIT 1"
     )
@@ -124,13 +125,12 @@ async def _refuse_unknown(database: Database, version: str) -> None:
     raise StoreError(f"{database.name} knows no price version {version!r}; it knows {names}")
 
 
-# -- `PriceTable.explain` as SQL, for a million calls in one statement. A property test compares the two
-#
-# Calls name their model in many ways. Each distinct way is resolved once, in Python, when it is first met. The
-# result are segments (ranges of time, hours and size with one price row each) in temporary tables. Then calls are
-# joined with segments. `reprice_cost` holds the nano-USD of each call, or the reason why it has no cost.
-#
-# The statements stand in `price_statements`. `plain` prices almost every call, and `any` the calls that it leaves.
+# --- Pricing many calls ---
+# `PriceTable.explain` as SQL; a property test compares the two. Calls name their model in many ways. Each distinct
+# way is resolved once, in Python, into segments: ranges of time, hours and size with one price row each. They are
+# in temporary tables, which are joined with the calls. `reprice_cost` holds the nano-USD of each call, or the
+# reason why it has no cost. The statements are in `price_statements`: `plain` prices almost every call, and `any`
+# the rest.
 
 
 _EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)

@@ -1,9 +1,8 @@
-"""What follows from events for the tables of calls and sessions: the rows, by the statement that stores them.
+"""The rows of calls and sessions that follow from events, grouped by the statement that stores them.
 
 Every statement is idempotent: rows that are written twice leave the tables as the first time. A later event only
-fills in the columns that an earlier one left open. So the rows come out the same when a start arrives after its
-end, and however the events are spread over batches. A call whose start and end are in one batch, as those of
-quick calls are, is one row written once.
+fills columns that are still open. So the rows are the same if a start arrives after its end, and for any division
+into batches. A quick call with its start and end in one batch is one row, written once.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _Told = tuple[str | None, str | None, str | None]
 
 
 def _latest(column: str) -> str:
-    """The latest value of a session's column, where one was said."""
+    """The latest value of a session's column, if an event sets it."""
     return (
         f"{column} = CASE WHEN excluded.last_us >= sessions.last_us"
         f" THEN coalesce(excluded.{column}, sessions.{column})"
@@ -104,11 +103,11 @@ class CallRows(NamedTuple):
 
 
 class Projection:
-    """What follows from some events. `add` takes them, `complete` ends it."""
+    """The rows that follow from some events. `add` takes the events, `complete` ends it."""
 
     def __init__(self) -> None:
         self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt, and
-        self._more_starts: list[Values] = []  # those that came again
+        self._more_starts: list[Values] = []  # Repeated starts.
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._whole: tuple[list[Values], list[Values]] = [], []  # of others that were taken in: good and bad ends
@@ -118,7 +117,7 @@ class Projection:
         self.ended: list[tuple[str, int, int]] = []
         """Calls with usage: request, attempt and start."""
         self.calls: tuple[CallRows, ...] = ()
-        """What `complete` makes of calls."""
+        """The rows of calls, from `complete`."""
 
     def add(
         self, event: Event, run: str | int, ts_us: int, identity: Values, tags: Mapping[str, str] | None
@@ -155,7 +154,7 @@ class Projection:
         )
 
     def take_in(self, other: Projection) -> None:
-        """Take in what follows from other events, whose projection is complete and stays as it is."""
+        """Add the rows of another complete projection, which stays unchanged."""
         completed, failed, starts, more_starts, failed_alone, completed_alone = (of.rows for of in other.calls)
         self._whole[0].extend(completed)
         self._whole[1].extend(failed)
@@ -175,7 +174,7 @@ class Projection:
         return flat((name, *between, *self._told.get(name, nothing)) for name, between in times.items())
 
     def write_behind_calls(self, statements: Statements) -> None:
-        """Store what is said of calls elsewhere than in their rows, which are stored already."""
+        """Store the facts of calls outside of their rows, which are stored already."""
         if self.tags:
             statements.run_many(INSERT_TAG, self.tags)
         if self.ended:
@@ -248,7 +247,7 @@ class Projection:
 
 
 def joined(several: Iterable[Projection]) -> Projection:
-    """What follows from the events of several projections, which are complete, as if one had taken them all."""
+    """Several complete projections as one."""
     result = Projection()
     for one in several:
         result.take_in(one)
@@ -270,21 +269,20 @@ def make_storable(values: Values, clean: Callable[[str], str]) -> None:
             values[index] = None
 
 
-# -- Costs of calls that were in progress when a repricing came past them: they get their cost when they end
-#
+# --- Late costs of a repricing ---
 # A repricing covers the calls that had started by its end. A call that ends later has no usage until then. So it
-# is
-# priced in the transaction that stores its end, and nobody sees it with its usage and without that cost. The same
-# holds for a run that is not finished and has come past the call.
-#
-# A repricing that was undone before the call ended doesn't cover the call.
+# is priced in the transaction that stores its end, and its usage never appears without that cost. The same holds
+# for an unfinished run that has already passed the call. A repricing that was undone before the call ended doesn't
+# cover the call.
 
 
 _log = Log("tracestore.late_costs")
 
 ROUNDED_US = 1_000_000
-"""The tolerance for the start of a call, in microseconds. An end tells the start by its latency, which is rounded,
-and clocks are set."""
+"""The tolerance for the start of a call, in microseconds.
+
+An end gives the start by its latency, which is rounded, and clocks are set.
+"""
 
 _AT_ONCE = 500
 """Calls that one statement looks up."""
@@ -312,7 +310,7 @@ _LATE = f"""
 
 
 class _Run(NamedTuple):
-    """A repricing that may cover a late call; the fields are those of `reprice_run`."""
+    """A repricing that may cover a late call, as a row of `reprice_run`."""
 
     id: int
     version: str
@@ -325,7 +323,7 @@ class _Run(NamedTuple):
 
 
 def add_late_costs(statements: Statements, ended: Sequence[tuple[str, int, int]]) -> None:
-    """Price calls whose ends have just been stored, under every repricing that covers them."""
+    """Price calls with newly stored ends, under every repricing that covers them."""
     found = statements.run(_RUNS, (min(began_us for _, _, began_us in ended) - ROUNDED_US,))
     if not found:
         return

@@ -1,16 +1,14 @@
-"""Retention: old rows leave the trace, in small steps between which other writers get their turn.
+"""Retention: old rows are deleted in small steps, between which other writers get their turn.
 
-A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and the
-costs of every repricing. Other events are deleted by their own time. Then sessions and ended runs without any rows
-left are deleted. With a session its captured content is deleted, except for messages that another session has,
-too. So the sums over the remaining rows stay correct.
+A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and costs.
+Other events are deleted by their own time. Then sessions and ended runs without any rows left are deleted, and the
+captured content that no other session has. So the sums over the remaining rows stay correct.
 
-Some rows stay whatever their age: calls without an end, runs that have not ended, and price tables and the history
-of repricings, which hold no call. The last call and the last event of the trace stay as well. So no number is
-given twice, and a reader that continues behind the last number misses nothing.
+Some rows stay whatever their age: calls without an end, open runs, price tables, and the history of repricings.
+The last call and the last event of the trace stay as well, so no number is reused and readers miss nothing.
 
 Events and costs are append-only. Triggers refuse every DELETE, unless a row of the table `pruning` allows it for
-rows of that age. Such a row exists only inside the transaction of a step, so nobody else ever sees it.
+that age. Such a row exists only inside the transaction of a step.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ OLD_RUNS = """
        AND r.id NOT IN (SELECT run FROM session_setups)
 """
 
-# The requests of the last call and of the last event stay, with all that belongs to them.
+# The requests of the last call and of the last event stay, with all their rows.
 _KEPT_REQUESTS = """
     SELECT request_id FROM calls WHERE id = (SELECT max(id) FROM calls)
      UNION
@@ -74,8 +72,8 @@ OLD_EVENTS = """
      AND e.id < (SELECT max(id) FROM events)
      AND (e.request_id IS NULL OR NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id))
 """
-# Of calls within a range of ids: how many, and how many events and costs go with them. Events belong to a request,
-# and are counted with its first attempt.
+# For a range of call ids: the number of calls, and of their events and costs. Events belong to a request, and are
+# counted with its first attempt.
 _COUNT_OLD_CALLS = f"""
     WITH old AS (SELECT c.id, c.request_id {_OLD_CALLS} AND c.id > :low AND c.id <= :high)
     SELECT (SELECT count(*) FROM old),
@@ -97,7 +95,7 @@ class Pruning(ABC):
     """Whether events go in the transaction of their calls, and not after them."""
 
     _old_runs = OLD_RUNS
-    """Finds the runs of which nothing is left."""
+    """Finds the runs without any rows left."""
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
         """A pruning, not yet started."""
@@ -165,7 +163,7 @@ class Pruning(ABC):
         if not found:
             return {}
         some = [number for (number,) in found]
-        # All attempts of a request go together, also those that the limit has cut off.
+        # All attempts of a request are deleted together, also those beyond the limit.
         all_attempts = statements.run(
             f"""
             SELECT id FROM calls
@@ -194,7 +192,7 @@ class Pruning(ABC):
         return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
-        """What was captured and belongs to no session any more."""
+        """Delete captured content that belongs to no session any more."""
         old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
         if not old:
             return

@@ -32,23 +32,22 @@ from .connection import Database, Statements, greater
 from .pricing import Pricer, current_version, save_table, stored_table
 from .sums import Difference, RepricedGroup, add_repriced, current_runs, difference, make_current
 
-# -- Recomputing the costs of stored calls, set-based and append-only
+# --- Repricing stored calls ---
+# It is set-based and append-only.
 #
-# 1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
-# time and size with one price row each (`pricing`). They go into a temporary table. 2. 10,000 calls at a time are
-# joined with segments. Their costs, or the reasons why they have none, go into a temporary table and from there
-# into the trace. They are added up on the way (`comparison`), so that the calls themselves, whose rows are large,
-# are read once. Between these transactions others write. 3. Calls that started meanwhile are priced, too. The last
-# of them are priced in the transaction that makes the costs of this run the current ones. A repricing that dies
-# half-way has changed nothing that anyone sees. The transaction of the costs also stores how far the run came. So
-# `resume` goes on from there and ends with the same report (`history`). 4. A call that had started by then, and
-# ends
-# later, gets its cost in the transaction that stores its end (`late_costs`).
+#   1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges
+#      of time and size with one price row each (`pricing`). They go into a temporary table.
+#   2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, go into a
+#      temporary table and from there into the trace. They are added up on the way (`comparison`), so the calls
+#      themselves, which have large rows, are read once. Between these transactions others write.
+#   3. Calls that started meanwhile are priced, too, the last of them in the transaction that makes the costs of
+#      this run the current ones. A repricing that dies half-way has changed no visible cost. The transaction of
+#      the costs also stores the progress of the run, so `resume` continues there and ends with the same report.
+#   4. A call that had started by then, and ends later, gets its cost in the transaction that stores its end.
 #
-# Nothing is ever edited: neither events, nor costs at call time, nor a cost that a run has given. The SQL follows
-# `PriceTable.explain` case by case. A property test compares the two to the nano-dollar.
-#
-# A repricing of *some* calls lies on top of the current costs: the other calls keep the cost they had.
+# Nothing is ever edited: neither events, nor costs at call time, nor the costs of a run. The SQL follows
+# `PriceTable.explain` case by case. A property test compares the two to the nano-dollar. A repricing of *some*
+# calls lies on top of the current costs: the other calls keep their cost.
 
 
 _T = TypeVar("_T")
@@ -213,11 +212,9 @@ def _last_call(statements: Statements) -> int:
     return int(statements.run(_LAST_CALL)[0][0])
 
 
-# -- The history of repricings: what each did, how far it came, what it replaced; and the way back
-#
-# A run is entered before its first cost is written, and finished in the transaction that makes its costs the
-# current ones. Between the two it notes how far it has come. A run that never finished was interrupted, or is
-# in progress.
+# --- The history of repricings ---
+# A run is stored before its first cost, and finished in the transaction that makes its costs the current ones.
+# Between the two it stores its progress. An unfinished run was interrupted, or is in progress.
 
 
 def begin(
@@ -290,7 +287,7 @@ def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) 
 
 
 def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bool) -> None:
-    """Let the sums of a run be those of its costs; others may have changed the trace meanwhile."""
+    """Recalculate the sums of a run from its costs, because others may have changed the trace meanwhile."""
     if not anew and change_of(statements, run_id) == changed:
         return
     add_up_again(statements, run_id)
@@ -341,7 +338,7 @@ async def history(database: Database) -> list[RepriceRun]:
 
 
 async def current_prices(database: Database) -> CurrentPrices:
-    """The runs whose costs are current. It reads tables with a few rows."""
+    """The runs with the current costs. It reads tables with a few rows."""
 
     def work(statements: Statements) -> CurrentPrices:
         runs = tuple(current_runs(statements))

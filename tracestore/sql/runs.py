@@ -11,7 +11,7 @@ from callboard.bus.log import Log
 
 from .connection import Database, SqlValue, Statements, greater, lesser
 
-# -- The numbers that runs have in a trace: the rows of `runs`, and those of them that one writer knows
+# --- Numbers of runs ---
 
 
 _KNOWN_RUNS = 256
@@ -32,9 +32,9 @@ class RunSpan(msgspec.Struct):
 
 
 class RunNumbers:
-    """The numbers of runs that a writer remembers, so that most batches need not look.
+    """The numbers of runs that a writer remembers, so that most batches need no look-up.
 
-    A number is remembered only when the transaction that gave it is committed: otherwise it would be nobody's.
+    A number is remembered only after its transaction is committed: otherwise it might not exist.
     """
 
     def __init__(self) -> None:
@@ -99,26 +99,22 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
     return {name: (least, greatest) for name, (least, greatest) in found.items()}
 
 
-# -- Who owns a stored session: one run at a time
+# --- Owners of stored sessions ---
+# A run that creates, restarts or resumes a session (`claim`) owns it from then on. Another run may still write to
+# the session, for instance the rest of a turn in progress. Its messages are stored under another name,
+# ``SESSION.RUN``: a session with the common history at its start. So if two hosts resume one session at the same
+# time, there are two sessions in the end, and no message is lost.
 #
-# The run that makes a session, starts it again, or resumes it (`claim`) owns it from then on. Another run may
-# still
-# say something of the session, for instance the rest of a turn that was in progress. That is never mixed in. It is
-# kept under a name of its own, ``SESSION.RUN``: a session that starts with the history that both have in common.
-# So two hosts that resume one session at the same time have two sessions in the end, and nothing that was said is
-# lost.
-#
-# In a cluster each claim of a session has a number, its epoch, and what is said under a claim carries it. What
-# carries a lower one than the store knows by now comes too late, whoever says it: even the run that owns the
-# session again. A message that the next owner has put together from what it had heard is not in the way of the
-# same message from the first one.
+# In a cluster each claim of a session has a number, its epoch, and messages carry it. A message with a lower epoch
+# than the store's comes too late, also from the run that owns the session again. A message that the next owner has
+# restored from frames does not conflict with the original.
 
 
 _log = Log("tracestore.ownership")
 
 
 def belongs(run: int, epoch: int, *, begins: bool, owner: tuple[int, int] | None, claimed: int) -> bool:
-    """Whether what a run says of a session belongs to it."""
+    """Whether an event of a run belongs to the session's current owner."""
     if epoch:
         if epoch < claimed or (owner is not None and epoch < owner[1]):
             return False
@@ -127,7 +123,7 @@ def belongs(run: int, epoch: int, *, begins: bool, owner: tuple[int, int] | None
 
 
 def is_anothers(statements: Statements, session_id: str, run: int, epoch: int, *, begins: bool = False) -> bool:
-    """Whether the session belongs to another run by now. In a transaction, at whose end nobody has claimed it."""
+    """Whether the session belongs to another run by now, and keeps its owner to the end of the transaction."""
     found = statements.run("SELECT run, epoch FROM session_setups WHERE session_id = ?", (session_id,))
     owner = (int(found[0][0]), int(found[0][1])) if found else None
     query = statements.dialect.latest_claim

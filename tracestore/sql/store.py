@@ -1,4 +1,4 @@
-"""The part of a store that any SQL database answers in the same way."""
+"""The common part of all stores on an SQL database."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from .runs import owner
 
 
 class SqlStore(Store, Protocol):
-    """A store whose answers are SQL on a `Database`. Opening, writing, repricing and upkeep are left to it."""
+    """A store that answers with SQL on a `Database`. Subclasses add opening, writing, repricing and upkeep."""
 
     _database: Database
     _clock: Clock

@@ -11,17 +11,13 @@ from callboard.bus.log import Log
 from .columns import usage_unknown
 from .connection import Database, Dialect, SqlValue, Statements, greater, placeholders
 
-# -- Sums of calls: the expressions for them, and the tables that keep them by day, provider and model
+# --- Sums of calls ---
+# `call_sums` holds the sums over the calls up to number `summed_calls.up_to`, by day, provider and model. A query
+# adds the few later calls, so a batch of events has no extra cost. Now and then `sum_up` adds all new calls. If a
+# summed call changes or is deleted, the database changes the sums in the same transaction.
 #
-# `call_sums` holds the sums over the calls up to number `summed_calls.up_to`. The few calls that came later are
-# added by whoever asks, so a batch of events costs nothing more. Now and then `sum_up` takes the new calls in, all
-# immediately. When a call that is summed already changes or goes, the database changes the sums in the same
-# transaction.
-#
-# `repriced_sums` says, for each repricing, by how much its costs differ from those at call time.
-#
-# A count so absurd that a sum would leave 64 bits makes that sum a floating-point number, and so inexact. That is
-# better than a batch that is refused.
+# `repriced_sums` has the difference of each repricing to the costs at call time. A count that would exceed 64 bits
+# makes its sum a float, and so inexact. That is better than a refused batch.
 
 
 SUM_UP_AFTER = 5_000
@@ -76,7 +72,7 @@ def whole(total: float) -> int:
     return int(total)
 
 
-# -- The tables
+# --- Tables of sums ---
 
 
 def summands(row: str) -> dict[str, str]:
@@ -167,9 +163,6 @@ def not_summed_up(statements: Statements) -> int:
     return max(0, int(waiting))
 
 
-# -- New calls are taken into the sums when there are enough, outside of the transactions that store events
-
-
 _log = Log("tracestore.sums")
 
 
@@ -181,7 +174,7 @@ class SumKeeper:
         self._new = SUM_UP_AFTER  # calls at most that are in no sum; the first look finds out
 
     async def stored(self, events: int) -> None:
-        """Say that so many events were stored, and sum up if it is time. An error is logged, and nothing more."""
+        """Count stored events, and sum up when it is time. Errors are only logged."""
         self._new += events
         if self._new < SUM_UP_AFTER:
             return
@@ -195,18 +188,15 @@ class SumKeeper:
             _log.warning("not_summed_up", store=self._database.name, error=str(error))
 
 
-# -- The costs of each repricing, which of them are current, and the sums that are kept of them
+# --- The costs of repricings ---
+# Each repricing has its own costs, in `call_cost` by run, also if another run has the same price version. So no
+# run depends on another, and undoing a run reverts exactly its own effect.
 #
-# A repricing is an act: its costs are its own, in `call_cost` by run. Another run of the same price version has
-# costs of its own, too. So the calls that one run covers never depend on another run, and taking a run back takes
-# back what it did and nothing else.
+# `current_run` lists the runs with the current costs in order. The cost of a call is that of the first run that
+# covers it, else the one at call time. A repricing of all calls is alone in the list. A repricing of some calls is
+# added before the others.
 #
-# `current_run` lists the runs whose costs are current, the first of them first. The cost of a call is that of the
-# first run that covers it, else the one at call time. A repricing of all calls is alone in the list; one of some
-# calls lies on what was there.
-#
-# `repriced_sums` says by how much the costs of a run differ from those at call time, in sums over all calls that
-# it covers.
+# `repriced_sums` has the differences of a run to the costs at call time, in sums over all its calls.
 
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
@@ -233,7 +223,7 @@ def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedG
 
 
 def current_runs(statements: Statements) -> list[int]:
-    """The runs whose costs are current, the first of them first."""
+    """The runs with the current costs, the first of them first."""
     return [int(run) for (run,) in statements.run("SELECT run FROM current_run ORDER BY position")]
 
 
@@ -244,11 +234,11 @@ def make_current(statements: Statements, runs: Iterable[int]) -> None:
 
 
 def runs_of(statements: Statements, version: str) -> list[int]:
-    """The finished runs of a price version whose costs go before one another, the latest first.
+    """The finished runs of a price version in order of precedence, the latest first.
 
-    The list ends with a run that covers whatever the earlier runs cover. That is a run of all calls, unless it was
-    undone: a call that ended after the undoing may be covered by an earlier run alone. By a clock that was set
-    back, the earlier run may also cover calls that started after the end of the later one.
+    The list ends with a run that covers all calls of the earlier runs. That is a run of all calls, unless it was
+    undone: then a call that ended later may be covered by an earlier run alone. If the clock was set back, the
+    earlier run may also cover calls that started after the end of the later one.
     """
     found = statements.run(
         """

@@ -2,21 +2,20 @@
 
 The guarantees, and how they are kept:
 
-- **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, from BEGIN to
-  COMMIT or ROLLBACK, which aiosqlite's thread runs in one go. A cancelled `await` doesn't stop it half-way. Its
+- **A transaction happens as a whole or not at all, also under cancellation.** It is one function, from BEGIN to
+  COMMIT or ROLLBACK, which aiosqlite's thread runs without a break. A cancelled `await` doesn't stop it. Its
   caller waits for its end even while being cancelled.
-- **One transaction at a time.** The connection's thread runs one function after the other, in the order in which
-  they came. No other statement gets in between. One trip to that thread costs more than many a statement.
+- **One transaction at a time.** The connection's thread runs one function after the other, in order of arrival.
+  One trip to that thread costs more than many statements.
 - **Writers never wait on each other inside SQLite with a stale snapshot.** Every write starts ``IMMEDIATE``.
 - **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
   connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of any
-  process, runs under an exclusive lock on ``<file>.lock``. The thread takes it and gives it back. While another
-  process has it, the thread is free for readers, and the event loop asks again.
-- **The interpreter always ends.** aiosqlite's thread is no daemon, so a connection left open would keep the
-  process alive for ever. One daemon thread per process waits for the main thread to end, and then stops open
-  connections.
-- **A file at rest is read where nothing can be written,** as on read-only media. SQLite is told that the file
-  never changes. If somebody writes it all the same, reading ends in an error and never in a false result.
+  process, runs under an exclusive lock on ``<file>.lock``. The thread takes and releases it. While another process
+  has it, the thread is free for readers, and the event loop retries.
+- **The interpreter always ends.** aiosqlite's thread is no daemon, so an open connection would keep the process
+  alive forever. One daemon thread per process waits for the main thread to end, and then stops open connections.
+- **A file at rest is read where nothing can be written,** as on read-only media. SQLite is set to assume that the
+  file never changes. If a process does write it, reading ends in an error and never in a false result.
 - **The file is its owner's alone** (0600, in a 0700 folder if we make it). It is never reached through a symlink,
   and never touched unless it is ours.
 
@@ -98,7 +97,7 @@ class Database:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the open file is no longer the one at the path: somebody moved, replaced or deleted it."""
+        """Whether the open file is no longer the one at the path, because it was moved, replaced or deleted."""
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
@@ -163,7 +162,7 @@ class Database:
         await self.read("PRAGMA temp_store = MEMORY")
 
     async def close(self) -> None:
-        """Finish what is in progress and close the file. Closing twice is harmless."""
+        """Finish the work in progress and close the file. Closing twice is harmless."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
@@ -190,7 +189,7 @@ class Database:
             return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
 
     async def journal_mode(self) -> str:
-        """The mode as SQLite names it. Of a file at rest SQLite doesn't know it, so the file's header is read."""
+        """The mode as SQLite names it. For a file at rest it is read from the file's header."""
         if self.at_rest:
             return "wal" if is_made_for_log(self.path) else "delete"
         ((mode,),) = await self.read("PRAGMA journal_mode")
@@ -205,7 +204,7 @@ class Database:
                 rows = await self._within(seconds, lambda statements: statements.run("PRAGMA quick_check"))
             except sqlite3.DatabaseError as error:
                 if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                    return [str(error)]  # so badly damaged that it can't say where
+                    return [str(error)]  # The damage is so bad that SQLite can't locate it.
                 if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
                     raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
                 raise
@@ -333,11 +332,10 @@ def _make_shrinkable(statements: Statements) -> None:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")
 
 
-# -- The end of the interpreter, which stops open connections
-#
-# aiosqlite's thread is no daemon, so a connection that is left open would keep the process alive for ever. One
-# daemon thread per process waits for the main thread to end, and for those of the host's own threads that the
-# interpreter waits for. Then it stops the connections that they left open.
+# --- The end of the interpreter ---
+# aiosqlite's thread is no daemon, so an open connection would keep the process alive forever. One daemon thread
+# per process waits for the main thread to end, and for the host's own threads that the interpreter waits for. Then
+# it stops the connections that they left open.
 
 
 _open_connections: weakref.WeakKeyDictionary[aiosqlite.Connection, threading.Thread] = weakref.WeakKeyDictionary()
@@ -367,8 +365,8 @@ def _reap() -> None:
             if not left:
                 _reaper = None
                 return
-        # A host's own, non-daemon thread may still be shutting its engine down; the interpreter waits for it too.
-        # What belonged to the main thread has nobody left, and goes first.
+        # A host's non-daemon thread may still be closing its engine, and the interpreter waits for it. Connections
+        # of the main thread have no owner any more, so they are stopped first.
         for wait, _, connection, owner in sorted(left):
             if wait:
                 owner.join()

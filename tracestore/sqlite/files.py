@@ -1,5 +1,4 @@
-"""The database's file and the files beside it. They are private, locked by one process at a time, and never
-reached through a symlink."""
+"""The files next to a database: private, locked by one process at a time, never behind a symlink."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _LOG_FORMAT_AT = 18
 _LOCK_TIMEOUT_SECONDS = 10.0
 
 _TURN_SECONDS = 0.1
-"""The time between two attempts to take a lock that somebody may hold for minutes."""
+"""Seconds between two attempts to take a lock that may be held for minutes."""
 
 
 def create_private(path: Path) -> None:
@@ -63,7 +62,7 @@ def is_at_rest(path: Path) -> bool:
 
 
 def has_log(path: Path) -> bool:
-    """Whether there is something in the write-ahead log beside a database: a process writes it, or died of it."""
+    """Whether a database has a non-empty write-ahead log: a process writes it, or died while writing."""
     try:
         return path.with_name(path.name + "-wal").stat().st_size > 0
     except OSError:
@@ -71,14 +70,14 @@ def has_log(path: Path) -> bool:
 
 
 def is_made_for_log(path: Path) -> bool:
-    """Whether a database says in its header that it has a write-ahead log while it is open."""
+    """Whether a database's header enables a write-ahead log."""
     with open(path, "rb") as file:
         head = file.read(_LOG_FORMAT_AT + 1)
     return head[_LOG_FORMAT_AT:] == b"\2"
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse what is no SQLite file before SQLite sees it."""
+    """Refuse a file of another format before SQLite opens it."""
     with open(path, "rb") as file:
         head = file.read(len(_MAGIC))
     if head and head != _MAGIC:
@@ -92,7 +91,7 @@ class HeldFile:
     """
 
     def __init__(self, path: Path, flags: int) -> None:
-        """Made with mode 0600 if `flags` say that it is made, and never opened through a symlink."""
+        """A new file has mode 0600. A file is never opened through a symlink."""
         self.descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
         _held.add(self)
 
@@ -155,7 +154,7 @@ class FileLock:
         return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
-        """Make the attempt again until it says that it got the lock. Raises StoreError after some seconds."""
+        """Repeat the attempt until it gets the lock. Raises StoreError after some seconds."""
         # Trying costs a microsecond and is nearly always enough; only a contended lock is waited for.
         if await attempt():
             return
@@ -178,7 +177,7 @@ class FileLock:
         self._file.close()
 
 
-# -- Names
+# --- Named locks ---
 
 _NAMED = "lock-"
 
@@ -200,7 +199,7 @@ async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
 
 
 def _locked(path: Path) -> HeldFile | None:
-    """The file with its lock; None if somebody else has that, or took the file away just now."""
+    """The file with its lock; None if another process holds the lock, or just removed the file."""
     file = HeldFile(path, os.O_RDWR | os.O_CREAT)
     locked = False
     try:
@@ -212,7 +211,7 @@ def _locked(path: Path) -> HeldFile | None:
 
 
 def remove_named_locks(database: Path) -> None:
-    """Remove the files of locks whose holders died, and which nobody has wanted since."""
+    """Remove the files of unused locks with dead holders."""
     for path in database.parent.glob(f"{escaped(f'{database.name}.{_NAMED}')}*"):
         with contextlib.suppress(OSError):
             if (file := _locked(path)) is not None:
@@ -220,13 +219,13 @@ def remove_named_locks(database: Path) -> None:
                 file.close()
 
 
-# -- Runs
+# --- Locks of runs ---
 
 
 class RunLock:
-    """The lock of one run, on a file that bears its name. Held while the run lives.
+    """The lock of one run, on a file with its name. Held while the run lives.
 
-    The file appears under its name with the lock already on it, so nobody ever finds a living run's lock free.
+    The file appears under its name with the lock already on it, so a living run's lock is never free.
     """
 
     def __init__(self, database: Path, run_id: str) -> None:
@@ -250,7 +249,7 @@ class RunLock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file is still there under its name. Without it, nobody else sees the lock."""
+        """Whether the file is still there under its name. Without it, other processes can't see the lock."""
         return self._file.is_at(self._path)
 
     def close(self) -> None:
@@ -307,7 +306,7 @@ def run_locks(database: Path) -> list[str]:
 
 
 def remove_quietly(path: Path) -> None:
-    """Delete a file that nobody needs. In a folder that can't be written, the file stays."""
+    """Delete an unneeded file. In a read-only folder the file stays."""
     with contextlib.suppress(OSError):
         path.unlink()
 

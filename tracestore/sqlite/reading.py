@@ -1,12 +1,12 @@
-"""A trace file as readers see it: with the events that dead processes left beside it.
+"""A trace file for readers: with the events that dead processes left next to it.
 
 A process that dies leaves the events since its last commit in its journal, and in its spill file if it had one. A
-reader looks for such files when it opens the trace, and before each question:
+reader looks for such files when it opens the trace, and before each query:
 
 - If the trace can be written, the reader stores the events and removes the files, as an engine does at its start.
-  It doesn't end the calls and runs that were lost: that needs the prices of an engine.
+  It doesn't end the lost calls and runs, because that needs the prices of an engine.
 - If the trace can't be written, as on read-only media, the reader copies it to a temporary file and stores the
-  events there. It makes a new copy when the trace or the files beside it change.
+  events there. It makes a new copy when the trace or the files next to it change.
 - If neither works, the reader shows the trace without them. It logs a warning with the number of events and their
   files, and keeps both in `TraceStore.waiting`.
 
@@ -73,7 +73,7 @@ async def take_in(path: Path) -> bool:
 
 
 async def _stored(path: Path, *, beside: Path | None = None, remove: bool = False) -> None:
-    """Store what lies beside a trace in a file, and remove it there if `remove` says so."""
+    """Store the events next to a trace in a file, and remove their files there if `remove` is set."""
     file = TraceFile(Database(path), SYSTEM_CLOCK)
     await file.open()
     try:
@@ -106,7 +106,7 @@ def _mark(path: Path) -> _Mark:
 
 
 class WholeTrace(Database):
-    """A trace file that is only read, with the events that dead processes left beside it."""
+    """A trace file that is only read, with the events that dead processes left next to it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, readonly=True)
@@ -117,7 +117,7 @@ class WholeTrace(Database):
         self._mark: _Mark | None = None  # of what was merged, or could not be
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
-        """Open the file, and take in what lies beside it."""
+        """Open the file, and add the events next to it."""
         if self.is_open:
             return
         self._copy = self._mark = None
@@ -191,7 +191,7 @@ class WholeTrace(Database):
                 await anyio.to_thread.run_sync(_copied, self.path, copy)
                 await _stored(copy, beside=self.path)
                 if before != await anyio.to_thread.run_sync(leftovers, self.path):
-                    continue  # what another process took in is in the trace, and not in the copy
+                    continue  # Events that another process has stored are in the trace, but not in the copy.
                 await self._reopen(copy)
             except (StoreError, OSError):
                 return False
@@ -218,9 +218,6 @@ async def _unchecked(_: Database) -> None:
 def _copied(source: Path, target: Path) -> None:
     target.touch(0o600)
     copy_snapshot(source, target, _PAGES_AT_ONCE, lambda _done, _all: None, immutable=is_at_rest(source))
-
-
-# -- A copy of a database while others write to it
 
 
 def copy_snapshot(
@@ -253,9 +250,6 @@ def _connected(to: str) -> sqlite3.Connection:
     import sqlite3
 
     return sqlite3.connect(to, uri=True, isolation_level=None)
-
-
-# -- SQL that somebody typed: it may only read, for so long and so much
 
 
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:

@@ -1,4 +1,4 @@
-"""A connection to SQLite as the rest of the room uses it: library, errors, dialect, statements and thread."""
+"""SQLite connections for the rest of the room: library, errors, dialect, statements and thread."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import sqlite3
 
     import aiosqlite
-
-
-# -- The SQLite that Python was built with, and how it is told which file to open
 
 
 BUSY_TIMEOUT_MS = 5_000
@@ -51,12 +48,9 @@ def needs_file_lock() -> bool:
     return not (version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45))
 
 
-# -- What SQLite raises, as what the store raises
-
-
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Whatever SQLite says of the file at `path` is a StoreError; if it may pass, a StoreUnavailable."""
+    """Raise errors of SQLite about the file at `path` as StoreError, or as StoreUnavailable if they may pass."""
     import sqlite3
 
     try:
@@ -80,7 +74,7 @@ def _of_the_file() -> tuple[int, ...]:
     )
 
 
-# -- The expressions that SQLite writes in its own way
+# --- Dialect of SQLite ---
 
 
 _NEAR_64_BITS = 9.1e18
@@ -157,7 +151,7 @@ class SqliteDialect:
 
     pricing = SqlitePricing()
     moment = "''"
-    untouched_since = "? IS NOT NULL"  # whatever is written since has a later time: it is this machine's
+    untouched_since = "? IS NOT NULL"  # On one machine, later writes have later times.
     latest_claim: str | None = None
     with_sessions: tuple[str, ...] = ()
 
@@ -185,18 +179,17 @@ class SqliteDialect:
 SQLITE = SqliteDialect()
 
 
-# -- Many rows with few statements
-#
-# For every statement sqlite3 gives up the GIL and takes it back. Beside an event loop that works, each of those
-# costs more than ten rows do, and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows, and
-# where a few rows are missing for one, the last row is given again. The ON CONFLICT clause makes that harmless.
+# --- Inserting many rows ---
+# sqlite3 releases and takes the GIL for every statement. Next to a busy event loop, each switch costs more than
+# ten rows do, and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows. A gap is filled by
+# repeating the last row, which the ON CONFLICT clause makes harmless.
 
 
 _ROWS_AT_ONCE = 64
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
-    """The statements to execute, with their parameters, for rows whose values follow one another in `values`."""
+    """The statements to execute, with their parameters, for rows in the flat list `values`."""
     width = len(insert.columns)
     begin, rows = 0, len(values) // width
     while rows:
@@ -218,10 +211,9 @@ def _statement(insert: Insert, rows: int) -> str:
     return f"{into} VALUES {', '.join([row] * rows)} {insert.conflict}"
 
 
-# -- The index of a trace file: a table of FTS5
-#
-# It goes as a whole where content is erased, and is made again by the next search. So nothing of what was erased
-# stays in it, whatever the version of SQLite.
+# --- The index of words ---
+# It is a table of FTS5. It is dropped as a whole when content is erased, and rebuilt by the next search. So no
+# erased content stays in it, with any version of SQLite.
 
 
 TABLE = "content_search"
@@ -254,7 +246,7 @@ def _fts(term: Term) -> str:
     return f'"{" ".join(term.words)}"{"*" if term.begins else ""}'  # no word has a quote in it
 
 
-# -- The means of a function that works with a connection, in the connection's thread
+# --- Working with a connection ---
 
 
 _PROGRESS_STEPS = 10_000
@@ -268,7 +260,9 @@ def _unstorable() -> Iterator[None]:
     try:
         yield
     except (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError) as error:
-        raise Unstorable(str(error)) from error  # no text, beyond 64 bits, or of no type that SQLite knows
+        raise Unstorable(
+            str(error)
+        ) from error  # The value is no text, exceeds 64 bits, or has a type that SQLite doesn't support.
     except (sqlite3.IntegrityError, sqlite3.DataError) as error:
         raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
 
@@ -308,7 +302,7 @@ class Statements:
             self._connection.executemany(sql, rows)
 
     def insert(self, insert: Insert, values: list[SqlValue]) -> None:
-        """Insert rows, whose values follow one another in `values`. Raises Unstorable like `run_many`."""
+        """Insert rows from the flat list `values`. Raises Unstorable like `run_many`."""
         with _unstorable():
             for sql, parameters in statements_for(insert, values):
                 self._connection.execute(sql, parameters)
@@ -339,7 +333,7 @@ class Statements:
 
     @contextlib.contextmanager
     def interrupted_at(self, deadline: float) -> Iterator[None]:
-        """Interrupt whatever statement inside still runs at that moment of `time.monotonic`."""
+        """Interrupt any statement inside that still runs at that moment of `time.monotonic`."""
 
         def too_late() -> bool:  # called by SQLite now and then; true interrupts the statement
             return time.monotonic() > deadline
@@ -369,7 +363,8 @@ def _may_read(action: int, first: str | None, second: str | None, *rest: str | N
 _READING_PRAGMAS = ("table_info", "table_xinfo", "table_list", "index_list", "index_info")
 
 
-# -- Work in a connection's thread: a function goes there as a whole, and runs to its end whoever is cancelled
+# --- Running in the thread ---
+# A function goes to the connection's thread as a whole, and runs to its end even if its caller is cancelled.
 
 
 _T = TypeVar("_T")
@@ -387,8 +382,8 @@ class _Script(str):
 def connection_type() -> type[sqlite3.Connection]:
     """A connection that runs a function as if it were a script.
 
-    aiosqlite brings single statements to its thread, and has nothing public to bring a function there. But it says
-    which class of connection is to be used, and calls that class's own methods in the thread: that is enough.
+    aiosqlite brings single statements to its thread, and has no public way to bring a function there. But it
+    accepts a connection class, and calls that class's methods in the thread: that is enough.
     """
     import sqlite3
 

@@ -36,9 +36,9 @@ class TraceStore(SqlStore):
         path: The file, made when it is opened (mode 0600, its folder 0700). A symbolic link is refused.
         durability: ``normal`` loses nothing committed when the process is killed, ``full`` nothing when the power
             fails.
-        clock: The clock for what the file says of itself, such as when a repricing started.
+        clock: The clock for the file's own times, such as the start of a repricing.
         readonly: Whether the file is only read, as by `open_readonly`.
-        take_in: Whether the store shows the events that dead processes left beside the file. A reader that may
+        take_in: Whether the store shows the events that dead processes left next to the file. A reader that may
             write stores them; otherwise it merges them into a temporary copy.
 
     Raises:
@@ -68,11 +68,11 @@ class TraceStore(SqlStore):
 
     @classmethod
     def open_readonly(cls, path: Path | str, *, take_in: bool = True) -> Self:
-        """A store that only reads a file that exists; another process may be writing to it. Not yet open.
+        """A store that only reads an existing file; another process may be writing to it. Not yet open.
 
         Args:
             path: The file.
-            take_in: Whether the store shows the events that dead processes left beside the file. If the file can
+            take_in: Whether the store shows the events that dead processes left next to the file. If the file can
                 be written, that stores them.
         """
         return cls(path, readonly=True, take_in=take_in)
@@ -99,7 +99,7 @@ class TraceStore(SqlStore):
         await self._file.open()
 
     async def __aenter__(self) -> Self:
-        """Open the store, and store what dead processes left beside the file.
+        """Open the store, and store the events that dead processes left next to the file.
 
         `open` leaves those events to the writer that an engine starts.
         """
@@ -138,7 +138,7 @@ class TraceStore(SqlStore):
         return named_lock(self.path, name)
 
     def tell(self, told: Callable[[Batch], object]) -> None:
-        """Have somebody told each batch when it is committed, in the event loop. There is one at most."""
+        """Set the one function that is called in the event loop with each committed batch."""
         self._file.told = told
 
     async def sql(

@@ -1,7 +1,7 @@
-"""A trace file in the hands of its writer: opened, written in batches, and opened again when it can't be written.
+"""A trace file for its writer: opened, written in batches, and reopened after failures.
 
-The path is never given up before the file is closed. If nothing could be opened, if the disk failed, or if
-somebody moved or replaced the file, the next batch opens the file that is then at the path.
+The path is never released before the file is closed. If the open failed, if the disk failed, or if the file was
+moved or replaced, the next batch opens the file that is then at the path.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _log = Log("tracestore.sqlite.store")
 
 
 class TraceFile:
-    """Opening, writing and closing behind `TraceStore`, whose methods of the same names say what they promise."""
+    """Opening, writing and closing of `TraceStore`. The methods of the same names describe the guarantees."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.numbers = RunNumbers()
         self.told: Callable[[Batch], object] | None = None
-        """Told each batch when it is committed."""
+        """Called with each committed batch."""
         self._database = database
         self._clock = clock
         self._living = Runs(database, clock)
         self._sums = SumKeeper(database)
         self._opening = anyio.Lock()
-        self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
+        self._anew = False  # The open file can't be written, or none is open: the next write opens it again.
         self._reopening = anyio.Lock()
 
     async def open(self) -> None:
@@ -66,7 +66,7 @@ class TraceFile:
                 raise
 
     async def close(self) -> None:
-        """Finish what is in progress, mark the runs that lived here as ended, and close the file."""
+        """Finish the work in progress, mark this process's runs as ended, and close the file."""
         self._anew = False
         try:
             await self._living.end_all()
@@ -77,7 +77,7 @@ class TraceFile:
     # -- Runs
 
     def hold_run(self, run_id: str) -> None:
-        """Say that a run lives."""
+        """Mark a run as alive."""
         try:
             self._living.hold(run_id)
         except StoreUnavailable:
@@ -99,9 +99,9 @@ class TraceFile:
             return
         if self._anew or self._database.is_moved:
             async with self._reopening:
-                if self._anew or self._database.is_moved:  # somebody else may have waited for the same
+                if self._anew or self._database.is_moved:  # Another writer may have reopened it meanwhile.
                     await self._open_anew()
-        # As a whole: who is cancelled while the rows are being made has them written all the same, as ever.
+        # It runs as a whole: if the caller is cancelled while rows are built, they are written all the same.
         self.numbers.remember(await uninterrupted(self._store(envelopes)))
         await self._sums.stored(len(envelopes))
 
@@ -125,9 +125,9 @@ class TraceFile:
         return numbers
 
     async def _open_anew(self) -> None:
-        """Open the file that is at the path now: the one that was open can't be written, or isn't there any more.
+        """Open the file at the path, because the open one can't be written or was removed.
 
-        A connection to a file that was read-only, damaged or deleted stays as it is, whatever becomes of the file.
+        A connection to a read-only, damaged or deleted file doesn't notice later changes of the file.
         """
         if self._database.is_moved:
             _log.warning(
@@ -144,23 +144,19 @@ class TraceFile:
         self._anew = False
 
 
-# -- The runs of a trace file: which of them live, and how a dead one is ended
+# --- The runs of a trace file ---
+# A run is one start of a bus with a writer on this file. While it lives, its process holds a lock on
+# ``<file>.run-<run_id>``, which ends with the process. The next start of a writer finds runs without an end and
+# with a free lock. Such a run is lost: its open calls get an end, and the run is marked, in one transaction.
+# Readers and other commands never do this.
 #
-# A run is one start of a bus whose events go into the file. While it lives, its process holds a lock on
-# ``<file>.run-<run_id>``. The lock ends with the process, however the process dies. The next start of a writer
-# looks for runs that are not marked as ended, and whose lock nobody holds. Such a run is lost. Each of its calls
-# without an end gets an end, and the run is marked, in one transaction. Readers never do this, nor do commands
-# that write something else.
+# The usage of such a call is estimated from the input in its start event, and priced for the time of the call.
+# Output counts as far as readers in other processes have it (`Delivered`). The provider may have written more.
+# Without reported input and without a reader's output the usage is unknown.
 #
-# The usage of such a call is estimated from the input that its start reports, and priced for the time of the call.
-# Output counts as far as readers in other processes have it (`Delivered`). The provider may have written more. If
-# the start reports no input and no reader has output, the usage is unknown.
-#
-# The end of such a call is an `llm.call_failed` of class `PROCESS_LOST`. It belongs to the lost run, at the run's
-# next number, last moment and last monotonic time. So (run, seq) stays unique, since the only process that gave
-# numbers to this run is dead. A reader or a replay of one run finds start and end in it, in order. A replay at the
-# original pace doesn't wait through the hours until the run was ended. `runs.ended_us` holds the time at which it
-# was ended.
+# The end is an `llm.call_failed` of class `PROCESS_LOST`, with the lost run's next number, last moment and last
+# monotonic time. So (run, seq) stays unique, and a replay of the run finds start and end in order, without waiting
+# through the hours between. `runs.ended_us` holds the time at which it was ended.
 #
 # The spill file or the journal of the dead process may hold further events, ends of calls among them. So a run
 # stays open until those events are written.
@@ -176,23 +172,23 @@ class Runs:
         self._database = database
         self._clock = clock
         self._held: dict[str, RunLock] = {}
-        self._wanted: set[str] = set()  # to be held, as soon as that can be said
+        self._wanted: set[str] = set()  # To be held as soon as the file allows it.
 
     def hold(self, run_id: str) -> None:
-        """This run lives until `end_all`. To be said before anything of it is written. Raises StoreError."""
+        """Hold this run until `end_all`, before any of its events is written. Raises StoreError."""
         self._wanted.add(run_id)
         if run_id not in self._held:
             self._held[run_id] = RunLock(self._database.path, run_id)
 
     def hold_again(self) -> None:
-        """Say it of the runs of which it couldn't be said, or whose file is gone. Raises StoreError."""
+        """Hold the runs again that failed before, or that lost their file. Raises StoreError."""
         for run_id in self._wanted:
             if run_id in self._held and not self._held[run_id].is_in_place:
                 self._held.pop(run_id).close()
             self.hold(run_id)
 
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
-        """End the runs whose processes are gone."""
+        """End the runs of dead processes."""
         path = self._database.path
         closed = []
         for run_id in await open_runs(self._database):
@@ -251,27 +247,25 @@ async def open_runs(database: Database) -> list[str]:
     return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]
 
 
-# -- The schema as numbered steps. Each runs in one transaction together with its record, in a new file all in one
+# --- Schema steps ---
+# Each step runs in one transaction together with its record; a new file gets all steps in one. The steps are
+# literal SQL in ``steps.sql``. No step is built from a query of today's code, because queries change, and upgraded
+# files would then differ from new ones.
 #
-# The steps are literal SQL in ``steps.sql``. No step is built from a query of today's code. Queries change, and
-# old files that were brought up to date would then differ from new ones.
+# `application_id` marks the file as ours, and `user_version` is its schema version. A released step is never
+# changed: a correction is a further step. A file from a newer Callboard is refused. The tables:
 #
-# A file says to which application it belongs (`application_id`) and how far its schema has come (`user_version`).
-# A step, once released, is never changed: a correction is a further step. A file from a newer Callboard is refused
-# rather than guessed at.
-#
-# The tables:
-#
-# * `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq). * `calls` is a
-# projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is the one at call
-# time and never changes afterwards. * `price_version`, `price_row` and `price_alias` hold the price tables that
-# were used for repricing, `reprice_run` the repricings, `call_cost` the cost of each call under each of them.
-# Triggers keep them append-only. * `current_run` says which of those costs is current: that of the first run in it
-# that has a row for the call, else the one at call time. It mostly has no row or one. A repricing of some calls
-# puts itself before the others. * `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day
-# and model. * `call_rows` shows calls with their current costs, by the names that Python and the export have for
-# them. * `content`, `session_messages` and `session_setups` hold content, if the host asks for it (see
-# `sql.content`). * `erasures` says which of it was deleted on purpose (see `sql.upkeep.erasures`).
+# - `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
+# - `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
+# the one at call time and never changes afterwards.
+# - `price_version`, `price_row` and `price_alias` hold the price tables of repricings, `reprice_run` the
+# repricings, `call_cost` the cost of each call under each of them. Triggers keep them append-only.
+# - `current_run` lists the runs with the current costs: the first run with a row for the call applies, else the
+# cost at call time. It mostly has no row or one. A repricing of some calls is added before the others.
+# - `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model.
+# - `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
+# - `content`, `session_messages` and `session_setups` hold content, if the host enables it (see `sql.content`).
+# - `erasures` lists the deliberate deletions (see `sql.expiry`).
 #
 # Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
 
@@ -320,8 +314,8 @@ async def check(database: Database) -> None:
 
 
 async def _checked_version(database: Database) -> int:
-    # Another process may make the file between these reads, in one transaction. Whoever sees its tables or its
-    # version must see whose it is as well, so that is read last.
+    # Another process may create the file between these reads, in one transaction. The application id is read last,
+    # so it is there whenever tables or version are.
     ((tables,),) = await database.read("SELECT count(*) FROM sqlite_master")
     ((version,),) = await database.read("PRAGMA user_version")
     ((application,),) = await database.read("PRAGMA application_id")

@@ -22,13 +22,11 @@ from .files import escaped, free_run_lock, is_at_rest, refuse_missing
 from .reading import copy_snapshot
 from .trace_file import open_runs
 
-# -- Retention in a trace file, see `tracestore.sql.pruning`
-#
-# The next writes use the pages that become free. So a file that is pruned regularly stops growing. Files of this
-# version also give free pages back to the disk, in small steps. A file of version 1 keeps its size until `vacuum`
-# has rewritten it once. The rewriting needs the size of the file again on the disk, and writers wait meanwhile.
-#
-# Of a file that is shipped, nothing is deleted that a shared store still lacks.
+# --- Retention in a trace file ---
+# See `tracestore.sql.pruning`. The next writes reuse the free pages, so a regularly pruned file stops growing.
+# Files of this version also return free pages to the disk, in small steps. A file of version 1 keeps its size
+# until `vacuum` has rewritten it once. That needs the file's size again on the disk, and writers wait meanwhile.
+# In a shipped file, only events that all shared stores have are deleted.
 
 
 PAGES_AT_ONCE = 1000
@@ -88,19 +86,16 @@ class _Mark(msgspec.Struct):
 
 
 def _shipped(trace: Path) -> list[int]:
-    """The numbers of the last events that shared stores have, one for each store.
+    """The numbers of the last events in the shared stores, one for each store.
 
-    Shipping leaves a file beside the trace for each store, see `tracestore.shipping.marks`. These files are read
-    here without it, because retention needs no more of shipping than this number.
+    Shipping leaves a file next to the trace for each store, see `tracestore.shipping.marks`. This reads the files
+    without that module, because retention needs only this number.
     """
     found = []
     for path in sorted(trace.parent.glob(f"{escaped(trace.name)}.shipped-*.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             found.append(msgspec.json.decode(path.read_bytes(), type=_Mark).position.event)
     return found
-
-
-# -- What is going on in and beside a trace file: runs, what waits to be adopted, and how full its pages are
 
 
 async def condition(database: Database) -> StoreCondition:
@@ -134,11 +129,10 @@ def _is_free(database: Path, run_id: str) -> bool:
         return lock is not None
 
 
-# -- A copy of a trace file while others write to it
-#
+# --- Backup ---
 # The copy is made page by page from one snapshot, over a connection of its own that only reads. It needs no lock
-# that writers need. Neither the store's own connection nor another process waits for it. Meanwhile the write-ahead
-# log can't be folded back, so it grows with every write until the copy is done.
+# that writers need, so nothing waits for it. Meanwhile the write-ahead log grows with every write until the copy
+# is done.
 
 
 _PAGES_AT_ONCE = 1000

@@ -1,8 +1,8 @@
-"""Message content on its way into the store and back: redaction, and the bytes that are kept.
+"""Captured message content: redaction, and the stored bytes.
 
-A message's body says who speaks and what, and nothing that is different each time: equal messages have equal
-bodies, and a body is kept once, under the SHA-256 of its bytes. Large blocks, and the bytes of media, are bodies
-of their own that others refer to. Bodies are JSON, but for media, which are the bytes themselves.
+A message's body has only its role and content, so equal messages have equal bodies. A body is stored once, under
+the SHA-256 of its bytes. Large blocks, and the bytes of media, are bodies of their own that others refer to.
+Bodies are JSON, except media, which are the bytes themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from callboard.bus.values.messages import Message, MessageMetadata, SessionSetup
 _log = Log("tracestore.captured")
 
 Redact: TypeAlias = Callable[[Message], Message | None]
-"""What a host may do to a message before it is stored: change it, or (None) keep it from being stored."""
+"""A host's function that changes a message before it is stored, or (None) prevents its storing."""
 
 LARGE_BYTES = 1024
 """From this size on, a block and the bytes of media are bodies of their own."""
@@ -30,11 +30,11 @@ LARGE_BYTES = 1024
 _STORED = "stored"
 
 
-# -- What the writer is given
+# --- Capturing a message ---
 
 
 class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=SessionMessageAppended.topic_of()):
-    """A message whose content goes into the store as it stands here. It is redacted already."""
+    """A redacted message, with the content for the store."""
 
     withheld: str | None = None
     """The reason why its content is not stored; None if it is. With a reason the message has no content."""
@@ -123,7 +123,7 @@ def _without_raw(metadata: MessageMetadata | None) -> MessageMetadata | None:
     return msgspec.structs.replace(metadata, raw=None, provider_details=None)
 
 
-# -- JSON that takes whatever a message may hold
+# --- JSON of any content ---
 
 
 def encode_json(value: object) -> bytes:
@@ -151,11 +151,11 @@ def _plain(value: object) -> object:
 
 
 def decode_json(data: bytes) -> Any:
-    """What `encode_json` wrote, as plain JSON. Raises ValueError."""
+    """Decode the result of `encode_json` to plain JSON. Raises ValueError."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
-        return json.loads(data)  # knows escaped half surrogate pairs
+        return json.loads(data)  # The standard library reads escaped half surrogate pairs.
 
 
 class _WithRaw(msgspec.Struct):
@@ -179,13 +179,13 @@ def encode_metadata(metadata: MessageMetadata) -> bytes:
         metadata = msgspec.structs.replace(metadata, usage=usage)
     try:
         return msgspec.json.encode(metadata)
-    except UnicodeEncodeError:  # half a surrogate pair beside it: then the usage object is what can be spared
+    except UnicodeEncodeError:  # Half a surrogate pair is in the rest: then the raw usage object is dropped.
         usage = msgspec.structs.replace(metadata.usage, raw=None)
         return encode_json(msgspec.structs.replace(metadata, usage=usage))
 
 
 def decode_metadata(data: bytes) -> MessageMetadata:
-    """What `encode_metadata` wrote. Raises ValueError."""
+    """Decode the result of `encode_metadata`. Raises ValueError."""
     fields = decode_json(data)
     had_raw = fields["usage"].pop("raw", None) is not None
     metadata = msgspec.convert(fields, MessageMetadata)
@@ -198,7 +198,7 @@ def decode_metadata(data: bytes) -> MessageMetadata:
     return msgspec.structs.replace(metadata, usage=msgspec.structs.replace(metadata.usage, raw=raw.copy()))
 
 
-# -- A message as bodies
+# --- Messages as bodies ---
 
 
 Bodies: TypeAlias = dict[bytes, bytes]
@@ -272,11 +272,11 @@ def _fetched(block: dict[str, Any], fetch: Callable[[bytes], bytes]) -> dict[str
     return block
 
 
-# -- A message in a line of a spill file
+# --- Messages in a spill file ---
 
 
 class SpilledContent(msgspec.Struct, omit_defaults=True):
-    """The part of a spilled line that holds captured content, beside the bare event. Media are base64 here."""
+    """The captured content in a spilled line, next to the bare event. Media are base64 here."""
 
     withheld: str | None = None
     """The reason why the content is not stored; None if it is."""

@@ -1,9 +1,9 @@
-"""The place where events wait while the database can't take them: a file of JSON lines beside it.
+"""The spill file: events as JSON lines next to the database while it can't take them.
 
-Each writer has a file of its own, which it locks while it lives. So the file of a dead process can be told from
-the file of a running one. The next start adopts the file of a dead process and writes its events into the store.
-Lines are read back in their order. A torn last line, in which the process died, is skipped. It does no harm to
-write the same event twice. So a file is removed only after all its events are committed.
+Each writer has its own file, and locks it while it lives. So a dead process's file can be recognized. The next
+start adopts it and writes its events into the store. Lines are read back in order. A torn last line, in which the
+process died, is skipped. Writing an event twice is harmless, so a file is removed only after all its events are
+committed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LineFile:
         self.size = end
 
     def empty(self) -> None:
-        """Forget what was appended. One that somebody has taken away is made again when the next lines come."""
+        """Drop all lines. If the file was removed by others, the next lines create it again."""
         self.size = 0
         if self._file is not None:
             os.ftruncate(self._file.descriptor, 0)
@@ -71,13 +71,13 @@ class LineFile:
         """Its descriptor."""
         if self._file is None:
             self._file = _locked(self.path)
-            # Whatever isn't ours to read any more is cut off: an interrupted write, or a file of the same name.
+            # The rest doesn't belong to us and is cut off: an interrupted write, or a file of the same name.
             self.size = min(self.size, os.fstat(self._file.descriptor).st_size)
             os.ftruncate(self._file.descriptor, self.size)
         return self._file.descriptor
 
     def remove(self) -> None:
-        """Delete the file, with whatever is in it."""
+        """Delete the file with its lines."""
         self.size = 0
         self.close()
         remove_quietly(self.path)
@@ -164,12 +164,12 @@ class SpillFile:
             self.remove()
 
     def remove(self) -> None:
-        """Delete the file, with whatever is in it."""
+        """Delete the file with its lines."""
         self._read_to = 0
         self._file.remove()
 
     def close(self) -> None:
-        """Close the file, which gives up its lock. What is in it stays."""
+        """Close the file, which releases its lock. Its lines stay."""
         self._file.close()
 
 
@@ -200,7 +200,7 @@ def leftovers(database: Path) -> list[Path]:
 
 
 def waiting_files(database: Path) -> list[Path]:
-    """The spill files and journals beside a database, of living and dead writers."""
+    """The spill files and journals next to a database, of living and dead writers."""
     return list(database.parent.glob(f"{escaped(database.name)}.spill-*.jsonl"))
 
 
@@ -305,7 +305,7 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-# -- Events that earlier processes could not write any more, written by the next one, or counted
+# --- Adopting leftover files ---
 
 
 _writer_log = Log("tracestore.writer")
@@ -321,7 +321,7 @@ async def adopt_leftovers(
     own: Path | None,
     batch_events: int,
 ) -> bool:
-    """Write the spill files that dead processes left beside a database, and remove each after it is written."""
+    """Write the spill files that dead processes left next to a database, and remove each after it is written."""
     for path in await anyio.to_thread.run_sync(leftovers, database):
         if path == own:
             continue
@@ -360,7 +360,7 @@ NOTHING_WAITS = LateEvents()
 
 
 async def waiting_beside(database: Path) -> LateEvents:
-    """The events of dead processes that wait beside a trace, and their files."""
+    """The events of dead processes that wait next to a trace, and their files."""
 
     def count() -> LateEvents:
         files = leftovers(database)
@@ -387,7 +387,7 @@ def warn_of(waiting: LateEvents, why: str) -> None:
 
 
 def left_over(waiting: LateEvents) -> StoreError:
-    """The error of a deletion that would miss what waits in files beside a trace."""
+    """The error of a deletion that would miss events in files next to a trace."""
     files = ", ".join(str(path) for path in waiting.files)
     return StoreError(
         f"nothing was deleted: {files} may hold content of processes that died, and can't be stored now; "

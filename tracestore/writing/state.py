@@ -1,4 +1,4 @@
-"""The options and the state of a writer, and the decision that a failure leads to: values, without any work."""
+"""The options and the state of a writer, and the reaction to a failure. Pure values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     committed: int
     """Events that were committed since the start."""
     lost: int
-    """Events that nobody has any more."""
+    """The number of lost events."""
     lost_first_seq: int | None
     """The number of the first lost event; None if none was lost."""
     lost_last_seq: int | None

@@ -1,4 +1,4 @@
-"""Events that wait in memory to be stored, and about how much they keep alive."""
+"""Events that wait in memory to be stored, and the memory that they keep alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..codec import encode_lines
 from .spill import LineFile
 
 EVENT_BYTES = 1024
-"""What an event weighs besides the content that it refers to."""
+"""The approximate size of an event without its content, in bytes."""
 
 
 class Waiting:
@@ -49,7 +49,7 @@ class Waiting:
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
         """The events behind the oldest ones. They still wait."""
-        events = self._events  # which is quick at both of its ends; islice would walk over the oldest
+        events = self._events  # A deque is quick at both of its ends; islice would walk over the oldest.
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
     def remove(self, oldest: Sequence[Envelope]) -> None:
@@ -73,17 +73,16 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
     return size
 
 
-# -- Copies of the events that wait in memory, so that the end of the process doesn't take them along
+# --- The journal ---
+# It has copies of the events that wait in memory, so that they survive the end of the process. Commits are shared
+# by all events of a tenth of a second, but replies are returned immediately. Events up to a reply are therefore
+# first written to a file of JSON lines next to the database. A write into the system's page cache is cheap; it
+# survives the process, but not the machine. Adopting such a file finds some events stored already, which is
+# harmless.
 #
-# A commit is shared by all events of a tenth of a second; an answer is handed over immediately. Between the two,
-# what
-# was said up to the answer stands in a file of JSON lines beside the database. A write into the system's page
-# cache is all that this costs: it survives the process, and not the machine. Whoever adopts such a file finds some
-# events stored already, which is harmless.
-#
-# There are two files, used in turn. While one batch is being committed, copies of later events go into the other,
-# so that the first is emptied when the commit is done, however many calls end meanwhile. What is committed, and
-# may be deleted from the store, doesn't lie here any longer.
+# Two files are used in turn. While one batch is committed, copies of later events go into the other, so that the
+# first can be emptied when the commit is done. So no committed events stay here, which may be deleted from the
+# store later.
 
 
 _log = Log("tracestore.journal")
@@ -124,7 +123,7 @@ class Journal:
         return self._older.events + self._newer.events
 
     def copy(self, waiting: Waiting) -> None:
-        """Copy some of what waits and isn't copied yet; `error` says if that couldn't be done."""
+        """Copy some waiting events that aren't copied yet; `error` is set if that fails."""
         if self.error is not None and anyio.current_time() < self._retry_at:
             return
         try:

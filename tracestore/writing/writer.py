@@ -1,24 +1,22 @@
 """The trace writer: from the bus to the store, in batches, losing nothing that it can keep.
 
-A published event waits in a lossless subscription. It is taken into `WriterCore`, and leaves it when it is
-committed. The order never changes: first the spilled events, then the events in memory. The state depends on the
-store:
+Published events wait in a lossless subscription. `WriterCore` takes them, and drops them when they are committed.
+The order never changes: first the spilled events, then the events in memory. The states:
 
-    ok          commits at most 100 ms after an event came, 1,024 events at a time
-    retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
-    spilling    still failing after three attempts, or too much waits in memory: events go to a file of JSON lines
-                beside the database, and commits are still tried
+    ok          commits at most 100 ms after an event, 1,024 events at a time
+    retrying    a commit failed: events wait in memory, with new tries after 1, 2, 4 ... 30 s
+    spilling    three attempts failed, or too much waits in memory: events go to a file of JSON lines
+                next to the database, with further tries to commit
     dropping    that file is full or can't be written: as many events as fit stay in memory, newer ones are lost
                 and counted
 
-From every state, the first commit that works leads back to ``ok``, spilled events included. Every change of state
-is published as `StoreStateChanged`. A store that fails never stops or slows a call.
+The first successful commit leads back to ``ok``, with the spilled events. Every change of state is published as
+`StoreStateChanged`. A failing store never stops or slows a call.
 
-`WriterCore.secure` is called before an answer is handed over. It copies the waiting events to the journal beside
-the database, so that they survive the end of the process (see `tracestore.writing.waiting`).
-
-`WriterCore` holds everything that must survive a crash of the actor. The engine makes it once and hands it to each
-new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for the last events.
+`WriterCore.secure` is called before a reply is returned. It copies the waiting events to the journal, so that they
+survive the end of the process (see `tracestore.writing.waiting`). `WriterCore` holds everything that must survive
+a crash of the actor. The engine hands it to each new `TraceWriter`, and calls `WriterCore.close()` when the actors
+are down.
 """
 
 from __future__ import annotations
@@ -73,20 +71,19 @@ class Source(Protocol):
 
 
 NOT_STORED = (BudgetReserved.topic_of(), BudgetSettled.topic_of(), PricingProgress.topic_of())
-"""Topics that the trace leaves out, because other events say the same: the start and the end of a call, the end of
-a repricing."""
+"""Topics that the trace leaves out, because other events have the same facts."""
 
 
 class WriterCore:
-    """The writer without an actor around it. It belongs to one event loop.
+    """The writer without its actor. It belongs to one event loop.
 
     Args:
         sink: The store of the events, such as a TraceStore.
         source: The source of the events, such as a subscription.
-        spill_path: The path of the spill file, with the journal beside it; None keeps everything in memory.
-        database_path: The path of the trace file. Files that earlier processes left beside it are adopted.
+        spill_path: The path of the spill file, with the journal next to it; None keeps everything in memory.
+        database_path: The path of the trace file. Files that earlier processes left next to it are adopted.
         on_state: Called with each change of state. It must not raise.
-        close_lost: Ends the runs whose processes died, after their spilled events are written.
+        close_lost: Ends the runs of dead processes, after their spilled events are written.
         capture: Clears the content of messages for the store when they come in; None stores no content.
     """
 
@@ -122,7 +119,9 @@ class WriterCore:
         self._reason: str | None = None
         self._lost = 0
         self._lost_told = 0
-        self._told_at_close = 0  # events; of a second close only what has come since is told
+        self._told_at_close = (
+            0  # The number of lost events that were reported; a second close reports only new ones.
+        )
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
         self._hurry = anyio.Event()
@@ -183,7 +182,7 @@ class WriterCore:
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
         if self._work.locked():
-            self._take(_TAKEN_AT_ONCE)  # to be weighed; whoever holds the lock commits these, too
+            self._take(_TAKEN_AT_ONCE)  # Counts their size; the holder of the lock commits these, too.
         return WriterStatistics(
             state=self._state,
             waiting=self._entered - self._left + self._source.depth,
@@ -248,11 +247,11 @@ class WriterCore:
             raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
 
     async def secure(self) -> None:
-        """Wait until everything that was published before the call survives the end of this process.
+        """Wait until everything published before the call survives the end of this process.
 
-        By then each event is committed, spilled, or in the journal. This is one small write, without waiting
-        unless very many events came together. The method never raises. If the file can't be written,
-        `WriterStatistics.unsecured` says why, and only a commit helps.
+        By then each event is committed, spilled, or in the journal. This is one small write, which waits only if
+        very many events came together. The method never raises. If the file can't be written,
+        `WriterStatistics.unsecured` has the reason, and only a commit helps.
         """
         mark = self._entered + self._source.depth
         while not self._secured_to(mark):
@@ -279,13 +278,13 @@ class WriterCore:
         return self._taken_over
 
     async def close(self) -> None:
-        """Commit what is left, or spill it for the next start. May be called again, when more has come."""
+        """Commit the rest, or spill it for the next start. May be called again after more events."""
         async with self._work:
             self._take()
             if self._entered > self._left:
                 await self._attempt()
             if self._pending and self._state == "ok":
-                await self._attempt()  # what was taken in meanwhile, to be weighed
+                await self._attempt()  # To count the size of the events that came meanwhile.
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
             copied = 0 if self._journal is None else self._journal.copied
@@ -338,10 +337,10 @@ class WriterCore:
     # -- Writing
 
     async def _attempt(self) -> None:
-        """Commit all that is there now, in order, and note how it went.
+        """Commit all events that are there now, in order, and record the result.
 
-        What comes in meanwhile waits for the next attempt: under steady load this one would never end, and
-        whoever waits for a flush would wait with it.
+        Later events wait for the next attempt. Otherwise this one would never end under steady load, and a flush
+        would wait with it.
         """
         mark = self._entered
         if self._journal is not None:
@@ -377,7 +376,7 @@ class WriterCore:
             self._left += waiting - spill.waiting
 
     async def _give_up_spilled(self, spill: SpillFile) -> None:
-        """Somebody has taken the spill file away, or cut it short."""
+        """Handle a spill file that another process has removed or cut short."""
         self._reason = f"{spill.path} is gone"
         _log.error("spill_file_gone", file=str(spill.path), events=spill.waiting)
         self._left += spill.waiting
@@ -485,9 +484,6 @@ class WriterCore:
             level = _log.info if state == "ok" else _log.warning
             level("store_state", previous=previous, current=state, reason=reason, lost=self._lost)
             self._on_state(StoreStateChanged(previous=previous, current=state, reason=reason, lost=self._lost))
-
-
-# -- The actor around a `WriterCore`, and the requests that it answers
 
 
 class Flush(msgspec.Struct, frozen=True):
