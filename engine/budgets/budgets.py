@@ -179,7 +179,7 @@ class Budgets:
         """All accounts that anything was asked of, at this moment."""
         return list(self.ledger.states(self._now_us()))
 
-    # -- before a call
+    # --- Before a call ---
 
     async def reserve(self, name: str, payer: Payer, asked: Amount) -> None:
         """Reserve the most that a call can cost, or wait until there is room."""
@@ -266,7 +266,7 @@ class Budgets:
                 )
                 raise BudgetExceededError(refusal)
 
-    # -- waiting
+    # --- Waiting ---
 
     async def _wait(self, waiter: _Waiter) -> None:
         self._waiters.append(waiter)
@@ -315,7 +315,7 @@ class Budgets:
                 waiter.told.set()
             taken.update(id(account) for account in self._short_of(waiter))
 
-    # -- after a call
+    # --- After a call ---
 
     def settle(self, name: str | None, payer: Payer, end: CallEnd, seq: int) -> None:
         """Count the cost of an attempt that has ended."""

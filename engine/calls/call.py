@@ -311,7 +311,7 @@ class Call(CallEvents):
             stop.content, stop.usage, stop.cost = end.content, end.usage, end.cost
             stop.request_id, stop.provider = self.request.request_id, self.context.routing.provider
 
-    # -- waiting
+    # --- Waiting ---
 
     async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
         if self._cancelled:
@@ -373,8 +373,6 @@ class Call(CallEvents):
             self._timer.cancel()
         self._timer = loop.call_later(self._grace, handle.abandon)
 
-    # -- events of the message
-
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
         if self.over:  # an adapter that ignores its cancelling may still send
             return
@@ -399,8 +397,6 @@ class Call(CallEvents):
             for event in events
         ]
 
-    # -- its usage
-
     def used(self) -> TokenUsage:
         return self.used_by_now(self._content)
 
@@ -417,8 +413,6 @@ class Call(CallEvents):
         sent = self.context.estimated_input_tokens or 0
         delivered = _output_tokens(adapter, self.request.wire_model, content) if adapter is not None else 0
         return TokenUsage(sent, delivered, source=UsageSource.ESTIMATED)
-
-    # -- the log
 
     async def _hand_over_end(self) -> None:
         try:

@@ -221,7 +221,7 @@ class CallEvents:
         """Start the clock of the call."""
         self._started_ns = self.context.runtime.clock.monotonic_ns()
 
-    # -- before anything is sent
+    # --- Before sending ---
 
     async def reserve(self, most: Callable[[Priced], Amount]) -> None:
         """Reserve the most that the first attempt can cost. Nothing is published of a call that has no room.
@@ -295,7 +295,7 @@ class CallEvents:
     def cancelled_error(self) -> CancelledError:
         return CancelledError("the call was cancelled", request_id=self.context.request_id)
 
-    # -- reports of the adapter, synchronous
+    # --- Reports of the adapter (synchronous) ---
 
     def on_attempt(self, report: AttemptReport) -> NextAttempt | None:
         """Take note of what the adapter reports of an attempt. Returns what waits for the next attempt's turn.
@@ -389,7 +389,7 @@ class CallEvents:
             tags=context.tags,
         )
 
-    # -- events
+    # --- Events ---
 
     def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
         context = self.context

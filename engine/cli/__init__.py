@@ -1,5 +1,4 @@
-"""The command `callboard`: a demo, a plain chat, and commands that show the calls and the costs of a trace
-file."""
+"""The command `callboard`: a demo, chats and questions, and reports about recorded calls."""
 
 from __future__ import annotations
 

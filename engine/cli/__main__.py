@@ -1,4 +1,4 @@
-"""`python -m callboard.engine.cli`, for who has no `callboard` on the path."""
+"""`python -m callboard.engine.cli`, for systems without `callboard` on the path."""
 
 from __future__ import annotations
 

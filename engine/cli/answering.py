@@ -1,4 +1,4 @@
-"""A question as the command line asks it: what is sent, and what is to become of the reply."""
+"""A question of the command line, from the request to the printed reply."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 class Question(NamedTuple):
-    """What is asked, and what is to become of the reply."""
+    """A question, and the handling of its reply."""
 
     content: str | Sequence[ContentBlock]  # the prompt, or blocks
-    model: str | None  # the model; None is that of the session that goes on
+    model: str | None  # The model; None is that of the continued session.
     system: str | None  # the system prompt
     options: TurnOptions  # the options of the turn
     tools: Sequence[str] = ()  # the tools, as words
@@ -57,10 +57,10 @@ class Question(NamedTuple):
     extract: Which | None = None  # the block of code that is wanted; None is the whole reply
     session_id: str | None = None  # the session that goes on, or starts under this id; None is a new one
     must_exist: bool = False  # whether the session must be there already
-    saved: bool = True  # whether what is said is kept
+    saved: bool = True  # Whether the conversation is saved.
     streamed: bool = True  # whether the reply is streamed
     shows_thoughts: bool = True  # whether a terminal shows what the model thinks
-    shows_usage: bool = False  # whether tokens, pace and cost are told at the end
+    shows_usage: bool = False  # Whether tokens, pace and cost are shown at the end.
     as_json: bool = False  # whether the reply is written as one JSON object with its usage and cost
     key: str | None = None  # the name of the adapter's key to send
     tags: dict[str, str] | None = None  # the tags of the calls
@@ -73,14 +73,14 @@ def name_of(prompt: str, longest: int = 60) -> str | None:
     return (words if len(words) <= longest else f"{words[:longest].rstrip()}…") or None
 
 
-# -- answering
+# --- Answering ---
 
 SIGNALLED = 128
-"""What is added to a signal's number, as shells do it."""
+"""The number that shells add to a signal's number."""
 
 
 class _Said(TypedDict):
-    """What is said of a session again, each time that it goes on."""
+    """The options that a session doesn't store, so they are passed again each time."""
 
     system_prompt: str | None
     tools: Sequence[Tool]
@@ -128,7 +128,7 @@ class _Answering:
     def _engine(self) -> Engine:
         return Engine(models=self._registry, capture_content=self._question.saved)
 
-    # -- the question
+    # --- The question ---
 
     async def _ask(self, engine: Engine, life: AsyncExitStack) -> int:
         question = self._question
@@ -192,8 +192,6 @@ class _Answering:
                     self.outlet.end_thought()
             return await turn.message()
 
-    # -- what is made of the reply
-
     def _write(self, reply: Reply) -> int:
         """Write what has not been written as it came. Gives the exit code."""
         question = self._question
@@ -213,7 +211,7 @@ class _Answering:
         return 0
 
     def _tell(self, session: Session, reply: Reply, pace: Pace) -> None:
-        """What is to be known about the reply, on stderr."""
+        """Write the warnings and facts of the reply to stderr."""
         tell_warnings(reply.warnings)
         if reply.metadata.stop_reason is StopReason.MAX_TOKENS:
             note("(cut off at the output limit; -o max_output_tokens N raises it)")
@@ -224,8 +222,6 @@ class _Answering:
             usage = reduce(add, (each.usage for each in replies))
             cost = reduce(add, (each.cost for each in replies))
             note(usage_line(reply.model, usage, cost, pace, replies=len(replies)))
-
-    # -- the end that comes from outside
 
     def _nobody_reads(self) -> None:
         """Called in the outlet's thread."""
@@ -246,7 +242,7 @@ class _Answering:
             self._scope.cancel()
 
     def _stopped(self, error: CancelledError | None = None) -> int:
-        """The exit code of a question that a signal has ended; what it cost is said."""
+        """The exit code of a question that a signal has ended. Its cost is shown."""
         if self._stopped_by and error is not None:
             arrived = "what had arrived is above, and" if self.outlet.last else "nothing had arrived yet; it"
             note(f"stopped; {arrived} cost {cost_text(error.cost)}")
@@ -268,7 +264,7 @@ def replies_of_turn(messages: Sequence[Message]) -> list[MessageMetadata]:
     return found
 
 
-# -- what is made of the reply
+# --- The reply's output ---
 
 
 def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which | None, *, as_json: bool) -> str:

@@ -18,7 +18,7 @@ from .given import Pipe, as_said, attached, content_of, joined, options_of, sche
 from .templates import Template
 
 TOOL_ROUNDS = 10
-"""How often the model may go on after its tools, unless ``-o max_tool_rounds`` says otherwise."""
+"""The number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
 
 KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
 """The environment variable that turns keeping off, unless a conversation goes on."""
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
-    """What is asked for. What the command line says stands over what a template says."""
+    """The question. The command line takes precedence over a template."""
     template = _template(arguments)
     sources = [(source, None) for source in arguments.attachments] + [tuple(each) for each in arguments.typed]
     piped = "" if takes_pipe(sources) else pipe.text()
@@ -164,14 +164,14 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
 
 
 def _is_saved(arguments: argparse.Namespace) -> bool:
-    """Whether what is said is kept. A conversation that goes on is, whatever a variable says."""
+    """Whether the conversation is saved. A continued one always is."""
     if arguments.goes_on or arguments.session is not None:
         return not arguments.no_save
     return not (arguments.no_save or os.environ.get(KEEPS_NOTHING))
 
 
 def _template(arguments: argparse.Namespace) -> Template:
-    """The template that is named, or one that says nothing."""
+    """The named template, or an empty one."""
     if arguments.template is None:
         if arguments.parameters:
             raise ConfigurationError("-p gives a value to a template: name the template with -t")
@@ -186,7 +186,7 @@ def _schema(given: str | JsonObject | None) -> JsonObject | None:
 
 
 def _save(arguments: argparse.Namespace) -> int:
-    """Keep what the command line says as a template."""
+    """Save the command line's settings as a template."""
     from .templates import save
 
     template = Template(

@@ -206,7 +206,7 @@ def cancel_one(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- requests and results as JSON lines
+# --- Requests and results ---
 
 DEFAULT_TOKENS = 1024
 
@@ -321,7 +321,7 @@ def summary(status: str, succeeded: int, total: int) -> str:
     return f"{status.replace('_', ' ')}, {succeeded} of {plural(total, 'request')} answered"
 
 
-# -- background replies
+# --- Background replies ---
 
 
 class ReplyLine(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
-"""`callboard budget`: what counts in the accounts of a budget, as an engine that starts now would count it; and
-in a cluster, which nodes may spend what of it.
+"""`callboard budget`: the accounts of a budget, as a new engine would count them.
+
+In a cluster it also shows the nodes' slices.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ async def _count(budget: Budget, store: Store) -> tuple[list[AccountState], list
 
 
 async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
-    """What the nodes of a cluster have of this very budget."""
+    """The grants of a cluster's nodes from this exact budget."""
     shared = server_store(store)
     if shared is None:
         return []

@@ -1,4 +1,4 @@
-"""Texts for a collection: read from lines, CSV, JSON and files, embedded if they are new, and kept in pieces."""
+"""Texts for a collection: read from lines, CSV, JSON and files, and embedded if they are new."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from callboard.tracestore.collections import Collection, CollectionFile, Item, p
 from ..models.registry import ModelRegistry
 from ..operations.embeddings import space_of
 
-# -- reading
+# --- Reading texts ---
 
 Kind: TypeAlias = Literal["lines", "csv", "tsv", "jsonl", "json", "file"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Fields(msgspec.Struct, frozen=True):
-    """Which fields of a row mean what."""
+    """The meaning of a row's fields."""
 
     id: str = "id"
     texts: tuple[str, ...] = ()  # the fields of the text, which are joined by line breaks; empty for `text`
@@ -116,7 +116,7 @@ def _of_row(row: JsonObject, fields: Fields, where: str) -> Record:
     return Record(str(found), text, msgspec.json.encode(others).decode() if others else None)
 
 
-# -- embedding and keeping
+# --- Embedding and storing ---
 
 AT_ONCE = 256
 """The number of texts that are embedded before they are kept."""
@@ -135,7 +135,7 @@ class Into(msgspec.Struct, frozen=True):
 
 
 class Added(msgspec.Struct):
-    """What was done."""
+    """The counts of a finished addition."""
 
     embedded: int = 0  # the texts that were embedded
     unchanged: int = 0  # the texts that the collection had already

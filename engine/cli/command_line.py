@@ -1,7 +1,6 @@
 """From arguments to an exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted.
 
-Help is shown before anything of the library is imported: the commands are a table, and each
-imports its needs itself.
+Help is shown before the library is imported: the commands are a table, and each imports its needs itself.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class CommandEntry(NamedTuple):
     """Where a command is, and its line in ``--help``."""
 
     place: str  # `module:function` of the function that adds the command to a parser, relative to this package
-    help: str  # what it does, in a few words that start with a verb
+    help: str  # The effect, in a few words that start with a verb.
 
 
 GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
@@ -86,7 +85,7 @@ PAIR = ("NAME", "VALUE")
 """The metavar of a flag that takes a name and a value. The parser also takes them as one word, ``NAME=VALUE``."""
 
 
-# -- commands of other packages
+# --- Commands of other packages ---
 
 AddCommand: TypeAlias = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
@@ -117,7 +116,7 @@ def plugin_command(name: str) -> AddCommand | None:
     return cast("AddCommand", offered) if fault is None and callable(offered) else None
 
 
-# -- running a command
+# --- Running a command ---
 
 FAILED = 1
 BADLY_CONFIGURED = 2
@@ -153,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Send what is left for stdout nowhere, because the interpreter flushes it once more at its end."""
+    """Redirect the rest of stdout to nowhere, because the interpreter flushes it once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -216,7 +215,7 @@ def _is_question(word: str) -> bool:
 
 
 def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of these words. It knows as a whole the command of the first word, which may be a plugin's."""
+    """The parser for these words. It is complete for the command of the first word, which may be a plugin's."""
     for word in words[1:2] if words[0] == "--" else words[:1]:
         if word in COMMANDS:
             return build_parser([word])
@@ -228,7 +227,7 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _unknown(word: str, more: Sequence[str]) -> str:
-    """What to say to a command that doesn't exist, and that has more words behind it."""
+    """The message for an unknown command with more words behind it."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)
@@ -241,7 +240,7 @@ def _unknown(word: str, more: Sequence[str]) -> str:
 def build_parser(
     names: Collection[str] = tuple(COMMANDS), plugins: Collection[AddCommand] = ()
 ) -> argparse.ArgumentParser:
-    """The parser of the command line. Without names, it knows each command only by its line of help."""
+    """The parser of the command line. Without names, each command has only its line of help."""
     parser: argparse.ArgumentParser = _MainParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
@@ -277,7 +276,7 @@ def build_parser(
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages quote what was typed, or pasted, and which takes ``NAME=VALUE`` for a pair."""
+    """A parser that quotes the typed words in its messages, and accepts ``NAME=VALUE`` as a pair."""
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Parse these words, or those of the process, as argparse does."""
@@ -297,7 +296,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _MainParser(_Parser):
-    """The parser of the whole command line, whose help lists the commands in their groups."""
+    """The parser of the whole command line. Its help lists the commands in groups."""
 
     def format_help(self) -> str:
         """The help. Commands of plugins are a group of their own."""
@@ -371,8 +370,9 @@ def installed_version() -> str:
 
 
 def make_streams_forgiving() -> None:
-    """A terminal that can't show a character gets a question mark, not a crash, and a stream that was closed
-    before the start (``>&-``) takes what is written to it."""
+    """Make output streams tolerant: unsupported characters become question marks, and a stream that was closed at
+    the start (``>&-``) accepts writes.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)

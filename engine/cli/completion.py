@@ -1,4 +1,4 @@
-"""`callboard completion`: the script of a shell, and the words that may stand at its cursor."""
+"""`callboard completion`: a shell's completion script, and the words for its cursor."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def in_words(line: str) -> list[str]:
 
 
 def without_break(proposed: str, word: str, breaks: str) -> str:
-    """What bash puts in place of its own last word, which starts behind a colon or an equals sign."""
+    """The completions for bash, whose last word starts behind a colon or an equals sign."""
     at = max((word.rfind(sign) for sign in ":=" if sign in breaks), default=-1)
     return proposed[at + 1 :]
 
 
 def proposals(words: Sequence[str]) -> list[str]:
-    """What may stand in place of the last of the words, the first of which is the program's name."""
+    """The completions of the last word. The first word is the program's name."""
     _, *before, word = words if len(words) > 1 else (*words, "")
     if before[:1] == ["help"]:
         del before[0]
@@ -89,13 +89,12 @@ def _beginning(word: str, known: Sequence[str]) -> list[str]:
     return [each for each in dict.fromkeys(known) if each.startswith(word) and each != "--"]
 
 
-# -- What belongs at the place of the last word of a command line, by the parser of its command. Pure.
-#
-# The words are read as argparse reads them, as far as they go: options with their values, the words of commands
-# below commands, positional arguments in their order.
+# --- Finding completions ---
+# The code is pure. It reads words as argparse does: options with their values, commands below commands, and
+# positional arguments in order.
 
 Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "collections", "files"]
-"""Where values come from that no parser knows."""
+"""The source of values that no parser has."""
 
 _BY_OPTION: dict[str, Source] = {
     "--model": "models",
@@ -112,14 +111,14 @@ _FILES = ("FILE", "PATH", "FOLDER")
 
 
 class Wanted(NamedTuple):
-    """What may stand at the place of a word."""
+    """The possible words at a place."""
 
-    words: Sequence[str] = ()  # the words that a parser knows: commands, options, choices
+    words: Sequence[str] = ()  # The words of a parser: commands, options, choices.
     source: Source | None = None  # where other values come from; None if there are none to propose
 
 
 def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Wanted:
-    """What may stand at a place."""
+    """The possible words at a place."""
     place = _Place(parser)
     for said in before:
         place.take(said)
@@ -154,7 +153,7 @@ class _Place:
             self._take_positional(said)
 
     def next(self, word: str) -> Wanted:
-        """What may come now, as a word that starts so."""
+        """The words that may come now with this start."""
         if self._option is not None and (_count(self._option) > 0 or not word.startswith("-")):
             return self._of(self._option)
         if word.startswith("-") and not self._only_positionals:
@@ -213,7 +212,7 @@ def _is_shown(action: argparse.Action) -> bool:
     return action.help is not argparse.SUPPRESS
 
 
-# -- values
+# --- Values ---
 
 MOST_SESSIONS = 100
 """The number of sessions that are proposed, the latest first."""
@@ -280,7 +279,7 @@ _READ: dict[Source, Callable[[], Iterable[str]]] = {
 }
 
 
-# -- scripts
+# --- Shell scripts ---
 
 BASH = """\
 _callboard_completion() {

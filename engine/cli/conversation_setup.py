@@ -1,4 +1,4 @@
-"""What a conversation starts with: its model, its tools, their approval, and the last conversation."""
+"""The start of a conversation: its model, its tools, their approval, and the last conversation."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from ..tools.given import plugin_tools
 from .common.harmless import note, one_line
 from .common.table import json_text
 
-# -- the model
+# --- The model ---
 
 VARIABLE = "CALLBOARD_MODEL"
-"""The environment variable that names a model for those who name none with ``-m``."""
+"""The environment variable with the model to use without ``-m``."""
 
 
 def first_model(registry: ModelRegistry) -> str:
-    """The model of $CALLBOARD_MODEL, else the default one, else the first that could be called.
+    """The model of $CALLBOARD_MODEL, else the default one, else the first usable one.
 
-    Without a models.yaml that is the latest model of the provider whose key is set. At a terminal it is named,
-    because nobody has chosen it.
+    Without a models.yaml that is the latest model of the provider with a key. At a terminal it is named, because
+    the user has not chosen it.
     """
     chosen = os.environ.get(VARIABLE) or registry.default_model
     if chosen:
@@ -67,7 +67,7 @@ def first_model(registry: ModelRegistry) -> str:
 
 
 def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
-    """The best general model of a provider whose price is known, or else its latest."""
+    """The best general model of a provider with a known price, or else its latest."""
     return next(
         (
             each
@@ -76,9 +76,6 @@ def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
         ),
         latest,
     )
-
-
-# -- the last conversation
 
 
 class LastSession(msgspec.Struct, frozen=True):
@@ -108,9 +105,9 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
         write_private(_file(), msgspec.json.encode(LastSession(session_id, tuple(tools))))
 
 
-# -- Tools as words: functions of a Python file or module, MCP servers, and tools of plugins.
+# --- Tools ---
 #
-# -T weather.py                 the tools of a file: what @tool made, or else its public functions
+# -T weather.py                 the tools of a file: those of @tool, or else its public functions
 # -T weather.py:forecast        one of them; the same with a module, as in -T package.module:name
 # -T https://host/mcp           the tools of an MCP server
 # -T "mcp:npx some-server"      the tools of an MCP server that is started by this command
@@ -169,7 +166,7 @@ def _of_code(word: str) -> list[ToolLike]:
 
 
 def tools_of(module: ModuleType) -> list[ToolLike]:
-    """What ``@tool`` made in a module; if that is nothing, its own public functions."""
+    """The ``@tool`` tools of a module, or if there are none, its own public functions."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     made: list[ToolLike] = [value for value in public if isinstance(value, Tool)]
     own = [each for each in public if inspect.isfunction(each) and each.__module__ == module.__name__]
@@ -191,7 +188,7 @@ def _loaded(path: Path) -> ModuleType:
 
 
 def _fault(path: Path, error: Exception) -> str:
-    """What a file of tools did wrong, and on which of its lines."""
+    """The error of a file of tools, with its line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     return f"{path}{f':{at}' if at else ''}: {type(error).__name__}: {error}"
@@ -199,7 +196,7 @@ def _fault(path: Path, error: Exception) -> str:
 
 def _imported(name: str) -> ModuleType:
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # behind what is installed
+        sys.path.append(here)  # Installed packages take precedence.
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -212,8 +209,6 @@ def _imported(name: str) -> ModuleType:
     except Exception as error:
         raise ConfigurationError(f"-T {name}: {type(error).__name__}: {error}") from error
 
-
-# -- approval
 
 _NOBODY = "it needs an approval, and nobody is there to give it"
 

@@ -1,4 +1,4 @@
-"""`callboard cost`, `stats` and `errors`: what recorded calls cost, how fast they were, and how they failed."""
+"""`callboard cost`, `stats` and `errors`: the costs, the speed and the failures of recorded calls."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _amount(total: CostSum) -> str:
     return "unpriced" if total.unpriced else "unknown"
 
 
-# -- stats and errors
+# --- Statistics and errors ---
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
@@ -227,7 +227,7 @@ async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
 
 
 def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
-    """Whose tokens are in no sum, or in it by estimate."""
+    """Report the calls with tokens that are in no sum, or estimated."""
     estimated, unpriced, unknown = (
         sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
     )

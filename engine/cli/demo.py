@@ -1,4 +1,4 @@
-"""`callboard demo`: all of Callboard in one run, on a model that runs on this machine."""
+"""`callboard demo`: a tour of Callboard in one run, on a local model."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Demo:
         self._outro()
         await self._screen.drawn()
 
-    # -- the stage
+    # --- Setup ---
 
     def _intro(self) -> None:
         self._screen.line("Callboard: sessions over any model, every call an event, every cost a query.", "bold")
@@ -148,7 +148,7 @@ class Demo:
 
     @asynccontextmanager
     async def _running_engine(self) -> AsyncIterator[None]:
-        """An engine whose bus is watched from its first event to its last."""
+        """An engine with a bus that is watched from its first event to its last."""
         self._engine = Engine(models=demo_registry(self._source), store=self._trace, prices=self._prices[0])
         self._calls = CallFilter(tags={"demo": self._engine.bus.run_id})
         self._began_ns = self._engine.clock.monotonic_ns()
@@ -158,7 +158,7 @@ class Demo:
             yield
         finally:
             with anyio.CancelScope(shield=True):  # bounded by the engine's own time to stop
-                await self._engine.aclose()  # which closes the bus, and so ends the watcher
+                await self._engine.aclose()  # It closes the bus, and so ends the watcher.
                 self._events.close()
                 await watcher
 
@@ -173,7 +173,7 @@ class Demo:
             at = f"{since // 1000}.{since % 1000:03d}"
             self._screen.line(f"  {at:>6}  {envelope.topic:<25}{describe(envelope)}", "dim")
 
-    # -- the steps
+    # --- Steps ---
 
     async def _conversation(self) -> None:
         self._heading(
@@ -245,7 +245,7 @@ class Demo:
             self._screen.line(f"   # {what}", "dim")
             self._screen.line(f"   {how}", whole=True)
 
-    # -- one turn
+    # --- One turn ---
 
     def _session(self, model: str, *, system_prompt: str | None = None, tools: bool = False) -> Session:
         return self._engine.session(
@@ -305,7 +305,7 @@ def _as_if(hosted: RepriceReport, now: RepriceReport) -> str:
     return f"as if on {hosted.as_model:<30}{cost}  {change}"
 
 
-# -- the models
+# --- The models ---
 
 Source: TypeAlias = Literal["live", "cassettes", "record"]
 
@@ -384,8 +384,9 @@ class RecordedLocal(LocalAdapter):
         super().__init__(config, name=name, clock=clock, transport=transport)
 
 
-# -- what the demo says: the committed cassettes are recordings of exactly this, so record again after a change
-# (`callboard demo --record`)
+# --- The demo's prompts ---
+# The committed cassettes are recordings of exactly these. After a change, record again (`callboard demo
+# --record`).
 
 SYSTEM_PROMPT = "You are a helpful assistant. Answer in one short sentence."
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
@@ -406,7 +407,7 @@ CONVERSATION = (
 
 
 class Person(msgspec.Struct, frozen=True):
-    """What is extracted in the step about structured output."""
+    """The facts that the step about structured output extracts."""
 
     name: str
     age: int

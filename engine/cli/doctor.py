@@ -1,4 +1,4 @@
-"""`callboard doctor` and `callboard plugins`: check what is configured and installed."""
+"""`callboard doctor` and `callboard plugins`: check the configuration and the installation."""
 
 from __future__ import annotations
 
@@ -136,14 +136,12 @@ def lines_of(findings: Findings, *, signs: tuple[str, str, str]) -> list[tuple[s
     return [*lines, ("", None), (last, "bold")]
 
 
-# -- prices
-
 OLD_DAYS = 45
 """The age in days at which newer prices are advised."""
 
 
 def check_prices(home: Path, clock: Clock) -> Check:
-    """Which prices new calls have, and how old the published ones are. Old ones are no fault."""
+    """The prices of new calls, and the age of the published ones. Old prices are no fault."""
     try:
         table, published = price_table(home), published_snapshot(home)
     except ConfigurationError as error:
@@ -166,7 +164,7 @@ def age_in_days(written: str, clock: Clock) -> int | None:
     return max(0, (datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC).date() - day).days)
 
 
-# -- plugins
+# --- Plugins ---
 
 
 class PluginLine(msgspec.Struct, frozen=True):
@@ -199,7 +197,7 @@ _PLUGINS: list[Column[PluginLine]] = [
 
 def run_plugins(arguments: argparse.Namespace) -> int:
     """A plugin that is broken is listed with its fault, which is no failure of the list."""
-    logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # what it warns of stands in the list
+    logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # The list shows the same warnings.
     found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
     return write_rows(
         arguments.format,

@@ -1,4 +1,4 @@
-"""`callboard embed`, `collections` and `similar`: texts as vectors, kept and compared."""
+"""`callboard embed`, `collections` and `similar`: texts as vectors, stored and compared."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _base64(vector: Vector) -> str:
     return b64encode(little.tobytes()).decode()
 
 
-# -- collections
+# --- Collections ---
 
 
 def add_collections(parser: argparse.ArgumentParser) -> None:
@@ -223,7 +223,7 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
 
 
 def _told(warning: CallWarning) -> bool:
-    """Not told is that a model knows no input types: nobody who adds to a collection has asked for one."""
+    """The warning, except that a model has no input types: adding to a collection doesn't request one."""
     return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
 
 

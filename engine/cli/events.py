@@ -1,4 +1,4 @@
-"""Bus events in a few words each, for people who watch."""
+"""Bus events in a few words each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .common.figures import cost_text, plural, seconds, sum_text, usd
 
 
 def describe(envelope: bus.Envelope) -> str:
-    """An event in words, without its topic. Empty for an event whose topic says everything."""
+    """An event in words, without its topic. Empty if the topic is enough."""
     data = envelope.data
     return _of_call(envelope) or _of_session(data) or _of_job(data) or _of_the_rest(data)
 

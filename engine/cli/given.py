@@ -1,4 +1,4 @@
-"""What a person types for a question, as values: the prompt, attachments, options, a schema."""
+"""The typed parts of a question, as values: the prompt, attachments, options, a schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from callboard.engine import TurnOptions
 from ..models.catalogue import nearest
 from .common.options import failing_as
 
-# -- the prompt
+# --- The prompt ---
 
 NOTHING = "there is nothing to ask: say it, or pipe it in, such as: git diff | callboard ask 'What is new?'"
 
@@ -60,17 +60,17 @@ def _is_pipe() -> bool:
 
 
 def joined(piped: str, said: str) -> str:
-    """The prompt: the pipe's text, then what was said."""
+    """The prompt: the pipe's text, then the typed text."""
     return "\n\n".join(text for text in (piped, said) if text.strip())
 
 
 def attached(sources: Sequence[tuple[str, str | None]], pipe: Pipe) -> list[ContentBlock]:
-    """The blocks of attachments, each given by its source and, if it must be said, its type."""
+    """The blocks of attachments, each given by its source and, if needed, its type."""
     return [attachment(source, media_type, pipe.read) for source, media_type in sources]
 
 
 def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[ContentBlock]:
-    """What is sent: the attachments, then the prompt."""
+    """The content to send: the attachments, then the prompt."""
     if not prompt.strip() and not blocks:
         raise ConfigurationError(NOTHING)
     if not blocks:
@@ -83,7 +83,7 @@ def takes_pipe(sources: Sequence[tuple[str, str | None]]) -> bool:
     return any(source == PIPE for source, _ in sources)
 
 
-# -- attachments
+# --- Attachments ---
 
 PIPE = "-"
 """The name of the pipe among attachments."""
@@ -166,7 +166,9 @@ def _as_text(data: bytes) -> str | None:
     return None if "\0" in text else text
 
 
-# -- Options of a turn as words: ``-o temperature 0.2``, and a provider's own as ``-o anthropic.top_k 40``. Pure.
+# --- Options ---
+# The code is pure. Options of a turn are words, as in ``-o temperature 0.2``; a provider's own have its name, as
+# in ``-o anthropic.top_k 40``.
 
 KINDS: Mapping[str, object] = {
     "temperature": float,
@@ -191,7 +193,7 @@ KINDS: Mapping[str, object] = {
     "drain_for_usage": float,
     "fallback": list[str],
 }
-"""The options that can be said in a word or a number, and what they are."""
+"""The options with a value that is a word or a number, and their types."""
 
 
 def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
@@ -259,7 +261,7 @@ def _as_json(value: Json) -> Json:
     return read
 
 
-# -- A JSON Schema as a person gives it: a file, the schema itself, or a short form.
+# --- Schemas: a file, the schema itself, or a short form ---
 #
 #     name, age int, born date, nick? str, tags str[], bio: what they are known for
 #     [name, age int]                                     a list of such objects

@@ -1,7 +1,7 @@
-"""`callboard keys`: API keys in a private file beside models.yaml, which the environment goes before.
+"""`callboard keys`: API keys in a private file next to models.yaml. The environment takes precedence.
 
 A key is typed without echo or comes through a pipe. It is never an argument, because other users of the machine
-see those, and it is never shown, but by `get` through a pipe.
+see those. It is never shown, except by `get` through a pipe.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def list_keys(arguments: argparse.Namespace) -> int:
 
 
 def _lines(stored: Mapping[str, str]) -> Iterator[KeyLine]:
-    """The keys of the file, and those that are looked for without a models.yaml where one is set or expected."""
+    """The keys of the file, and the expected or set keys of the environment without a models.yaml."""
     users: dict[str, list[str]] = {}
     for provider in providers():
         for variable in provider.key_variables:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-# -- images
+# --- Images ---
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,8 @@ def _write_images(result: ImageResult, output: Path) -> None:
         note(f"Written: {path}{size}{other}")
 
 
-# -- videos. A job continues if the command ends
+# --- Videos ---
+# A job continues if the command ends.
 
 
 def add_video(parser: argparse.ArgumentParser) -> None:

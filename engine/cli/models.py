@@ -1,4 +1,4 @@
-"""`callboard models`: which models there are, what each can do and costs, and which can be asked for here."""
+"""`callboard models`: the models, their abilities and costs, and those that can be used here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .common.table import Column, add_format, figure, write_rows
 from .prices import add_update_options, differences, download
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
-"""What a table says of a capability."""
+"""The words for capabilities in a table."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OF_INFO = tuple(name for name in Line.__struct_fields__ if name not in ("id", "state", "reason"))
-"""The fields that are those of `ModelInfo`."""
+"""The fields that come from `ModelInfo`."""
 
 _OF_CAPABILITIES = {
     "context_window": "max_context_tokens",
@@ -77,7 +77,7 @@ _OF_CAPABILITIES = {
     "supports_reasoning": "supports_thinking",
     "supports_structured_output": "supports_structured_output",
 }
-"""The fields that a configured model's adapter knows, as `AdapterCapabilities` calls them."""
+"""The fields from a configured model's adapter, by their names in `AdapterCapabilities`."""
 
 _ABILITIES = tuple(field for field in _OF_CAPABILITIES if field.startswith("supports_"))
 
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-# -- which
+# --- Selecting models ---
 
 
 def _chosen(registry: ModelRegistry, arguments: argparse.Namespace) -> Iterator[Line]:
@@ -192,13 +192,13 @@ def _known(info: ModelInfo) -> Line:
 
 
 def _line(model: ConfiguredModel) -> Line:
-    """A configured model, as its adapter knows it."""
+    """A configured model, with the facts of its adapter."""
     can, info = model.capabilities, model.info
     facts: dict[str, Any] = dict.fromkeys(_OF_INFO) | {"deprecated": False, "source": "", "date": ""}
     if info is not None:
         facts |= {name: getattr(info, name) for name in _OF_INFO}
     facts |= {field: None if can is None else getattr(can, name) for field, name in _OF_CAPABILITIES.items()}
-    if model.kind != "chat":  # what else its adapter can do is no matter of this model
+    if model.kind != "chat":  # The adapter's other abilities don't apply to this model.
         facts |= dict.fromkeys(_ABILITIES, False)
     facts |= {
         "input_cost_per_million": model.input_cost_per_million,
@@ -208,7 +208,7 @@ def _line(model: ConfiguredModel) -> Line:
     return Line(id=model.id, state=model.state, reason=model.reason, **facts)
 
 
-# -- how it looks
+# --- Output ---
 
 
 def _show(line: Line) -> None:
@@ -242,12 +242,12 @@ def _abilities(line: Line) -> list[str]:
 
 
 def _unsaid(line: Line) -> list[str]:
-    """Capabilities of which it isn't known whether the model has them."""
+    """Capabilities that are unknown for the model."""
     return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
 
 
 def _standing(line: Line) -> str:
-    """What is to be known before a model is chosen."""
+    """The facts to consider before choosing a model."""
     parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
     parts += [line.reason] if line.reason else []
     if line.retires is not None:
@@ -276,20 +276,23 @@ def _price(line: Line) -> str:
     return f"${into} for a million tokens in, ${out} out; `callboard prices show {line.id}` has the rest"
 
 
-# -- update
+# --- Updating the list ---
 
 UPSTREAM = "https://raw.githubusercontent.com/BerriAI/litellm/main/model_prices_and_context_window.json"
 UPDATE = "update"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the update, among those of `callboard models`."""
+    """Add the options of the update to those of `callboard models`."""
     update = parser.add_argument_group("callboard models update")
     add_update_options(update, UPSTREAM, "what came with Callboard")
 
 
 def run_update(arguments: argparse.Namespace) -> int:
-    home, tell = home_folder(), say if arguments.format == "table" else note  # there are no rows to tell
+    home, tell = (
+        home_folder(),
+        say if arguments.format == "table" else note,
+    )  # Other formats have no place for this line.
     path = home / FILE_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)
@@ -317,7 +320,7 @@ def read_source(data: bytes, source: str) -> KnownModels:
 
 
 def difference(before: KnownModels, after: KnownModels) -> list[str]:
-    """What changes, by model."""
+    """The changes, by model."""
     old, new = ({model.id: model for model in known.models} for known in (before, after))
     return differences(old, new, lambda name: _facts((new if name in new else old)[name])) or [
         "nothing has changed"

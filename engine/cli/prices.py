@@ -1,4 +1,4 @@
-"""`callboard prices`: what models cost, why a model has the price it has, and newer published prices."""
+"""`callboard prices`: the prices of models, the reason for each, and updates of published prices."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def run_use(arguments: argparse.Namespace) -> int:
 
 
 def _checked(file: Path) -> bytes:
-    """What a price file says, if it is one."""
+    """The content of a price file, if it is one."""
     PriceTable.from_yaml(file)
     with failing_as(ConfigurationError, file):
         return file.read_bytes()
@@ -199,7 +199,7 @@ def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:
 
 
 def difference(before: PriceTable, after: PriceTable) -> list[str]:
-    """What changes from one table to another, by model."""
+    """The changes from one table to another, by model."""
     old, new = _by_model(before), _by_model(after)
 
     def rates(model: str) -> str:
@@ -220,7 +220,7 @@ def _table(arguments: argparse.Namespace) -> PriceTable:
 
 
 def _names(name: str) -> tuple[str, str | None]:
-    """The ``provider:name`` that is meant, and whose published prices it has."""
+    """The full ``provider:name``, and the provider with its published prices."""
     registry = load_registry(None)
     try:
         entry = registry.resolve(name).model
@@ -233,7 +233,7 @@ def _names(name: str) -> tuple[str, str | None]:
 
 
 def _price_it(model: str) -> str:
-    """What to do about a model without a price."""
+    """Advice for a model without a price."""
     adapter = model.partition(":")[0]
     return (
         f"If a provider's published prices apply, set adapters.{adapter}.prices_as in models.yaml, or pass "
@@ -303,9 +303,9 @@ def _dollars(pico_usd: int) -> str:
     return text
 
 
-# -- What the updates of models and prices share: their options, the difference that they show, and the download.
-#
-# A file, or a page over https, is read because someone asked for it, and bounded in size and time.
+# --- Updates ---
+# The updates of models and prices share their options, the shown difference, and the download. A file, or a page
+# over https, is read on request only, and bounded in size and time.
 
 SECONDS = 60.0
 """The time limit of a download."""

@@ -1,6 +1,6 @@
-"""`callboard record`: what a provider is asked and answers, byte for byte, as a cassette that replays it.
+"""`callboard record`: the requests and answers of a provider, byte for byte, as a cassette.
 
-The adapter of the model is put behind the same adapter of type ``cassette`` that replays the file later.
+The adapter of the model is put behind the adapter of type ``cassette`` that replays the file later.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def in_yaml(entry: AdapterEntry, file: Path) -> str:
     if entry.config.options:
         options["options"] = dict(entry.config.options)
     replayed: JsonObject = {"type": "cassette", "options": options}
-    if entry.config.base_url is not None:  # by which it knows the server's ways
+    if entry.config.base_url is not None:  # Its server-specific behaviour depends on the address.
         replayed["base_url"] = entry.config.base_url
     return f"{entry.name}: {json_text(replayed)}"
 

@@ -98,7 +98,7 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        say(line.rstrip())  # each when it comes, for whoever watches a paced replay
+        say(line.rstrip())  # Written line by line, so that a paced replay can be watched.
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No such events"

@@ -1,4 +1,4 @@
-"""How the reply of `callboard ask` is written: stdout in its own thread, signals, code blocks, the usage line."""
+"""The output of `callboard ask`: stdout in its own thread, signals, code blocks, the usage line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from callboard.bus import Cost
 from .common.figures import cost_text
 from .common.harmless import harmless
 
-# Standard output has a thread of its own, so that neither a full pipe nor a stopped terminal blocks the call.
-# When the reader goes away, the call is cancelled immediately. Thoughts use the same thread to write to standard
-# error, so that a terminal shows both in order.
+# --- Standard output ---
+# It has a thread of its own, so that neither a full pipe nor a stopped terminal blocks the call. When the reader
+# goes away, the call is cancelled immediately. Thoughts use the same thread to write to standard error, so that a
+# terminal shows both in order.
 
 Output: TypeAlias = Literal["stdout", "stderr"]
 
@@ -74,7 +75,7 @@ class Outlet:
             self.write("\n")
 
     def finish(self) -> None:
-        """Return when everything is written, or nobody reads it."""
+        """Return when everything is written, or the reader has gone."""
         self.end_thought()
         self._pieces.put(None)
         self._thread.join()
@@ -104,16 +105,15 @@ def _as_it_is(text: str) -> str:
     return text
 
 
-# -- signals
-
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what `kill` and `timeout` send."""
 
 
 @contextmanager
 def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
-    """While this lasts, the first signal to end is told and does nothing else. A second one does what it always
-    does. On the main thread only.
+    """Report the first signal, which then does nothing else.
+
+    A second one has its usual effect. On the main thread only.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
 
@@ -132,8 +132,6 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
     finally:
         restore()
 
-
-# -- blocks of code
 
 Which: TypeAlias = Literal["first", "last"]
 
@@ -166,9 +164,6 @@ def extracted(text: str, which: Which) -> str | None:
     return (blocks[0] if which == "first" else blocks[-1]) if blocks else None
 
 
-# -- usage
-
-
 class Pace(NamedTuple):
     """When a reply came, in seconds on one clock."""
 
@@ -192,7 +187,7 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
 def per_second(tokens: int, pace: Pace, replies: int) -> float | None:
     """The tokens a second once the reply had started.
 
-    None if that can't be said: the reply came whole, or in no time, or tools ran in the middle of it.
+    None if it can't be measured: the reply came whole, or in no time, or tools ran in the middle of it.
     """
     if pace.first is None or replies > 1 or tokens <= 1 or pace.ended <= pace.first:
         return None

@@ -1,4 +1,4 @@
-"""`callboard reprice`: what the calls of a trace file cost under other prices, and back again."""
+"""`callboard reprice`: recalculate the costs of recorded calls with other prices, or undo that."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
 
 
 def _notes(report: RepriceReport) -> list[str]:
-    """What the sums leave out."""
+    """The calls that the sums leave out."""
     notes = []
     if report.newly_priced:
         notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, and in no sum.")
@@ -340,7 +340,7 @@ def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
 
 
 def _tell(what: str, arguments: argparse.Namespace) -> None:
-    """What was done: to whoever reads, and beside the rows that a program asked for."""
+    """Report the result: to a person, or next to a program's rows."""
     if arguments.format == "table":
         make_console().print(what, soft_wrap=True)
     else:

@@ -1,4 +1,4 @@
-"""A repricing as a table, as rows for programs, and as one HTML page without scripts, network or further files."""
+"""A repricing as a table, as rows for programs, and as one HTML page without other files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def sum(self) -> CostSum:
-        """What all its calls cost after."""
+        """The cost of all its calls after the repricing."""
         sums = self.sums
         calls = sums.calls + sums.unknown
         return CostSum(sums.all_after_nano_usd, calls, sums.estimated, sums.unpriced, sums.unknown)
@@ -109,7 +109,7 @@ def _record(by: By, line: Line) -> dict[str, Any]:
     return {by: line.name, **{name: found.get(name, difference) for name in _FIELDS}}
 
 
-# -- the table
+# --- The table ---
 
 
 def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable[Line]:
@@ -141,8 +141,7 @@ def _of_comparable(heading: str, text: Callable[[Line], str], everything: Line) 
     return figure(heading, text, may_go=0 if heading else 2, footer=text(everything))
 
 
-# -- the page
-#
+# --- The page ---
 # Amounts in its tables are exact: they show all digits, and each sum is the sum of the shown amounts. Amounts at
 # the charts are rounded.
 
@@ -207,7 +206,7 @@ def _document(title: str, body: str) -> str:
 
 
 def _facts(report: RepriceReport, days: Sequence[Line], origin: Origin) -> str:
-    """What was compared, in four lines."""
+    """The compared calls, in four lines."""
     after = f"{report.label or 'prices'}, version {report.version}"
     facts = (
         ("Calls", f"{plural(report.calls, 'call')}{_period(days)}: {origin.calls}"),
@@ -320,10 +319,9 @@ def _sources(report: RepriceReport, table: PriceTable) -> str:
     )
 
 
-# -- The two charts of a repricing's page, before and after in US dollars: bars by model, columns by day.
-#
-# They are boxes with a width or a height in per cent, not a drawing: text keeps its size on a phone and on paper,
-# and long names break.
+# --- The charts ---
+# There are bars by model and columns by day, before and after in US dollars. They are boxes with a width or a
+# height in per cent, not a drawing: text keeps its size on a phone and on paper, and long names break.
 
 _TICKS = 5
 

@@ -55,7 +55,7 @@ def run_sessions(arguments: argparse.Namespace) -> int:
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
     trace = chosen_trace(arguments)
-    tell = note if arguments.json else say  # beside the rows that a program asked for
+    tell = note if arguments.json else say  # Next to a program's rows.
     if arguments.export is not None:
         document = document_of(anyio.run(_saved, trace, arguments.session))
         try:
@@ -204,7 +204,7 @@ def session_sum(row: SessionRow) -> CostSum:
     return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
 
 
-# -- logs
+# --- Logs ---
 
 _LONGEST = 2000
 """The number of characters of a message that are shown without a search."""

@@ -32,7 +32,7 @@ from .common.options import add_action, command_name, short
 from .common.table import Column, json_text, write_rows
 
 INPUT = "input"
-"""The parameter that is what the caller says."""
+"""The parameter for the caller's text."""
 
 
 class Filled(NamedTuple):
@@ -43,12 +43,12 @@ class Filled(NamedTuple):
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template as its file says it. All parts may be left out."""
+    """A template, as in its file. All parts may be left out."""
 
     name: str = ""
     description: str | None = None  # A sentence for `callboard templates list`
     system: str | None = None  # the system prompt, with parameters
-    prompt: str | None = None  # the prompt, with parameters; None asks what the caller says and nothing else
+    prompt: str | None = None  # The prompt, with parameters; None uses only the caller's text.
     model: str | None = None  # the model to ask, by any of its names
     defaults: Mapping[str, str | int | float] = {}  # the values of parameters for which the caller gives none
     options: Mapping[str, Json] = {}  # options of the call, such as `temperature`
@@ -65,7 +65,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(dict.fromkeys(name for name in found if name != INPUT))
 
     def check(self) -> None:
-        """Check what the types don't say."""
+        """Check the rules beyond the types."""
         for field, text in (("system", self.system), ("prompt", self.prompt)):
             if text is not None and not Pattern(text).is_valid():
                 raise ConfigurationError(f"{field}: a $ begins no parameter such as $name; a dollar sign is $$")
@@ -102,7 +102,7 @@ def _identifiers(text: str) -> list[str]:
     return Pattern(text).get_identifiers()
 
 
-# -- the folder
+# --- The folder ---
 
 _NAME = re.compile(r"[\w][\w.-]*")
 _SUFFIX = ".yaml"
@@ -146,7 +146,7 @@ def load(name: str) -> Template:
 
 
 def read(name: str, text: str) -> Template:
-    """The template that the text of a file says."""
+    """The template in the text of a file."""
     document = read_yaml(text, "the template")
     if isinstance(document, str):  # a file with a text in it and nothing else
         document = {"prompt": document}
@@ -178,7 +178,7 @@ def write(path: Path, text: str) -> None:
 
 
 def as_yaml(template: Template) -> str:
-    """The file of a template: only what it says, and texts of several lines as one sees them."""
+    """The file of a template: only its set fields, with readable texts of several lines."""
     return write_yaml({name: msgspec.to_builtins(value) for name, value in _fields_said(template)})
 
 
@@ -189,7 +189,7 @@ def _fields_said(template: Template) -> Iterator[tuple[str, object]]:
             yield field.name, value
 
 
-# -- the command
+# --- The command ---
 
 
 NEW = """\
@@ -206,7 +206,7 @@ defaults:
 # tools: [NAME]
 # extract: first
 """
-"""What stands in a template that `edit` makes."""
+"""The first content of a template from `edit`."""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -216,7 +216,7 @@ class Listed(msgspec.Struct, frozen=True):
     path: str  # the path of its file
     parameters: tuple[str, ...] = ()  # the names of its parameters, `input` left out
     model: str | None = None  # the model that it asks; None is the default one
-    description: str | None = None  # the sentence that it says of itself
+    description: str | None = None  # The sentence that describes it.
     error: str | None = None  # the fault of its file; None if there is none
 
 

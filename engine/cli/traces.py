@@ -49,7 +49,7 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
 def run_traces(arguments: argparse.Namespace) -> int:
     where, limit = call_filter(arguments), arguments.limit
     rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
-    # Asked for failed calls, nobody means the attempts after which the call went on.
+    # A filter for failed calls should skip the attempts after which the call continued.
     rows = [row for row in rows if where.status is None or not row.will_retry]
     if arguments.format != "table":
         write(arguments.format, CallRow, rows[: arguments.limit])
@@ -136,7 +136,7 @@ def _cost(call: CallSummary) -> str:
     return "-" if nothing else sum_text(call.sum)
 
 
-# -- export
+# --- Export ---
 
 STDOUT = "-"
 
@@ -200,10 +200,10 @@ async def _export(source: TracePlace, path: str, format: Format, where: CallFilt
         return await export_calls(store, target, format, where=where, under=under)
 
 
-# -- sql
+# --- SQL ---
 
 _NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not exist")
-"""What SQLite and PostgreSQL say of a name that they don't know."""
+"""The errors of SQLite and PostgreSQL about an unknown name."""
 
 
 def add_sql(parser: argparse.ArgumentParser) -> None:
@@ -253,7 +253,7 @@ class SchemaColumn(msgspec.Struct, frozen=True):
     table: str
     column: str
     in_python: str  # the name that it has in Python, and in the JSON of `callboard traces --json`
-    meaning: str  # what it holds
+    meaning: str  # Its content.
 
 
 def show_schema(arguments: argparse.Namespace) -> int:

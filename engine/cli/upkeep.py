@@ -76,7 +76,7 @@ def prune(arguments: argparse.Namespace) -> int:
 
 
 async def kept_back(trace: TracePlace) -> list[str]:
-    """What is not deleted whatever its age, because a shared store still lacks it."""
+    """The rows that stay at any age, because a shared store still lacks them."""
     if not isinstance(trace, Path):
         return []
     return [
@@ -142,7 +142,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
 
 async def _upgrade(trace: Path) -> bool:
     """Whether it was of an older version."""
-    with contextlib.suppress(StoreError):  # whatever else is wrong with it, the next one says
+    with contextlib.suppress(StoreError):  # The next one reports all other faults of the store.
         async with store_to_read(trace):
             return False
     async with await existing_store(trace):
@@ -150,7 +150,7 @@ async def _upgrade(trace: Path) -> bool:
 
 
 def _show(text: str) -> None:
-    """Progress, for someone who watches."""
+    """Show progress at a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}\r")
         sys.stderr.flush()
@@ -174,7 +174,7 @@ def size(text: str) -> int:
     return int(found[1]) * _SIZES[found[2].upper()]
 
 
-# -- ship
+# --- Shipping ---
 
 
 def add_ship(parser: argparse.ArgumentParser) -> None:

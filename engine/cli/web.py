@@ -1,4 +1,4 @@
-"""`callboard web`: the live view in a browser, over an engine of its own or over a trace that others write."""
+"""`callboard web`: the live view in a browser, of its own engine or of a trace from elsewhere."""
 
 from __future__ import annotations
 

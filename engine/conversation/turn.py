@@ -409,7 +409,7 @@ class Turn(TurnContext):
             known = self.steps[-1].tool_results
             self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=(*known, *results))
 
-    # -- one reply
+    # --- One reply ---
 
     def _reply(
         self, models: TurnModels, caused_by: str | None
@@ -479,7 +479,7 @@ class Turn(TurnContext):
             if self.scope.cancelled:  # even if the call came to its end just then
                 self.scope.cut()
 
-    # -- the end
+    # --- The end ---
 
     def _end(self, error: BaseException | None) -> None:
         """Publish how the turn ended. It has no `await`, so that nothing can come between."""

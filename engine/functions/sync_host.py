@@ -186,7 +186,7 @@ class SyncHost:
             stacklevel=4,
         )
 
-    # -- the thread
+    # --- The thread ---
 
     def _main(self) -> None:
         loop = self._loop

@@ -57,8 +57,6 @@ class _Stream(Generic[E]):
         """The id that `Engine.attach` takes, for further readers of the turn's own events."""
         return self._run.turn.id
 
-    # -- reading
-
     def __aiter__(self) -> Self:
         self._run.require_loop()
         return self
@@ -79,7 +77,7 @@ class _Stream(Generic[E]):
         """Only the text, piece by piece. Iterating the stream doesn't give again what the text has read."""
         return TextPieces(self)
 
-    # -- what there is, now and in the end
+    # --- State and result ---
 
     @property
     def partial_response(self) -> CanonicalResponse | None:
@@ -137,8 +135,6 @@ class _Stream(Generic[E]):
         """
         return await self._run.result()
 
-    # -- steering
-
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model while it works. Any thread may call this.
 
@@ -163,8 +159,6 @@ class _Stream(Generic[E]):
         will be.
         """
         return self._run.turn.undelivered
-
-    # -- the end
 
     async def cancel(self) -> bool:
         """Cancel the turn. Its events still end properly, then readers get CancelledError.

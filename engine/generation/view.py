@@ -124,8 +124,6 @@ class TurnView:
                     self._steps.append(event)
                 return (event,)
 
-    # -- segments
-
     def _begin(
         self, kind: type[TextDelta | ThinkingDelta | ToolUseStart] | None, index: int
     ) -> Sequence[ViewEvent]:
@@ -143,8 +141,6 @@ class TurnView:
             return (TextEnd(segment_id, text, self._message, self._block),)
         return (ThinkingEnd(segment_id, text, self._signature, self._message, self._block),)
 
-    # -- the end
-
     def _ended(self, event: TurnComplete) -> ViewEvent:
         if self._ending is not None:
             return self._ending()
@@ -161,7 +157,7 @@ class TurnView:
             status=event.status,
         )
 
-    # -- catching up
+    # --- Catching up ---
 
     def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
         """The part of all that has happened that this view hasn't had. It is processed while it is given."""

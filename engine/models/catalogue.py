@@ -269,7 +269,7 @@ class Catalogue:
         tables = [table.file.date for table in map(model_table, tabled_vendors()) if table is not None]
         return min(self._snapshot.date, *tables)
 
-    # -- how
+    # --- Helpers ---
 
     @cached_property
     def _prices(self) -> PriceTable:

@@ -1,1 +1,1 @@
-"""An engine among others: one cluster of nodes that share a trace in PostgreSQL and messages over NATS."""
+"""An engine in a cluster of nodes that share a trace in PostgreSQL and messages over NATS."""

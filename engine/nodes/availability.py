@@ -1,4 +1,4 @@
-"""The availability of providers, as all nodes of a cluster have found it."""
+"""The availability of providers in a cluster: shared findings, shared lessons, and one probe."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..rate_limits.gate import Lesson
 from ..rate_limits.rate_limits import RateLimits
 from ..routing.availability import AvailabilityTable, RecordKey
 
-# What one node has found of a provider's availability, told to the others over the broker.
+# --- Findings about providers ---
 
 _log = Log("engine.node")
 
 REPEAT_SECONDS = 5.0
-"""Seconds after which what is open is told again."""
+"""Seconds after which an open state is published again."""
 
 _KNOWN_HERE_ONLY = ("network", "adapter_crashed", "key refused")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a node has found, as it goes to the others."""
+    """A finding of a node, as it is sent to the others."""
 
     node: str
     """The node: the run of its engine."""
@@ -43,7 +43,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class MessageBroker(Protocol):
-    """What is needed of the broker."""
+    """The methods of the broker that are used here."""
 
     def publish(self, subject: str, payload: bytes, /) -> bool:
         """Send a message without waiting."""
@@ -81,7 +81,7 @@ class SharedAvailability:
         self._listens = False
 
     async def run(self) -> None:
-        """Tell and be told, until cancelled."""
+        """Send findings and receive those of others, until cancelled."""
         if not self._listens:
             await self._broker.subscribe(self._subject, self.receive)
             self._listens = True
@@ -134,12 +134,12 @@ class SharedAvailability:
         self._broker.publish(self._subject, msgspec.json.encode(found))
 
 
-# What one node has learned of a provider's rate limits, told to the others over the broker.
+# --- Lessons about rate limits ---
 
 _limits_log = Log("engine.shared_limits")
 
 TELL_SECONDS = 1.0
-"""The least time between two tellings, unless somebody was refused."""
+"""The least time between two messages, unless a request was refused."""
 
 _Place = tuple[str, str, str]
 
@@ -153,7 +153,7 @@ class Told(msgspec.Struct, frozen=True):
     """The adapter's name."""
     key: str
     lesson: Lesson
-    """What was learned."""
+    """The lesson."""
     age_us: int
     """Microseconds since then."""
 
@@ -186,14 +186,14 @@ class LearnedLimits:
         limits.on_learned = self.note
 
     def note(self, adapter: str, key: str, lesson: Lesson) -> None:
-        """Note what a reply has taught here. What it says stands for what was noted before."""
+        """Record the lesson of a reply here. It replaces the one before."""
         self._news[adapter, key, lesson.model] = lesson, anyio.current_time()
         self._come.set()
         if lesson.pause_us:
             self._hurry.set()
 
     async def run(self) -> None:
-        """Tell and be told, until cancelled."""
+        """Send lessons and receive those of others, until cancelled."""
         if not self._listens:
             await self._broker.subscribe(self._subject, self.receive)
             self._listens = True
@@ -205,7 +205,7 @@ class LearnedLimits:
                 await self._hurry.wait()
 
     async def drain(self) -> None:
-        """Nothing waits that matters to anybody later."""
+        """Nothing to send: waiting lessons have no use later."""
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -228,7 +228,7 @@ class LearnedLimits:
             self._broker.publish(self._subject, msgspec.json.encode(told))
 
 
-# One probe for the whole cluster.
+# --- One probe per cluster ---
 
 
 LEASE_SECONDS = 10.0
@@ -259,7 +259,7 @@ class ProbeLeases:
         self._bus = bus
         self._clock = clock
         self._asking = anyio.Lock()
-        self._held: dict[RecordKey, float] = {}  # when a call was told that it may probe, by the loop's time
+        self._held: dict[RecordKey, float] = {}  # When a call was allowed to probe, by the loop's time.
 
     async def may_go(self, provider: str, model: str) -> bool:
         """Whether a call may go to a model, as far as other nodes are concerned."""
@@ -271,7 +271,7 @@ class ProbeLeases:
             return bool(keys) and await self._take(keys)
 
     async def run(self) -> None:
-        """Let go of leases whose probes have ended, and keep the others, until cancelled."""
+        """Release the leases of ended probes, and renew the others, until cancelled."""
         topic = ProviderAvailabilityChanged.topic_of()
         with self._bus.subscribe(topic, policy=Lossless(), name="probes") as changes:
             while True:
@@ -292,7 +292,7 @@ class ProbeLeases:
         for provider, model in tuple(self._held):
             await self._release((provider, model))
 
-    # -- How
+    # --- Helpers ---
 
     def _half_open(self, provider: str, model: str) -> list[RecordKey]:
         return self._table.half_open(provider, model, self._clock.now_us())

@@ -1,4 +1,4 @@
-"""Events on their way to other processes: what is committed here goes out over the broker, in order."""
+"""Events on their way to other processes: committed events are sent over the broker, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from callboard.bus import (
 from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_lines
 
-# Pages
+# --- Pages of events ---
 
 PAGE_EVENTS = 256
 """The number of events in a page at most, which is what a commit has at most."""
@@ -41,7 +41,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def message_id(self) -> str:
-        """What tells it from all other pages, so that the broker drops it if it comes twice."""
+        """The id by which the broker drops a page that comes twice."""
         return f"{self.run_id}:{self.after}-{self.last}"
 
     def envelopes(self) -> list[Envelope] | None:
@@ -103,7 +103,7 @@ def _lines(envelopes: Sequence[Envelope], *, content: bool) -> bytes:
 
 
 def _not_captured(envelope: Envelope) -> Envelope:
-    """An event that isn't marked as one whose content is stored: nothing of it is then in its line."""
+    """An event that isn't marked as stored with content, so its line has none."""
     event = envelope.data
     for kind in (SessionMessageAppended, SessionConfigured):
         if isinstance(event, kind) and type(event) is not kind:
@@ -112,7 +112,7 @@ def _not_captured(envelope: Envelope) -> Envelope:
     return envelope
 
 
-# The decisions of a bridge, without any work
+# --- The bridge's decisions ---
 
 MOST_WAITING = 8 * 1024 * 1024
 """The bytes of pages that wait in memory at most."""
@@ -125,13 +125,13 @@ LONGEST_RETRY = 5.0
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a page, and tell `Outgoing.acknowledged` or `Outgoing.failed`."""
+    """Send a page, and report with `Outgoing.acknowledged` or `Outgoing.failed`."""
 
     page: Page
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Read the events behind one from the trace, and tell `Outgoing.read`, or `Outgoing.failed`."""
+    """Read the events behind one from the trace, and report with `Outgoing.read`, or `Outgoing.failed`."""
 
     after: int
     """The `seq` of the event before them."""
@@ -199,7 +199,7 @@ class Outgoing:
         self.committed = max(self.committed, seq)
 
     def read(self, pages: Sequence[Page]) -> None:
-        """What the trace has behind `last`. Without pages there was nothing."""
+        """The events in the trace behind `last`. No pages means that there are none."""
         self._enqueue(pages)
         if self.last >= self.committed or (not pages and self.committed == self._asked):
             self.is_behind = False
@@ -213,12 +213,12 @@ class Outgoing:
             self._bytes -= len(page.lines or b"")
 
     def failed(self, now: float) -> None:
-        """The broker has not said that it has the page, or the trace can't be read."""
+        """The broker has not confirmed the page, or the trace can't be read."""
         self.failures += 1
         self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
 
     def connected(self) -> None:
-        """The broker is back: whatever waits goes out immediately."""
+        """The broker is back: all waiting pages are sent immediately."""
         self.failures, self._retry_at = 0, 0.0
 
     def _enqueue(self, pages: Sequence[Page]) -> None:
@@ -236,7 +236,7 @@ class Outgoing:
         self.is_behind = True
 
 
-# The bridge at work
+# --- The bridge at work ---
 
 _log = Log("engine.bridge")
 
@@ -248,7 +248,7 @@ HEAD_BYTES = 1024
 
 
 class EventBroker(Protocol):
-    """What a bridge needs of the broker."""
+    """The methods of the broker that a bridge uses."""
 
     @property
     def connected(self) -> bool:
@@ -281,14 +281,14 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
 
 
 class EventBridge:
-    """The way out of one run's events. It is a part of a node, see `engine.nodes.part`.
+    """The sending side of one run's events. It is a part of a node, see `engine.nodes.cluster`.
 
     Args:
         run_id: The run.
         store: The trace that the events are committed to.
-        broker: Where they go out.
-        content: Whether what was said goes out with them.
-        behind: Whether events may have been committed before `committed` was called for the first time.
+        broker: The broker that receives them.
+        content: Whether message content is sent with them.
+        behind: Whether events may have been committed before the first call of `committed`.
     """
 
     name = "bridge"
@@ -304,7 +304,7 @@ class EventBridge:
         self._more = anyio.Event()
 
     def committed(self, envelopes: Sequence[Envelope]) -> None:
-        """Take events that were committed just now, in their order. Those of other runs are not sent."""
+        """Add newly committed events, in order. Those of other runs are not sent."""
         course = self._course
         new = [each for each in envelopes if each.seq > course.last and each.run_id == self._run_id]
         if not new:
@@ -331,7 +331,7 @@ class EventBridge:
                     await self._more.wait()
 
     async def drain(self) -> None:
-        """Send what is left, as long as the broker takes it."""
+        """Send the rest, as long as the broker accepts it."""
         seconds: float | None = 0.0
         while seconds is not None:
             rest = await self._step()
@@ -349,7 +349,7 @@ class EventBridge:
         )
 
     async def _step(self) -> Rest | None:
-        """Do what is next. Returns the rest to take, if there is nothing to do now."""
+        """Do the next step. Returns the rest to take if there is nothing to do now."""
         step = self._course.next(anyio.current_time(), connected=self._broker.connected)
         match step:
             case Send(page=page):
@@ -362,7 +362,7 @@ class EventBridge:
 
     async def _send(self, page: Page) -> None:
         message = encode_page(page)
-        if len(message) > self._broker.most_bytes:  # it was made before the broker said what it takes
+        if len(message) > self._broker.most_bytes:  # It was built before the broker's limit was known.
             message = encode_page(msgspec.structs.replace(page, lines=None))
         if await self._broker.publish(page.run_id, page.message_id, message):
             self._course.acknowledged(page)

@@ -30,13 +30,13 @@ LAST_SECONDS = 2.0
 
 
 class BridgedEngine(Protocol):
-    """What a bridge needs of an `Engine`."""
+    """The parts of an `Engine` that a bridge uses."""
 
     _runtime: Runtime
 
     @property
     def bus(self) -> Bus:
-        """The bus whose events go out."""
+        """The bus with the events to send."""
         ...
 
     @property
@@ -50,17 +50,17 @@ class BridgedEngine(Protocol):
 
 
 class Bridge:
-    """The events of one engine on their way to a broker, as long as the context lasts.
+    """A bridge from one engine to a broker, as long as the context lasts.
 
-    They go out after they were committed to the engine's trace, those before the bridge included. A broker that is
-    away costs time, and no event: it gets them when it is back. What has not gone out when the bridge ends,
-    readers find in the shared store.
+    Events are sent after they were committed to the engine's trace, with those before the bridge. An unreachable
+    broker costs time but no events: it gets them when it is back. Readers find events that were not sent at the
+    end in the shared store.
 
     Args:
         engine: The engine, which starts with the bridge if it hasn't yet.
         nats_url: The address of the broker, or several with commas between them.
         cluster: The name under which readers find the events.
-        content: Whether what was said goes out with them.
+        content: Whether message content is sent with them.
 
     Raises:
         ConfigurationError: The engine keeps no trace, or is in a cluster that has a bridge.

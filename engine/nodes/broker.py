@@ -1,9 +1,9 @@
-"""The connection to NATS, which comes and goes while everybody else goes on.
+"""The connection to NATS, which may be lost and restored at any time.
 
     connecting ──▶ connected ⇄ away ──▶ closed
 
-Subscriptions may be made at any time, and hold from the next connection on. What is published while the broker is
-away is not kept: whoever publishes is told so, and told when the broker is back.
+Subscriptions may be made at any time, and apply from the next connection on. Messages published while the broker
+is away are not kept: `publish` reports this, and a callback reports the return of the broker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LET_GO_ROUNDS = 8
 """The rounds of the event loop for which the client's own task may take to write."""
 
 MOST_WAITING = 16 * 1024 * 1024
-"""The bytes that may wait to be sent. What comes beyond them is not taken."""
+"""The bytes that may wait to be sent. Messages beyond them are refused."""
 
 Receiver: TypeAlias = Callable[[str, bytes, str], None]
 """Takes a message: its subject, what it carries, and the subject where an answer is wanted, or nothing."""
@@ -113,12 +113,12 @@ class Broker:
         self._reconnects = 0
         self._connected_at: float | None = None
 
-    # -- its life, as a part of the node
+    # --- Part of the node ---
 
     async def run(self) -> None:
-        """Connect, and send what is published, until cancelled. A broker that can't be reached is tried for ever.
+        """Connect, and send published messages, until cancelled. An unreachable broker is retried forever.
 
-        The connection stays until `close`, so that what is left can go out at the end.
+        The connection stays until `close`, so that the rest can be sent at the end.
         """
         if self._client is None or self._client.is_closed:
             await self._connect()
@@ -153,8 +153,10 @@ class Broker:
             await self._reached.wait()
 
     async def let_go(self) -> None:
-        """Return when what was published is with the operating system, which sends it whatever becomes of this
-        process. If the broker takes nothing for now, nobody waits. It never raises.
+        """Return when published messages are with the operating system.
+
+        It sends them even if this process dies. If the broker accepts nothing now, this returns immediately. It
+        never raises.
         """
         if (client := self._client) is None or not self.connected:
             return
@@ -170,7 +172,7 @@ class Broker:
         if client is not None:
             await client.close()
 
-    # -- messages
+    # --- Messages ---
 
     @property
     def connected(self) -> bool:
@@ -206,8 +208,9 @@ class Broker:
         return subscription
 
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        """The first answer to a message. None if nobody listens there, nobody answers in time, or the broker
-        can't be reached.
+        """The first answer to a message.
+
+        None without a listener, without an answer in time, or without a broker.
         """
         from nats.errors import Error
 
@@ -242,7 +245,7 @@ class Broker:
         """A snapshot of the connection."""
         return BrokerStatistics(self.connected, self._reconnects, self._waiting_bytes)
 
-    # -- inside
+    # --- Helpers ---
 
     async def _connect(self) -> None:
         from nats.aio.client import Client
@@ -347,11 +350,11 @@ class ClosingTransport(TcpTransport):
         return True  # else nats-py would make one of its own
 
 
-# A look at a broker, over a connection of its own.
+# --- Inspecting a broker ---
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a broker keeps in one of its streams."""
+    """The contents of one of a broker's streams."""
 
     messages: int
     bytes: int
@@ -359,7 +362,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class BrokerCondition(msgspec.Struct, frozen=True):
-    """What a broker says of itself."""
+    """The condition of a broker, as it reports it."""
 
     server: str
     """Its address, without a password."""
@@ -373,7 +376,7 @@ class BrokerCondition(msgspec.Struct, frozen=True):
 
 
 async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:
-    """What the broker at an address says of itself."""
+    """The condition of the broker at an address."""
     import anyio
     from nats.aio.client import Client
     from nats.errors import Error

@@ -1,7 +1,7 @@
-"""The stream of the broker that keeps events for a while: written with acknowledgements, and read in order.
+"""The broker's stream of recent events: written with acknowledgements, and read in order.
 
-What it keeps is a convenience: readers who were away for a moment find there what they missed. Whatever it lost,
-or has dropped for its age or its size, they find in the shared store.
+The stream is a convenience for readers that were away for a moment. Events that it lost, or dropped for their age
+or its size, are in the shared store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVENTS_BYTES = 1024 * 1024 * 1024
 """The bytes of events that are kept at most. Above it, the oldest go."""
 
 DEDUPLICATED_SECONDS = 120
-"""Seconds for which the broker knows the messages that it has had. Readers drop what comes twice after that."""
+"""Seconds for which the broker recognizes repeated messages. Readers drop later repetitions."""
 
 ACK_SECONDS = 2.0
 """The longest wait for an acknowledgement, or for an answer."""
@@ -61,7 +61,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
     """A place in the stream."""
 
     stream: str
-    """Which stream it is a place of: one that was wiped, and is made again, is another."""
+    """The stream of the position. A stream that was deleted and recreated is another."""
     sequence: int
     """The number of the message before it."""
 
@@ -72,7 +72,7 @@ class KeptMessage(msgspec.Struct, frozen=True):
     position: StreamPosition
     """Its place."""
     data: bytes
-    """What it carries."""
+    """The payload."""
 
 
 class KeptEvents:
@@ -154,7 +154,7 @@ class KeptEvents:
         except (Error, TimeoutError) as error:
             raise OSError(f"events can't be read from the broker: {type(error).__name__}: {error}") from error
 
-    # -- inside
+    # --- Helpers ---
 
     @property
     def _jetstream(self) -> JetStreamContext:
@@ -211,7 +211,7 @@ class KeptEvents:
 
 
 class _Pull:
-    """One reader at the broker, who asks for messages when it has had those that it asked for before."""
+    """One reader at the broker. It requests messages when it has received all requested before."""
 
     def __init__(self, client: Client, subscription: Subscription, inbox: str, consumer: str) -> None:
         self._client = client
@@ -247,7 +247,7 @@ class _Pull:
         self._expected = PULLED
 
 
-# The broker as frames need it
+# --- The broker for frames ---
 
 
 FRAMES_SECONDS = 600
@@ -337,8 +337,9 @@ class KeptFrames:
             raise OSError(f"the broker can't be asked for frames: {error}") from error
 
     async def forget(self, subject: str) -> None:
-        """Have the broker keep no frame of a subject that was sent until now. While it is away, nothing is done:
-        what it keeps goes after its time, or with the broker.
+        """Delete the kept frames of a subject that were sent until now.
+
+        While the broker is away, nothing is done: frames expire after their time.
         """
         from nats.errors import Error
 

@@ -1,12 +1,12 @@
-"""The part of a node that has slices of shared budgets granted, and gives back what lies idle.
+"""A node's slices of shared budgets: requested from the store, and given back when idle.
 
-The store is asked for calls that don't fit into what the node has: one question at a time, with rising numbers, so
-that an answer that was lost, or a statement that outlives its connection, does no harm. What is given back is not
-used any more from the moment before the store is told. So the node never believes to have more than it has.
+The store is asked for calls that don't fit into the node's slices: one question at a time, with rising numbers. So
+a lost answer, or a statement that outlives its connection, does no harm. A slice that is given back is unused from
+the moment before the store is notified. So the node never assumes more than it has.
 
-A change whose answer is missing, because the store was gone or the call was cancelled, may have been made or may
-still be made. Before the node trusts what it reads there, it says a size of the same slices with a higher number.
-That tells it what the store has, and nothing earlier can change it any more; what is too much is given back.
+A change without an answer, because the store failed or the call was cancelled, may still happen later. Before the
+node trusts what it reads, it sets the same slices again with a higher number. No earlier change can then take
+effect, and the excess is given back.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def name_of(budget: Budget) -> str:
     return f"{scope}; {limits}; {budget.window} {budget.zone}{follows}"
 
 
-# An account of which this node may spend what it has been granted, see `tracestore.nodes`.
+# --- Shared accounts and slices ---
 
 _NOTHING: Allotment = (0, 0)
 
@@ -83,10 +83,8 @@ class SharedAccount(Account):
         self.asked_us = -ENDLESS_US
         """The time of the last reservation, in microseconds since the epoch."""
         self.recently: Allotment = _NOTHING
-        """What was reserved since the last look at what lies idle."""
+        """The amount reserved since the last check of idle slices."""
         self._spent = self._others = _NOTHING
-
-    # -- What is known of the shared rows
 
     def stands(self, standing: Standing) -> None:
         """Take in how the account stands."""
@@ -94,7 +92,7 @@ class SharedAccount(Account):
         self._spent, self._others = standing.spent, standing.others
 
     def used(self, slot: Slot) -> Allotment:
-        """What counts at this node in a slot."""
+        """The amount that this node has used in a slot."""
         found = self._slots.get(slot.start_us)
         return _NOTHING if found is None else (found.money, found.tokens)
 
@@ -108,10 +106,10 @@ class SharedAccount(Account):
         return None if fits else needs
 
     def idle(self, now_us: int, idle_us: int, *, wanted: bool) -> list[tuple[Slot, Allotment]]:
-        """The slices that are larger than they need to be, with the sizes that they need.
+        """The slices that are larger than needed, with the needed sizes.
 
-        A slice in which something was reserved a moment ago may be larger, unless somebody else lacks it. What was
-        granted in slots that are over isn't needed any more.
+        A slice with a recent reservation may be larger, unless another node needs it. Grants in ended slots aren't
+        needed any more.
         """
         current = self.scope.slot(now_us)
         found = []
@@ -125,7 +123,7 @@ class SharedAccount(Account):
                 found.append((slot, (min(size[0], used[0]), min(size[1], used[1]))))
         return found
 
-    # -- As an account
+    # --- Interface of an account ---
 
     def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
         """Why an amount has no room at this node; None if it has."""
@@ -160,7 +158,7 @@ class SharedAccount(Account):
         )
 
     def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
-        """The end of the slot: nobody here knows when the others' slots leave the window."""
+        """The end of the slot, because the use of other nodes in the window is unknown here."""
         limit = self._max_money if why == "money" else self._max_tokens
         need = asked.money if why == "money" else asked.tokens
         end = self._window.slot(now_us).end_us
@@ -172,7 +170,7 @@ def _plus(amount: Amount, more: Allotment) -> Amount:
 
 
 def _with(asked: Amount, more: Allotment) -> Amount:
-    """An amount and what is spent elsewhere; without a price it has none."""
+    """An amount plus the amount spent elsewhere; without a price it has none."""
     return Amount(None if asked.nano_usd is None else asked.money + more[0], asked.tokens + more[1])
 
 
@@ -230,25 +228,25 @@ class BudgetSlices:
         self._ahead_us = 0  # of the store's clock before the engine's
         self._overdrawn = False
         self._unsure: set[tuple[SharedAccount, Slot]] = set()
-        """The slices of changes whose answers are missing."""
+        """The slices of changes with missing answers."""
 
-    # -- As budgets ask it
+    # --- Interface for budgets ---
 
     def now_us(self) -> int:
         """The time of the store's clock, as far as it is known, in microseconds since the epoch."""
         return self._clock.now_us() + self._ahead_us
 
     def account(self, budget: Budget, value: str) -> SharedAccount:
-        """A new account, of which this node has nothing yet."""
+        """A new account, without a grant for this node."""
         account = SharedAccount(budget, value)
         self._accounts.append(account)
         return account
 
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Have as much granted to this node as a call needs, if it is there.
+        """Get a large enough grant for a call, if there is room.
 
-        What other nodes have and don't use is there as well: they give it back when they learn that somebody lacks
-        it, and that is waited for.
+        Idle slices of other nodes count as room: they are given back when those nodes see the need, and this waits
+        for it.
         """
         needed = _in_order(accounts)
         for again in range(TRIES):
@@ -277,7 +275,7 @@ class BudgetSlices:
             account.add_asked(asked, now_us)
 
     async def refresh(self) -> None:
-        """Ask how all accounts stand. A store that can't be asked leaves what is known."""
+        """Refresh the state of all accounts. If the store fails, the last state remains."""
         try:
             await self._look(self._accounts)
         except StoreError as error:
@@ -289,8 +287,6 @@ class BudgetSlices:
         accounts = [account for account in self._accounts if account.scope.budget in names]
         await self._tables.count_anew([account.scope for account in _in_order(accounts)])
         await self._look(accounts)
-
-    # -- As a part of a node
 
     async def run(self) -> None:
         """Look, give back, and settle what dead nodes left, until cancelled."""
@@ -306,17 +302,17 @@ class BudgetSlices:
                 _log.debug("accounts_not_tended", error=str(error))
 
     async def drain(self) -> None:
-        """Nothing: what was spent counts in its slices until the trace has it."""
+        """Nothing to do: spending counts in its slices until the trace has it."""
 
     async def close(self) -> None:
         """Let go of all slices, if the shared trace has all calls. Otherwise they count until it has them."""
         if self.shared and self._accounts:
             await self._tables.settle(self._node, [account.scope for account in _in_order(self._accounts)])
 
-    # -- How
+    # --- Helpers ---
 
     def _lacks(self, accounts: Sequence[SharedAccount], asked: Amount) -> list[SharedAccount]:
-        """The accounts of which this node hasn't got enough."""
+        """The accounts with too small a grant on this node."""
         now_us = self.now_us()
         return [account for account in accounts if account.short_of(asked, now_us) is not None]
 
@@ -346,7 +342,7 @@ class BudgetSlices:
         self._take_in([account for account, _ in asked], answer, began)
 
     async def _make_sure(self) -> None:
-        """Learn what became of changes whose answers are missing, and have none of them made later."""
+        """Determine the result of changes with missing answers, and prevent their later execution."""
         slices = sorted(self._unsure, key=lambda each: by_name(each[0].scope))
         if slices:
             await self._grant(
@@ -380,7 +376,7 @@ class BudgetSlices:
         await self._give_back(wanted)
 
     async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
-        """Learn how accounts stand. Returns where somebody else was refused a moment ago."""
+        """Refresh the state of accounts. Returns those where another node was refused a moment ago."""
         asked = _in_order(accounts)
         if not asked:
             return {}
@@ -407,7 +403,7 @@ class BudgetSlices:
                 self._unsure.difference_update(slices)
 
     async def _confess(self) -> None:
-        """Have the store know what was admitted without it."""
+        """Report to the store the calls that were admitted without it."""
         async with self._asking:
             slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
             await self._grant(
@@ -422,6 +418,6 @@ class BudgetSlices:
 
 
 def _in_order(accounts: Sequence[Account]) -> list[SharedAccount]:
-    """Accounts in the order in which everybody locks them."""
+    """Accounts in the order in which all nodes lock them."""
     shared = [account for account in accounts if isinstance(account, SharedAccount)]
     return sorted(shared, key=lambda account: by_name(account.scope))

@@ -1,4 +1,7 @@
-"""What a host says of the cluster that its engine belongs to. Every node is told the same."""
+"""The cluster of an engine, as the host configures it, and the interface of its parts.
+
+All nodes have the same configuration.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of an engine: `Engine(cluster=Cluster(nats="nats://…", store="postgresql://…"))`.
 
     Sessions then have one owner at a time and can be resumed on any node. Without `store` only events and streams
-    are shared, and without `nats` only what is in the store.
+    are shared, and without `nats` only the contents of the store.
 
     Raises:
         ConfigurationError: A value is impossible.
@@ -29,19 +32,23 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     nats: str | None = None
     """The address of the broker, as ``nats://HOST:PORT``, or several with commas between them."""
     store: str | None = None
-    """The address of the shared trace, as ``postgresql://USER@HOST/DATABASE``. An engine whose trace is a file
-    ships it there. None is the database of a store that is in PostgreSQL itself."""
+    """The address of the shared trace, as ``postgresql://USER@HOST/DATABASE``.
+
+    A trace in a file is shipped there. None is the database of the engine's own PostgreSQL store.
+    """
     name: str = "callboard"
-    """The cluster's name: letters, digits, ``-`` and ``_``. Clusters of different names share a broker and know
-    nothing of each other."""
+    """The cluster's name: letters, digits, ``-`` and ``_``. Clusters with different names may share a broker."""
     node: str | None = None
     """The node's name, for people; None is the name of the host and the number of the process."""
     content: bool = False
     """Whether events go out over the bus with their content."""
     lease_seconds: float = 15.0
-    """Seconds for which a node counts as living after it last said so. Until then nobody takes its sessions."""
+    """Seconds for which a node counts as living after its last renewal.
+
+    Until then its sessions are not taken over.
+    """
     frame_seconds: float = 0.025
-    """Seconds after which what a stream has said goes out to other nodes, at the latest."""
+    """Seconds after which new content of a stream is sent to other nodes, at the latest."""
     frame_bytes: int = 4096
     """Bytes after which it goes out immediately."""
     without_store: Literal["refuse", "admit"] = "refuse"
@@ -78,9 +85,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(Protocol):
-    """One subject of a node: it is made with the engine, works while the engine lives, and ends in two steps.
+    """One subject of a node: it is created with the engine, works while the engine lives, and ends in two steps.
 
-    Servers that can't be reached are no errors of a part. It says so on the bus, and goes on when they are back.
+    Unreachable servers are no errors of a part. It reports them on the bus, and continues when they are back.
     """
 
     @property
@@ -91,8 +98,9 @@ class Part(Protocol):
         """Work until cancelled. It may be called again, after an exception."""
 
     async def drain(self) -> None:
-        """Let go out what is left: all turns are over, and the trace is committed to its end, the store still
-        open. At most a second or two; it is cut off after that.
+        """Send the rest: all turns are over, and the trace is committed, with its store still open.
+
+        It may take at most a second or two, and is then cut off.
         """
 
     async def close(self) -> None:

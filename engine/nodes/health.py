@@ -1,4 +1,4 @@
-"""The findings of `Engine.health()` and `callboard doctor` about an engine's neighbours, and what then goes on."""
+"""The findings of `Engine.health()` and `callboard doctor` about the cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def check_node(node: Node) -> list[Check]:
 
 
 def _streams(frames: Frames) -> Check:
-    """What goes out of streams, and what is read here of others. What could not be sent is said again."""
+    """The streams that are sent and read here. Frames that could not be sent are sent again."""
     found = frames.sender.statistics()
     detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
     if found.lost:
@@ -89,7 +89,7 @@ def _outgoing(node: Node) -> Check:
 
 
 async def _others(ownership: Ownership) -> Check:
-    """Who else lives, by the shared store."""
+    """The other living nodes, according to the shared store."""
     try:
         found = await ownership.tables.nodes()
     except StoreError as error:

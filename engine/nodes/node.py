@@ -1,10 +1,10 @@
-"""What an engine in a cluster has: its parts, in the order in which they start.
+"""The parts of an engine in a cluster, in the order in which they start.
 
-`Runtime` makes the node, and `Life` starts and ends it:
+`Runtime` creates the node, and `Life` starts and ends it:
 
     start    behind the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part
     drain    when all turns are over and the trace is committed, its store still open
-    close    last of all, when the trace is shipped: whatever the node held, others may have
+    close    last of all, when the trace is shipped: other nodes may take over all that the node held
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Node:
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
         """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
-        """Whose the sessions are; None without a shared database."""
+        """The owners of sessions; None without a shared database."""
         self.probes: ProbeLeases | None = None
         """The leases of probes; None without a shared database."""
         if self.shared is not None and self.ownership is not None:
@@ -97,7 +97,7 @@ class Node:
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
-        """What nodes learn of rate limits; None without a broker."""
+        """The shared lessons about rate limits; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
@@ -111,7 +111,7 @@ class Node:
                 self.parts = [*self.parts, self.bridge]
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
-        """The output tokens that readers on other nodes have of a message whose node died; 0 if unknown."""
+        """The output tokens of a dead node's message that readers on other nodes have; 0 if unknown."""
         if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
@@ -131,7 +131,7 @@ class Node:
             writer.watch_commits(self.bridge.committed)
 
     def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> BudgetSlices | None:
-        """Have the engine's budgets be those of the whole cluster.
+        """Replace the engine's budgets with those of the whole cluster.
 
         Returns:
             The node's slices of them; None without budgets, or without a shared database.
@@ -144,9 +144,7 @@ class Node:
         return self.budgets
 
     def share_limits(self, bus: Bus, clock: Clock) -> Callable[[LiveGate], None] | None:
-        """A function that has the declared limits of a gate be those of the whole cluster; None without a shared
-        database.
-        """
+        """A function that shares a gate's declared limits with the cluster; None without a shared database."""
         if self.shared is None or self.ownership is None:
             return None
         shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._living)

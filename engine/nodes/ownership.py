@@ -1,4 +1,4 @@
-"""Whose a session is: the lease of a node, the sessions that it holds, and how they go to another node."""
+"""The owners of sessions: a node's lease, the sessions that it holds, and their handover."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .broker import Broker
 from .frames.exchange import Subjects
 from .frames.wire import Ending
 
-# The lease of a node and the sessions that it holds, as the node itself can know them.
+# --- The lease and held sessions ---
 
 _RENEWALS = 3
 """The times that a lease is renewed while it lasts."""
@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Holding:
-    """What a node holds.
+    """The lease and the sessions of a node, as far as the node itself can judge.
 
     Args:
         lease_seconds: The length of its lease.
@@ -56,7 +56,7 @@ class Holding:
 
     def __init__(self, lease_seconds: float) -> None:
         self.breaks = 0
-        """How often somebody else may have taken sessions, because the lease was over in between."""
+        """The number of times that the lease expired, so that other nodes may have taken sessions."""
         self._lease_ns = round(lease_seconds * 1e9)
         self._lease = 0
         self._until_ns: int | None = None
@@ -73,7 +73,7 @@ class Holding:
         return self._sessions.get(session_id, 0)
 
     def lives(self, now_ns: int) -> bool:
-        """Whether its lease lasts, for all that it knows."""
+        """Whether its lease lasts, as far as it can judge."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def may_act(self, session_id: str, epoch: int, now_ns: int) -> bool:
@@ -90,8 +90,6 @@ class Holding:
         if self._until_ns is not None and self._until_ns > now_ns:
             moments.append(self._until_ns)
         return max(0, min(moments) - now_ns) / 1e9
-
-    # -- What happens
 
     def asks(self, now_ns: int) -> Asked:
         """A renewal is about to be sent."""
@@ -127,29 +125,29 @@ class Holding:
         return self._sessions.pop(session_id, 0)
 
 
-# The part of a node that keeps its lease and its sessions.
+# --- Keeping and handing over ---
 
 _log = Log("engine.ownership")
 
 LOOK_SECONDS = 1.0
-"""How often it looks for sessions that others wait for, and for sessions that nobody holds here any more."""
+"""Seconds between two checks for requested sessions, and for sessions without a holder here."""
 
 HANDOVER_SECONDS = 3.0
-"""The time that an owner who lives has for handing over a session that is waited for."""
+"""Seconds that a living owner has for handing over a requested session."""
 
 ASK_SECONDS = 0.1
-"""How often whoever waits for a session asks for it."""
+"""Seconds between two requests of a node that waits for a session."""
 
 
 OUTCOME_UNKNOWN = "the node that ran this turn is gone, and nobody knows how far its last call came"
-"""The reason for the end of a turn whose node died."""
+"""The reason for the end of a turn on a dead node."""
 
 
 class LocalSessions(Protocol):
     """The sessions that are open in the engine, as ownership sees them."""
 
     def is_open(self, session_id: str) -> bool:
-        """Whether somebody holds the session here."""
+        """Whether the session is open in this engine."""
 
     def is_idle(self, session_id: str) -> bool:
         """Whether no turn of it runs or waits."""
@@ -158,7 +156,7 @@ class LocalSessions(Protocol):
         """Have the session be open here no more, and its turns end with SessionTakenOver, with this text."""
 
     async def ship(self) -> bool:
-        """Have all that was said until now in the shared store. Returns whether it is there."""
+        """Ship everything so far to the shared store. Returns whether it is there."""
 
 
 class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +167,7 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The node's name, for people."""
     lives: bool
-    """Whether its lease lasts, for all that it knows."""
+    """Whether its lease lasts, as far as it can judge."""
     seconds_left: float
     """Seconds until the end of the lease, unless it is renewed."""
     sessions: int
@@ -194,9 +192,9 @@ class Ownership:
     local: LocalSessions
     """The open sessions; set before the start."""
     tell: Callable[[str], None] = staticmethod(lambda _node: None)
-    """Tells a node that one of its sessions is waited for, where there is a quicker way than the shared rows."""
+    """Notifies a node that one of its sessions is requested, if there is a quicker way than the shared rows."""
     shared = True
-    """Whether, at the end, all that was said is in the shared store; set before `close`."""
+    """Whether, at the end, all content is in the shared store; set before `close`."""
 
     def __init__(self, tables: OwnershipTables, info: NodeInfo, bus: Bus, clock: Clock) -> None:
         self.tables = tables
@@ -207,11 +205,11 @@ class Ownership:
         self._renewing = anyio.Lock()
         self._told_over = False
         self._reason = ""
-        self._unheld: set[str] = set()  # sessions that nobody held here when it looked last
+        self._unheld: set[str] = set()  # Sessions that were without a holder here at the last check.
         self._wanted: tuple[str, ...] = ()
         self._hurry = anyio.Event()
-        self._ended: set[str] = set()  # turns of others whose end was decided here
-        self._deleted: set[str] = set()  # sessions that are held here, and of which nothing is stored any more
+        self._ended: set[str] = set()  # Turns of other nodes with an end that was decided here.
+        self._deleted: set[str] = set()  # Deleted sessions that are still held here.
 
     def statistics(self) -> OwnershipStatistics:
         """A snapshot."""
@@ -226,15 +224,16 @@ class Ownership:
             reason=self._reason,
         )
 
-    # -- What sessions ask of it
+    # --- Interface for sessions ---
 
     def epoch_of(self, session_id: str) -> int:
         """The epoch in which this node has a session; 0 if it doesn't."""
         return self.holding.epoch_of(session_id)
 
     def may_act(self, session_id: str) -> bool:
-        """Whether this node may speak of a session, for all that can be known without asking. Of a session that
-        nobody claims, for instance because its content isn't kept, it may.
+        """Whether this node may act for a session, as far as it can judge without asking.
+
+        It may act for an unclaimed session, for instance one without stored content.
         """
         return not self.holding.epoch_of(session_id) or self.holding.lives(self._clock.monotonic_ns())
 
@@ -272,7 +271,7 @@ class Ownership:
             await anyio.sleep(ASK_SECONDS)
 
     async def release(self, session_id: str) -> None:
-        """Let go of a session whose messages are all shared. A store that can't be asked is told later."""
+        """Release a session with all its messages shared. If the store is unreachable, it is updated later."""
         epoch = self.holding.let_go(session_id)
         if not epoch:
             return
@@ -293,7 +292,7 @@ class Ownership:
             self._deleted.add(session_id)
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """How a turn ended whose owner can't say it any more, see `frames.stored.Endings`."""
+        """The end of a turn with a lost owner, see `frames.retained.Endings`."""
         found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
         if found is None:
             return None
@@ -315,7 +314,7 @@ class Ownership:
         )
         return await self.tables.end_turn(ending, node)
 
-    # -- Its life
+    # --- Start and end ---
 
     def hurry(self) -> None:
         """Look immediately for sessions that others wait for."""
@@ -339,11 +338,12 @@ class Ownership:
                 await self._hurry.wait()
 
     async def drain(self) -> None:
-        """Nothing: what was said is shipped after this."""
+        """Nothing to do: messages are shipped after this."""
 
     async def close(self) -> None:
-        """Let go of all sessions, and live no more: nobody has to wait for the lease. If something said in them is
-        here alone, they are kept until the lease is over.
+        """Release all sessions and end the lease, so that no node has to wait for it.
+
+        Sessions with content that exists only here are kept until the lease expires.
         """
         try:
             if self.shared:
@@ -385,7 +385,7 @@ class Ownership:
         self._note_lease()
 
     def _note_lease(self) -> None:
-        """Say so when the lease is over, and when there is one again."""
+        """Report when the lease expires, and when there is one again."""
         lives = self.holding.lives(self._clock.monotonic_ns())
         if lives != self._told_over:
             return
@@ -440,7 +440,7 @@ class Ownership:
 
 
 def taken_over(session_id: str) -> str:
-    """The text for whoever goes on with a session that is another node's."""
+    """The error text for users of a session that belongs to another node."""
     return (
         f"session {session_id!r} was taken over by another node, which goes on with it. "
         "Resume it here to go on where that one is"

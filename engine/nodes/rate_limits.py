@@ -1,11 +1,11 @@
-"""The part of a node that shares declared rate limits with the other nodes.
+"""A node's share of declared rate limits.
 
-A node may use its share of a limit, which is never less than what it has used in the last minute. Shares of all
-nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never
-pass the limit. A node asks for as much as its waiting requests need, and gives back what it doesn't use. The share
-of a node that says nothing any more is free again after a minute and a half.
+A node may use its share of a limit, which is never less than its use in the last minute. The shares of all nodes
+are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never exceed the
+limit. A node requests as much as its waiting requests need, and gives back the rest. The share of a silent node is
+free again after a minute and a half.
 
-While the store can't be asked, a node uses the limit divided by the number of nodes that it last knew of.
+While the store is unreachable, a node uses the limit divided by the last known number of nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..rate_limits.permit import LiveGate
 _log = Log("engine.shared_limits")
 
 LOOK_SECONDS = 1.0
-"""How often shares are looked at when nobody waits."""
+"""Seconds between two checks of the shares when no request waits."""
 
 PAUSE_SECONDS = 0.02
 """The least time between two questions."""
@@ -33,10 +33,10 @@ NODES_SECONDS = 15.0
 """How often the nodes are counted."""
 
 KEPT_US = 90_000_000
-"""The time for which a share lasts that nobody says anything of, in microseconds: longer than a limit's window."""
+"""The time for which an unrenewed share lasts, in microseconds: longer than a limit's window."""
 
 REFRESH_US = 20_000_000
-"""How often a share is said again, in microseconds."""
+"""The time between two renewals of a share, in microseconds."""
 
 
 class LimitScope:
@@ -78,10 +78,10 @@ class SharedLimit:
         self.scope = LimitScope(live.name, live.key, (sizes.get("requests"), sizes.get("tokens")))
         self.granted: Allotment = (0, 0)
         self.told_us = 0
-        """When the store was last told of the share, in microseconds since the epoch."""
+        """The time of the last update of the share in the store, in microseconds since the epoch."""
 
     def used(self) -> Allotment:
-        """What counts now."""
+        """The amount that counts now."""
         now_us = self.live.now_us()
         used = {limit.kind: math.ceil(limit.used(now_us)) for limit in self.declared}
         return used.get("requests", 0), used.get("tokens", 0)
@@ -107,7 +107,7 @@ class SharedLimit:
         self.live.changed()
 
     def degrade(self, nodes: int) -> None:
-        """Use a part of the limit, because nobody can be asked for a share."""
+        """Use a part of the limit, because no share can be requested."""
         for limit in self.declared:
             limit.share = max(limit.limit / nodes, limit.used(self.live.now_us()))
         self.live.changed()
@@ -171,7 +171,7 @@ class RateLimitShares:
             await anyio.sleep(PAUSE_SECONDS)
 
     async def drain(self) -> None:
-        """Nothing: what was used counts for a minute."""
+        """Nothing to do: used amounts count for a minute."""
 
     async def close(self) -> None:
         """Nothing: the provider counts what was used for a minute, and so does the share."""
@@ -204,7 +204,7 @@ class RateLimitShares:
         return not _exceeds(up_to, limit.granted)
 
     async def _give_back(self, limit: SharedLimit) -> None:
-        """Keep what is used. Requests that come while the store is told ask again."""
+        """Keep the used amount only. Requests that come meanwhile ask again."""
         limit.granted = limit.used()
         limit.use(limit.granted)
         self._number += 1

@@ -1,4 +1,4 @@
-"""A bus of what happens in other processes.
+"""A bus with the events of other processes.
 
     async with RemoteBus("nats://bus.example", store="postgresql://…") as bus:
         async with bus.subscribe("llm.*") as events:
@@ -36,9 +36,9 @@ CONNECT_SECONDS = 3.0
 class RemoteBus(ReplayBus):
     """The events of all engines of a cluster, from now on or from a moment. It is for one use, on asyncio.
 
-    A reader that is slow holds up the others only as a lossless one on a replay does (see `bus.replay`), and what
-    waits for it is bounded. While the broker is away, events come from the store, some seconds late. Messages have
-    no content, unless the cluster says otherwise, and never if they come from the store.
+    A slow lossless reader delays the others as on a replay (see `bus.replay`), and the waiting events are bounded.
+    While the broker is away, events come from the store, some seconds late. Messages have no content, unless the
+    cluster sends it, and never if they come from the store.
 
     Args:
         nats_url: The address of the broker, or several with commas between them.
@@ -49,8 +49,9 @@ class RemoteBus(ReplayBus):
             moment and a store, nothing comes before the store can be asked.
         patience: The seconds for which an event that was heard of, and is not in the store, is waited for, and
             what came behind it in its run with it. None is as long as it takes; `remote_statistics` and the log
-            tell of it. With a number the gap is then passed over, and counted.
-        sweep_seconds: The seconds after which the store is asked for events that nobody has heard of, such as the
+            report it. With a number the gap is then passed over, and counted.
+        sweep_seconds: The seconds after which the store is asked for events that the broker didn't send, such as
+            the
             last ones of a process that died.
         clock: The clock.
 
@@ -97,7 +98,7 @@ class RemoteBus(ReplayBus):
         await super().__aenter__()
         try:
             await self._begin()
-        except BaseException as error:  # nobody else would end what has started
+        except BaseException as error:  # Otherwise the started parts would never be stopped.
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self

@@ -1,4 +1,4 @@
-"""What other processes send, as one stream of envelopes: each run in order and without a gap."""
+"""The events of other processes as one stream of envelopes: each run in order and without a gap."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from callboard.tracestore.timestamps import from_us
 from .bridge import Page, decode_page
 from .broker_streams import KeptMessage, StreamPosition
 
-# One run's events as they come in
+# --- One incoming run ---
 
 MOST_HELD = 64
 """The number of pages that wait for those before them at most."""
 
 FIRST_WAIT = 0.05
-"""Seconds before the store is asked for what is missing. They double with each answer that has nothing new."""
+"""Seconds before the store is asked for missing events. They double with each answer without new events."""
 
 LONGEST_WAIT = 1.0
 """The most that these seconds come to."""
 
 GRACE_SECONDS = 1.0
-"""Seconds for which a page is waited for whose events are in the store already."""
+"""Seconds to wait for a page with events that are in the store already."""
 
 
 class Arrived(msgspec.Struct, frozen=True):
@@ -48,8 +48,8 @@ class Incoming:
     """The events of one run. Times are seconds of any clock that never goes back.
 
     Args:
-        known: The `seq` up to which the reader wants nothing. None: the first page says it.
-        patience: Seconds without any progress after which what is missing is passed over; infinity for never.
+        known: The `seq` up to which the reader needs nothing. None: the first page sets it.
+        patience: Seconds without any progress after which missing events are passed over; infinity for never.
     """
 
     def __init__(self, known: int | None, patience: float) -> None:
@@ -78,7 +78,7 @@ class Incoming:
 
     @property
     def ask_at(self) -> float | None:
-        """When to ask the store for what is behind `known`; None if nothing is missing."""
+        """When to ask the store for the events behind `known`; None if none are missing."""
         return self._ask_at if self.lacking else None
 
     def heard(self, page: Arrived, now: float) -> list[Envelope]:
@@ -98,14 +98,14 @@ class Incoming:
         return self._given(now)
 
     def stored(self, last: int, now: float) -> None:
-        """The store has events up to this one, says a look at all runs. Pages of them may be on their way."""
+        """Note that the store has events up to this one. Pages of them may be on their way."""
         if self.known is None:
             self.known = self.wanted = last
         elif last > self.wanted:
             self._want(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
-        """The store was asked for what is behind `known`."""
+        """Add the store's answer with the events behind `known`."""
         assert self.known is not None
         given = [envelope for envelope in envelopes if envelope.seq > self.known]
         reached = max(self.known, through, given[-1].seq if given else 0)
@@ -124,10 +124,13 @@ class Incoming:
         self._give_up_at = max(self._give_up_at, now + self._patience)
 
     def without_store(self, now: float) -> list[Envelope]:
-        """There is no store: what is missing is passed over immediately. Returns the events that are given now."""
+        """Pass over missing events immediately, because there is no store.
+
+        Returns the events that are released now.
+        """
         return self._passed_over(now) if self.lacking else []
 
-    # -- inside
+    # --- Helpers ---
 
     def _want(self, last: int, now: float, wait: float) -> None:
         if not self.lacking:
@@ -144,7 +147,7 @@ class Incoming:
         self._give_up_at = now + self._patience
 
     def _given(self, now: float) -> list[Envelope]:
-        """The events of held pages that follow on what is known."""
+        """The events of held pages that directly follow the last known one."""
         assert self.known is not None
         given: list[Envelope] = []
         while (page := self._next_held(self.known)) is not None:
@@ -175,16 +178,16 @@ ASKED_EVENTS = 500
 """The number of events that the store is asked for at a time."""
 
 PAGES_AHEAD = 16
-"""The number of pages that are taken from the broker before anybody wants them."""
+"""The number of pages that are taken from the broker before they are needed."""
 
 AWAY_SECONDS = 0.25
 """Seconds until a broker that went away is asked again."""
 
 PAST_SECONDS = 0.5
-"""Seconds until a store that can't tell of the past is asked again."""
+"""Seconds until a failing store is asked again about the past."""
 
 TOLD_SECONDS = 30.0
-"""Seconds after which the log tells of events that are waited for in vain."""
+"""Seconds after which the log reports missing events."""
 
 DAY_US = 24 * 3600 * 1_000_000
 """Runs that had ended for longer than this when the reading started are not looked at."""
@@ -194,7 +197,7 @@ MARGIN = timedelta(hours=1)
 
 
 class EventReader(Protocol):
-    """What is read of the broker."""
+    """A reader of the broker."""
 
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
         """Where its stream ends now, and the id of each run's last message."""
@@ -211,11 +214,11 @@ class RemoteStatistics(msgspec.Struct, frozen=True):
     runs: int
     """The number of runs that are known."""
     lacking: int
-    """The number of them of which something is missing, and is being asked of the store."""
+    """The number of runs with missing events that the store is asked for."""
     waits_seconds: float
     """The longest time for which one of them has waited for the store, without any progress."""
     passed_over: int
-    """The number of gaps that nobody could fill."""
+    """The number of gaps that could not be filled."""
 
 
 class RemoteEvents:
@@ -251,7 +254,7 @@ class RemoteEvents:
         self._position: StreamPosition | datetime | None = None
         self._runs: dict[str, Incoming] = {}
         self._lacking: set[str] = set()
-        self._told: set[str] = set()  # the lacking ones that somebody was told of
+        self._told: set[str] = set()  # The runs with reported gaps.
         self._new_run_from: int | None = None  # where a run starts that was not there at the start
         self._ready: deque[Envelope] = deque()
         self._pages: deque[Page] = deque()
@@ -310,7 +313,7 @@ class RemoteEvents:
             await self._work()
         return self._ready.popleft()
 
-    # -- inside
+    # --- Helpers ---
 
     async def _take(self, message: KeptMessage) -> None:
         try:
@@ -371,7 +374,9 @@ class RemoteEvents:
             return
         try:
             await _open(store)
-            through = await store.committed_seq(name)  # asked first: what it says is there, the events have
+            through = await store.committed_seq(
+                name
+            )  # This is asked first, so that the events up to it are in the store.
             found = await store.run_events(name, run.known, ASKED_EVENTS)
         except (StoreError, OSError) as error:
             _log.debug("gap_not_asked", run=name, error=str(error))
@@ -404,8 +409,10 @@ class RemoteEvents:
             self._note(name)
 
     async def _has_beginnings(self, positions: Mapping[str, int]) -> bool:
-        """Whether it is known where runs start that the broker has not told of. If the store could not be asked at
-        the start, it is asked now where each of them was then, by the clock of its host.
+        """Whether the starts of runs without pages from the broker are known.
+
+        If the store could not be asked at the start, it is asked now for their position then, by the clock of
+        their host.
         """
         if self._new_run_from is not None:
             return True
@@ -471,7 +478,7 @@ class RemoteEvents:
 
 
 class _Past:
-    """What is in the store since a moment, in the order in which it was stored."""
+    """The events in the store since a moment, in the order of storing."""
 
     def __init__(self, store: Store, since: int) -> None:
         self._store = store

@@ -230,7 +230,7 @@ class PartialJson:
         self._root, self._stack, self._names, self._string = self.value, [], [], None
         self.complete, self._state = True, self._after
 
-    # -- the states
+    # --- States of the reader ---
 
     def _seek(self, text: str, place: int) -> int:
         """Skip the text before the value."""
@@ -321,8 +321,6 @@ class PartialJson:
                 return self._fail("there is text after the value", place)
         return len(text)
 
-    # -- strings
-
     def _begin_string(self, *, is_name: bool) -> None:
         self._string, self._is_name = JsonString(lenient=self._lenient), is_name
         self._state = self._in_string
@@ -350,8 +348,6 @@ class PartialJson:
             self._place(text)
             self._grew = grew  # all of it was there before
 
-    # -- numbers and literals
-
     def _scalar(self, text: str, place: int) -> int:
         part = _TOKEN.match(text, place)
         assert part is not None
@@ -374,7 +370,7 @@ class PartialJson:
         except ValueError as error:  # more digits than Python is willing to read
             self._fail(str(error), place)
 
-    # -- the tree
+    # --- The tree ---
 
     def _open(self, container: JsonObject | list[Json]) -> None:
         self._put(container)

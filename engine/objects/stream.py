@@ -116,8 +116,6 @@ class ObjectStream(Generic[T]):
         assert self._result is not None
         return self._result
 
-    # -- steering
-
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model while it works; see `StreamResult.steer`."""
         return self._attempts[-1][1].steer(content)
@@ -126,8 +124,6 @@ class ObjectStream(Generic[T]):
     def undelivered(self) -> tuple[Message, ...]:
         """The messages that were to steer the call, and have not been answered."""
         return self._attempts[-1][1].undelivered
-
-    # -- the end
 
     async def cancel(self) -> bool:
         """Cancel the call. Readers get CancelledError.
@@ -151,8 +147,6 @@ class ObjectStream(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    # -- attempts
 
     def _add(self, turn: Turn) -> None:
         self._attempts.append((turn, StreamResult(self._task.runtime, turn)))
@@ -179,8 +173,6 @@ class ObjectStream(Generic[T]):
                     return True
                 self._result = judged
             return False
-
-    # -- readers
 
     async def _partials(self) -> AsyncIterator[Json]:
         number, more = 0, True

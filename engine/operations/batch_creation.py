@@ -157,7 +157,7 @@ class _Creation:
                 f"batch {self._batch_id!r} was created with other requests; give these another batch_id"
             )
 
-    # -- the plan
+    # --- The plan ---
 
     def _planned(self) -> BatchPlan:
         named, options = self._named, self._options
@@ -203,7 +203,7 @@ class _Creation:
             for place, request in enumerate(self._requests)
         ]
 
-    # -- sending
+    # --- Sending ---
 
     async def _sent(
         self, plan: BatchPlan, part: int, items: Sequence[BatchItem], before: Submission | None

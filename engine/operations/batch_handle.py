@@ -178,7 +178,7 @@ class BatchHandle:
         """Warnings, such as ``found_again`` for a job that was never confirmed when it was created."""
         return tuple(warning for job in self.jobs if job is not None for warning in job.warnings)
 
-    # -- looking
+    # --- Checking ---
 
     async def refresh(self) -> BatchState:
         """Check each job once, and read the results of those that have ended.
@@ -360,7 +360,7 @@ class BatchHandle:
         seen = await with_adapter(self._runtime, self._plan.decision.provider, look)
         return msgspec.structs.replace(seen, certain=job.certain, warnings=job.warnings)
 
-    # -- results
+    # --- Results ---
 
     async def _read(self, part: int, job: BatchJob) -> Sequence[BatchOutcome]:
         items = [BatchItem(self._plan.call_id(place), self._request(place)) for place in self._plan.places(part)]
@@ -428,8 +428,6 @@ class BatchHandle:
             cost=None if counted is None else counted.cost,
         )
         await self._results.add(place, result, on_result)
-
-    # -- events
 
     def _publish_progress(self) -> None:
         seen = self.state

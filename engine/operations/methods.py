@@ -181,7 +181,7 @@ class OperationMethods:
         asked = VideoTerms(seconds, size, audio, key)
         return await resume_video(self._runtime, job_id, model, asked, polling or USUAL_POLLING)
 
-    # -- batches
+    # --- Batches ---
 
     async def create_batch(
         self,
@@ -272,7 +272,7 @@ class OperationMethods:
         await self._runtime.host.start()
         return await stored_batches(self._runtime, limit)
 
-    # -- replies in the background
+    # --- Background replies ---
 
     async def open_replies(self, session_id: str | None = None) -> list[OpenReply]:
         """The replies requested with ``background=True`` by processes that have ended since.

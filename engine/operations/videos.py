@@ -131,7 +131,7 @@ class VideoHandle:
         """Warnings, such as parts of the request that the provider doesn't take."""
         return self._job.warnings
 
-    # -- looking
+    # --- Checking ---
 
     async def refresh(self) -> VideoJob:
         """Look at the job once. There is no look if the job is over, or if another task waits for it.
@@ -218,7 +218,7 @@ class VideoHandle:
         for listener in tuple(self._listeners):
             listener(job)
 
-    # -- its end
+    # --- The end ---
 
     async def _end(self) -> None:
         """Publish the end and count the cost, if the job is over and that was not done before."""
@@ -269,7 +269,7 @@ class VideoHandle:
     def _how_to_resume(self) -> str:
         return f"engine.resume_video({self.id!r}, {self.model!r})"
 
-    # -- what it made
+    # --- Downloads ---
 
     @overload
     async def download(

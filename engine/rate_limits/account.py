@@ -286,8 +286,6 @@ class Account:
                 limit.hold(ticket, 0)
         self.limits = (*declared, *self._learned.values())
 
-    # -- may it go?
-
     def short_of(self, ticket: Ticket, now_us: int) -> str:
         """The reason why a request can't go now; empty if it can."""
         if self.cap is not None:
@@ -308,7 +306,7 @@ class Account:
             wait = max(wait, limit.opens_in(amount, now_us))
         return wait
 
-    # -- what happens to a request
+    # --- Progress of a request ---
 
     def hold(self, ticket: Ticket, now_us: int) -> None:
         """Let a request in."""

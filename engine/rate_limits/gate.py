@@ -91,7 +91,7 @@ class Gate:
         self.shared.declare(requests, tokens)
         self.known = self.known or bool(requests or tokens)
 
-    # -- before a request is sent
+    # --- Before sending ---
 
     def ask(self, ticket: Ticket, now_us: int) -> bool:
         """Ask for a request's turn. Returns whether it has it now; otherwise the request waits."""
@@ -150,7 +150,7 @@ class Gate:
             self._give_back(ticket, self.models[ticket.model], now_us)
         ticket.state = "over"
 
-    # -- after a request was sent
+    # --- After sending ---
 
     def answered(self, ticket: Ticket, headers: Headers, now_us: int) -> None:
         """Take in that the provider took a request, and the headers of its reply."""
@@ -259,7 +259,7 @@ class Gate:
                 waiting = sum(ticket.state == "waiting" for _, _, ticket in queue)
                 yield Line(name, waiting, self.reason(first, now_us), self.opens_in(first, now_us))
 
-    # -- how
+    # --- Helpers ---
 
     def _short(self, ticket: Ticket, model: Account, now_us: int) -> str:
         return self.shared.short_of(ticket, now_us) or model.short_of(ticket, now_us)

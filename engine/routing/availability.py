@@ -229,7 +229,7 @@ class AvailabilityTable:
         record = self._records.get(key)
         return record is not None and record.state == "probing"
 
-    # -- what happens to it
+    # --- Signals ---
 
     def leave_to_other(self, provider: str, model: str | None, until_us: int) -> None:
         """Leave it to another node to find out about a provider or a model, at most until then."""
@@ -364,7 +364,7 @@ class AvailabilityTable:
                 record.cool_down_us = min(max(waited, FIRST_COOL_DOWN_US), LONGEST_COOL_DOWN_US)
         self._bound()
 
-    # -- how
+    # --- Helpers ---
 
     def _of(self, provider: str, model: str | None) -> list[Record]:
         keys = [(provider, None)] if model is None else [(provider, None), (provider, model)]

@@ -191,8 +191,6 @@ class OpenSessions:
         finally:
             self._opening.discard(session_id)
 
-    # -- As the node's ownership sees them
-
     def is_open(self, session_id: str) -> bool:
         return session_id in self.states or session_id in self._opening
 

@@ -145,7 +145,7 @@ def _ended(
     )
 
 
-# -- One bounded row of calls from all engines of the process, in the order in which they came
+# --- Calls of all engines, in one bounded row ---
 #
 #     an engine's loop                      any thread
 #     subscription of its bus ─ pump ─▶     the cursor: at most so many calls, the oldest dropped and counted

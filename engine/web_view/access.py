@@ -32,14 +32,14 @@ VISIT_US = 7 * 24 * 3600 * 1_000_000
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Somebody who may look."""
+    """A visitor with access."""
 
     scopes: frozenset[Scope]
     """The things that they may do."""
     csrf: str
     """The value of the header that their changes must have."""
     until_us: int = 0
-    """The end of the visit, in microseconds since the epoch; 0 if somebody else decides."""
+    """The end of the visit, in microseconds since the epoch; 0 if the host's authentication decides."""
 
 
 class SignIn:
@@ -51,10 +51,10 @@ class SignIn:
         self._tokens: OrderedDict[bytes, None] = OrderedDict()
         self._visitors: OrderedDict[bytes, Visitor] = OrderedDict()
         self.cookie = f"callboard-{secrets.token_hex(4)}"
-        """The cookie's name. Cookies know no ports, so two live views of a machine must not share one."""
+        """The cookie's name. Cookies ignore ports, so two live views of a machine must not share one."""
 
     def new_token(self) -> str:
-        """A token that is good for one exchange. Of those that nobody has used, the latest 16 are kept."""
+        """A token for one exchange. The latest 16 unused ones are kept."""
         token = secrets.token_urlsafe(32)
         self._tokens[_hash(token)] = None
         while len(self._tokens) > TOKENS_KEPT:
@@ -86,7 +86,7 @@ def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()
 
 
-# -- Answers as JSON and as server-sent events
+# --- Answers ---
 
 
 _log = Log("web")
@@ -95,7 +95,7 @@ HEARTBEAT_SECONDS = 15.0
 """The time between two signs of life on an idle stream. A connection that is gone is noticed by then."""
 
 LONGEST_SECONDS = 3600.0
-"""After this time a stream ends, and the page asks again; so that nobody looks on who may no longer."""
+"""Seconds after which a stream ends, and the page asks again, so that lost access takes effect."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -118,7 +118,7 @@ def as_json(value: object) -> bytes:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """A value as an answer that nobody keeps."""
+    """A value as an answer without caching."""
     return Response(as_json(value), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
@@ -142,7 +142,7 @@ class EventStream(Response):
         self._frames = frames
         self._sending = anyio.Lock()
         self.open: set[anyio.CancelScope] = set()
-        """The scopes of the view's open streams, each of which ends its stream when it is cancelled."""
+        """The scopes of the view's open streams. Cancelling one ends its stream."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -188,7 +188,7 @@ async def _close(frames: AsyncIterator[bytes]) -> None:
             await close()
 
 
-# -- Who is asking, and whether they may: by the host's own authentication, or by the cookie of a sign-in
+# --- Visitors and their scopes ---
 
 
 Authorize: TypeAlias = Callable[[Request], "Collection[Scope] | Awaitable[Collection[Scope] | None] | None"]
@@ -205,7 +205,7 @@ class _Token(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Access:
-    """Tells who is asking."""
+    """Authenticates visitors, by the host's own function or by the cookie of a sign-in."""
 
     def __init__(self, clock: Clock, authorize: Authorize | None, scopes: Collection[Scope]) -> None:
         self.sign_in = SignIn(clock, scopes)
@@ -215,7 +215,7 @@ class Access:
         self._csrf = secrets.token_urlsafe(24)
 
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
-        """Whoever asks, if they may."""
+        """The visitor, if access is allowed."""
         found = await self._asking(request)
         if found is None or "view" not in found.scopes:
             raise Refused(401, "sign in first: open the address that was printed")
@@ -276,11 +276,10 @@ async def body_of(request: Request, kind: type[T]) -> T:
         raise Refused(400, str(error)) from None
 
 
-# -- What is refused before anything is looked at, and the headers that every answer has
-#
-# A page of another origin may send requests here, and with DNS rebinding even under our own name as it sees it. So
-# every request must name a host from a list, and whatever a browser says of the request's origin must be this
-# page. The headers let the page load nothing from elsewhere, run no code in line, and stand in no frame.
+# --- Guard before each request ---
+# A page of another origin may send requests here, and with DNS rebinding even under our own name. So every request
+# must name a host from a list, and its origin, if the browser sends it, must be this page. The headers forbid the
+# page to load from elsewhere, to run inline code, and to be framed.
 
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -307,7 +306,7 @@ def host_name(host: str) -> str:
     """The name or address of a Host header, without its port and in lower case; empty if it is none."""
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # which is checked when it is asked for
+        _ = parts.port  # The port is checked when it is read.
     except ValueError:
         return ""
     return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""

@@ -1,4 +1,4 @@
-"""The live view as an ASGI application: its screens, its files, and who may see them."""
+"""The live view as an ASGI application: its screens, its files, and access to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from .access import Access, EventStream, Guard, Refused, Visitor, answer
 from .costs import Repricings
 from .subject import Scope, Subject
 
-# -- The files of the page: read once, and given by their names. No path of a request reaches the disk
+# --- Files of the page ---
+# They are read once, and served by their names. No path of a request reaches the disk.
 
 
 FOLDER = Path(__file__).parent / "static"
@@ -79,7 +80,7 @@ def _asset(path: Path) -> Asset:
     return Asset(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:24]}"')
 
 
-# -- The live view as an ASGI application: its screens, behind who may see them
+# --- The application ---
 
 
 _log = Log("web")
@@ -142,8 +143,9 @@ class WebView:
         return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"
 
     def close(self) -> None:
-        """End what open pages listen to, because a server that shuts down waits for it. Pages ask again by
-        themselves, and whoever answers then goes on.
+        """End the streams of open pages, because a server that shuts down waits for them.
+
+        Pages reconnect by themselves.
         """
         for scope in tuple(self._open):
             scope.cancel()
@@ -151,8 +153,6 @@ class WebView:
     def on_sign_in(self, call: Callable[[], object]) -> None:
         """Have a function called after each sign-in by such an address."""
         self._access.on_sign_in = call
-
-    # -- what is no screen
 
     async def _page(self, request: Request) -> Response:
         if not request.url.path.endswith("/"):  # everything below is relative to it
@@ -185,8 +185,6 @@ class WebView:
         response.delete_cookie(sign_in.cookie, path=f"{request.scope.get('root_path', '')}/")
         return response
 
-    # -- how
-
     def _screen(self, screen: Screen, needs: Scope) -> Callable[[Request], Awaitable[Response]]:
         async def admitted(request: Request) -> Response:
             visitor: Visitor = await self._access.visitor(request, needs)
@@ -202,7 +200,7 @@ class WebView:
     def _answered(
         self, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The handler, whose errors are answers."""
+        """The handler, with its errors as answers."""
 
         async def handled(request: Request) -> Response:
             try:

@@ -34,7 +34,7 @@ MOST_TURN_CALLS = 300
 MOST_TURN_EVENTS = 3000
 
 
-# -- Attempts
+# --- Attempts ---
 
 
 def took_ms(row: CallRow) -> int | None:
@@ -56,10 +56,10 @@ def first_ms(row: CallRow) -> int | None:
 
 
 def billed(row: CallRow) -> str:
-    """What is known of the attempt's cost.
+    """Whether the attempt's cost is known.
 
     `known`, `open` while it runs, `unknown` if it may have used tokens, `unpriced` if its usage has no price, or
-    `nothing`: a provider that answers with an error bills nothing, and an attempt that was not sent costs nothing.
+    `nothing`. A provider that answers with an error bills nothing, and an attempt that was not sent costs nothing.
     """
     if row.status == "started":
         return "open"
@@ -103,7 +103,7 @@ def attempt_in_brief(row: CallRow) -> dict[str, object]:
     return fields | {"output_tokens": output, "unknown": row.unknown} | times_and_cost(row)
 
 
-# -- Messages
+# --- Messages ---
 
 
 def message_seen(message: Message, content: bool) -> dict[str, object]:
@@ -139,7 +139,7 @@ def _is_parts(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(each, msgspec.Struct) for each in value)
 
 
-# -- Turns
+# --- Turns ---
 
 
 class AttemptBar(msgspec.Struct, frozen=True):
@@ -269,7 +269,8 @@ def _tool_bars(events: Sequence[Envelope]) -> list[Bar]:
     return list(bars.values())
 
 
-# -- *Call*: the calls of the trace; and of one call every attempt, and its bill line by line
+# --- The screen "Call" ---
+# It lists the calls of the trace. For one call it shows every attempt, and its bill line by line.
 
 
 MOST_CALLS = 500
@@ -356,7 +357,7 @@ async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] 
 
 
 async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | None) -> list[PriceTable]:
-    """The tables that have priced these attempts, and then the latest others that the trace knows."""
+    """The tables that have priced these attempts, and then the latest other ones of the trace."""
     costs = [cost for row in attempts for cost in (row.cost, row.at_call_time) if cost is not None]
     wanted = dict.fromkeys(cost.pricing_version for cost in costs if cost.pricing_version)
     wanted |= dict.fromkeys(run.version for run in await store.reprice_runs() if run.finished_us is not None)

@@ -1,4 +1,4 @@
-"""*Costs*: sums by any dimension under two price versions; and the repricing of the past, tried, done, undone."""
+"""The screen "Costs": sums by any dimension under two price versions, and repricings."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ MOST_ROWS = 1000
 
 
 class Reprice(msgspec.Struct, forbid_unknown_fields=True):
-    """What a page asks for."""
+    """A page's request for a repricing."""
 
     version: str
-    """The version of a table that the trace knows, ``published`` or ``engine``."""
+    """The version of a table in the trace, ``published`` or ``engine``."""
     dry_run: bool = True
     """Whether to report only."""
     where: CallFilter = CallFilter()
@@ -99,7 +99,7 @@ def _sum(row: CostRow | None, at_call_time: bool) -> object:
 
 
 async def prices(subject: Subject, request: Request) -> Response:
-    """The price tables that can be chosen, the history of repricings, and what is current."""
+    """The available price tables, the history of repricings, and the current costs."""
     async with subject.reading() as store:
         known = await store.price_tables()
         runs, current = await store.reprice_runs(), await store.current_prices()
@@ -122,7 +122,7 @@ def _table(table: PriceTable) -> dict[str, object]:
 
 
 async def reprice(subject: Subject, request: Request) -> Response:
-    """Begin a repricing, dry or real. How far it is, is told by `progress`."""
+    """Start a repricing, dry or real. `progress` reports its progress."""
     asked = await body_of(request, Reprice)
     jobs: Repricings = request.state.repricings
     if jobs.running:
@@ -168,12 +168,13 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
     return version
 
 
-# -- The repricing that a page has started: one at a time, to its end, whoever still looks
+# --- A repricing in progress ---
+# There is one at a time, and it runs to its end without a page:
 #
-#     idle ──start──▶ running ──▶ done, with its report
-#                        └──────▶ failed, with the reason
+#   idle ──start──▶ running ──▶ done, with its report
+#                      └──────▶ failed, with the reason
 #
-# A page that goes and comes again finds it as it is by then.
+# A page that reconnects gets the current state.
 
 
 class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +195,7 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """The reason why it failed."""
     changed: int = 0
-    """How often the costs of the trace have changed since the live view started, by anybody."""
+    """The number of changes of the trace's costs since the live view started, by any process."""
 
 
 class Repricings:
@@ -221,7 +222,7 @@ class Repricings:
         as_model: str | None,
         for_new_calls: bool,
     ) -> None:
-        """Begin one; it goes on by itself."""
+        """Start a repricing; it runs on by itself."""
         version = table if isinstance(table, str) else table.version
         self._set(state="running", dry_run=dry_run, version=version, done=0, last=0, report=None, error=None)
         work = self._run(table, where, dry_run, as_model, for_new_calls)
@@ -255,7 +256,7 @@ class Repricings:
                 heard.cancel()
 
     async def _hear(self) -> None:
-        """Tell the page when somebody else has changed the costs."""
+        """Notify the page when another process has changed the costs."""
         engine = self._subject.engine
         assert engine is not None
         with engine.bus.subscribe(PricingRepriced.topic_of(), policy=DropOldest(1), name="live view") as events:

@@ -1,4 +1,4 @@
-"""*Events*: the bus as it goes by, and the messages that no actor will ever see."""
+"""The screen "Events": the events of the bus, and messages that no actor will receive."""
 
 from __future__ import annotations
 

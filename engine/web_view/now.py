@@ -15,7 +15,7 @@ from .access import EventStream, Refused, answer, as_json, body_of, frame
 from .calls import attempt_in_brief
 from .subject import Subject
 
-# -- *Now*: what is in progress, what it costs, and what has just ended
+# --- The screen "Now" ---
 
 
 LATEST = 100
@@ -125,7 +125,7 @@ def ended_us(row: CallRow) -> int:
     return row.finished_us or (row.started_us or 0) + (row.latency_ms or 0) * 1000
 
 
-# -- *Stage*, the tree of supervision; and *Providers*, who can be asked, and why one was not
+# --- The screens "Stage" and "Providers" ---
 
 
 STATISTICS_SECONDS = 1.0

@@ -31,27 +31,28 @@ from .access import EventStream, Refused, Visitor, answer, as_json, body_of, fra
 from .calls import attempt_in_brief, block_seen, message_seen, turns_seen
 from .subject import Subject
 
-# -- *Session*: its messages and swaps of models, its calls, and what another provider would be sent
+# --- The screen "Session" ---
+# It shows messages and swaps of models, calls, and the request for another provider.
 
 
 MOST_SESSIONS = 300
 MOST_MESSAGES = 500
 MOST_TURNS = 10
-"""The number of turns, the latest ones, whose waterfall is shown."""
+"""The number of turns, the latest ones, with a waterfall."""
 
 
 class Preview(msgspec.Struct, forbid_unknown_fields=True):
-    """What a page asks for."""
+    """A page's request for a preview."""
 
     session_id: str
     model: str
     """The model that would be asked."""
     content: str = "…"
-    """The text that the next turn would say."""
+    """The text of the next turn."""
 
 
 async def sessions(subject: Subject, request: Request) -> Response:
-    """The sessions that are open here, and those of the trace, the latest first."""
+    """The open sessions, and those of the trace, the latest first."""
     if subject.engine is not None and not subject.engine.closed:
         return answer(await subject.engine.sessions(limit=MOST_SESSIONS))
     async with subject.reading() as store:
@@ -70,7 +71,7 @@ def _listed(row: SessionRow) -> dict[str, object]:
 
 
 async def session(subject: Subject, request: Request) -> Response:
-    """One session: what was captured of it, its swaps, and its calls."""
+    """One session: its captured content, its swaps, and its calls."""
     session_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     await subject.flush()
@@ -124,7 +125,7 @@ async def preview(subject: Subject, request: Request) -> Response:
     return answer(await engine.preview(asked.session_id, asked.content or "…", model=asked.model or None))
 
 
-# -- *Stream*: a reply as it comes, from any place in it; and the readers of each stream
+# --- The screen "Stream" ---
 
 
 EVERY_SECONDS = 0.05
@@ -161,7 +162,7 @@ async def stream(subject: Subject, request: Request) -> Response:
 
 
 def _next_seq(request: Request, stream_id: str) -> int:
-    """The place to go on from, which the page says as its browser does when it comes back."""
+    """The place to continue from, as the page or its reconnecting browser sends it."""
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if not last:
         return 0
@@ -193,7 +194,7 @@ def _of_reset(event: StreamReset[TurnEvent], shown: bool) -> object:
 
 
 def seen(event: TurnEvent, shown: bool) -> object:
-    """An event as a page may see it: as it is, or without anything that was said."""
+    """An event for a page: complete, or without content."""
     if isinstance(event, MessageComplete):
         return _end(event, shown)
     if shown:
@@ -216,7 +217,7 @@ def seen(event: TurnEvent, shown: bool) -> object:
 
 
 def _end(event: MessageComplete, shown: bool) -> dict[str, object]:
-    """The end of a message. Its deltas have said the content, unless a page comes after they were folded."""
+    """The end of a message. Its deltas have the content, unless a page connects after they were folded."""
     content = [block_seen(block) for block in event.final_content] if shown else ()
     return {
         "type": event.type,

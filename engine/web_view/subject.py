@@ -1,4 +1,4 @@
-"""What a live view shows: the engine or trace behind it, and the tail of events."""
+"""The subject of a live view: the engine or trace behind it, and its latest events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LOOK_SECONDS = 1.0
 
 
 class Subject:
-    """What is shown."""
+    """The engine or trace that is shown."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Subject:
         self.tail = Tail(engine.bus) if engine is not None else None
         captured = engine is not None and engine.shows_content
         self.shows_live_content = captured if show_content is None else show_content
-        """Whether what is said now may be shown. What is stored was captured, and may."""
+        """Whether live content may be shown. Stored content was captured, so it may be."""
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Subject:
         if trace is None:
             raise StoreError("this engine keeps no trace (trace=False), so there is no past to look at")
         if isinstance(trace, Path) and self.engine is not None:
-            await self.started()  # which makes the file
+            await self.started()  # It creates the file.
         if isinstance(trace, Path | StoreAddress):
             async with store_to_read(trace) as store:
                 yield store
@@ -149,11 +149,10 @@ class Subject:
         return self.engine is not None and self.engine.under_way(limit=0).total > 0
 
 
-# -- The latest events of an engine's bus, for pages that come, go, and come again
-#
-# While a page listens, one task takes the events off one subscription into a ring, whatever the number of pages. A
-# page that breaks off comes back within seconds, with the id of the last event that it got; so the ring stays for
-# a while after the last page has gone. Then nothing is left of it.
+# --- The latest events ---
+# While a page listens, one task takes the events off one subscription into a ring, for any number of pages. A page
+# that reconnects sends the id of its last event. So the ring stays for some seconds after the last page has gone,
+# and is then freed.
 
 
 RING = 2000
@@ -171,7 +170,7 @@ class Lot(NamedTuple):
     """Events that a page gets together."""
 
     missed: int
-    """The number of events before or among these that nobody has kept for it."""
+    """The number of lost events before or among these."""
     events: list[Envelope]
     """The events that it wants, the oldest first."""
 

@@ -30,8 +30,8 @@ def web(
 ) -> WebView:
     """The live view of an engine, as an ASGI application for a host to mount.
 
-    Everything that it shows is read; it costs nothing while no page is open. Its answers are for the browsers of
-    the hosts that are listed, on pages of its own.
+    It reads everything that it shows, and costs nothing while no page is open. It answers only browsers that reach
+    it by the listed hosts, for its own pages.
 
     Args:
         engine: The engine; None for a trace alone.
@@ -42,7 +42,7 @@ def web(
             it, `WebView.sign_in_url` gives addresses that sign a browser in once.
         hosts: The names, without a port, by which browsers reach it, besides those of this machine itself.
         scopes: The scopes of a sign-in by such an address.
-        show_content: Whether to show what is said by and to models. None shows it if the engine has
+        show_content: Whether to show the content of messages. None shows it if the engine has
             ``capture_content=True`` and no ``redact``.
         shared: Whether other processes write to the engine's trace, so that it is looked at every second.
 

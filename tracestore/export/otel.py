@@ -146,7 +146,7 @@ class OtelExporter:
         while self._open:
             self._lose(self._open.popitem(last=False)[1])
 
-    # -- calls
+    # --- Calls ---
 
     def _call_started(self, envelope: Envelope, data: LlmCallStarted) -> None:
         attributes = otel_names.of_call(envelope, data, self._names) | otel_names.of_start(data)
@@ -200,7 +200,7 @@ class OtelExporter:
         how = reason if again else "fallback" if failed else "step"
         return (Link(context, {"callboard.link": how}),)
 
-    # -- turns
+    # --- Turns ---
 
     def _turn_started(self, envelope: Envelope, data: SessionTurnStarted) -> None:
         provider = otel_names.provider_name(data.model.partition(":")[0], self._names)
@@ -243,7 +243,7 @@ class OtelExporter:
         if turn is not None:
             (turn.said if message.role is Role.ASSISTANT else turn.asked).append(message)
 
-    # -- tools
+    # --- Tools ---
 
     def _tool_started(self, envelope: Envelope, data: ToolStarted) -> None:
         attributes: otel_names.Attributes = {
@@ -291,7 +291,7 @@ class OtelExporter:
             found = self._open.pop(key)
             found.span.end(found.end_ns)
 
-    # -- spans
+    # --- Spans ---
 
     def _begin(
         self,

@@ -326,7 +326,7 @@ class Link:
         finally:
             self.waiting -= 1
 
-    # -- In the thread
+    # --- In the thread ---
 
     def _uncut(self, work: Callable[[], _T]) -> _T:
         import psycopg

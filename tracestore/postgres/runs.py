@@ -135,8 +135,6 @@ class Runs:
         except StoreError as error:
             _log.warning("run_not_ended", error=str(error))
 
-    # -- Meanwhile
-
     def _keep(self) -> None:
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.get_running_loop().create_task(self._renew_and_look(), name="callboard leases")

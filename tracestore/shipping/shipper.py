@@ -198,7 +198,7 @@ class TraceShipper:
             await self._source.close()
             await self._target.close()
 
-    # -- Steps
+    # --- Steps ---
 
     async def _step(self, *, at_once: bool = False) -> float:
         """Do the next thing. Returns the seconds to wait until the one after it."""
@@ -315,7 +315,7 @@ class TraceShipper:
         if self._hurry.is_set():
             self._hurry = anyio.Event()
 
-    # -- Telling
+    # --- Reporting ---
 
     @property
     def _origin(self) -> Origin:
@@ -362,8 +362,6 @@ class TraceShipper:
                 previous=previous, current=state, target=self._target.name, reason=reason, behind=self._behind
             )
         )
-
-    # -- Files of dead processes
 
     def use_delivered(self, delivered: Delivered) -> None:
         """Set the function that returns the output which readers in other processes have of a lost call."""

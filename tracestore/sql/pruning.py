@@ -123,7 +123,7 @@ class Pruning(ABC):
         self._report = msgspec.structs.replace(self._report, bytes_after=used, file_bytes=file_bytes)
         return self._report
 
-    # -- By age
+    # --- By age ---
 
     async def _measure(self, before_us: int | None, max_bytes: int | None) -> PruneReport:
         report = self._report
@@ -232,8 +232,6 @@ class Pruning(ABC):
         )
         return int(low), int(last)
 
-    # -- By size
-
     async def _shrink_to(self, max_bytes: int) -> None:
         for _ in range(_ROUNDS):
             used, _file = await self._sizes()
@@ -252,8 +250,6 @@ class Pruning(ABC):
             (place,),
         )
         return int(rows[0][0] or 0)
-
-    # -- What databases do differently
 
     async def _allowed_until(self, before_us: int) -> int:
         """The moment itself, or the earlier one before which rows may be deleted."""

@@ -74,8 +74,6 @@ class TraceFile:
             self.numbers.forget()
             await self._database.close()
 
-    # -- Runs
-
     def hold_run(self, run_id: str) -> None:
         """Mark a run as alive."""
         try:
@@ -91,7 +89,7 @@ class TraceFile:
         finally:
             self.numbers.forget()  # should more come of one of those, it is open again
 
-    # -- Writing
+    # --- Writing ---
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         """Store events, and the facts that follow from them about calls and sessions, in one transaction."""

@@ -297,8 +297,6 @@ class WriterCore:
             if self._journal is not None:
                 self._journal.close()
 
-    # -- Waiting
-
     async def _wait(self) -> None:
         """Until there is something to commit, and then a little longer, so that others can share the commit."""
         if self._hurry.is_set():
@@ -334,7 +332,7 @@ class WriterCore:
     def _due(self) -> bool:
         return anyio.current_time() >= self._retry_at
 
-    # -- Writing
+    # --- Writing ---
 
     async def _attempt(self) -> None:
         """Commit all events that are there now, in order, and record the result.
@@ -424,7 +422,7 @@ class WriterCore:
             return False
         return True
 
-    # -- Failing
+    # --- Failures ---
 
     def _note_failure(self, reason: str) -> None:
         self._failures += 1

@@ -18,13 +18,13 @@ from ..conversation_setup import approver, first_model, given_tools
 
 
 class Setting(NamedTuple):
-    """What the chat starts with."""
+    """The settings at the start of a chat."""
 
-    model: str | None  # the model; None is the default one, or that of the session that goes on
+    model: str | None  # The model; None is the default one, or that of the continued session.
     system: str | None  # the system prompt
     key: str | None  # the name of the adapter's key to send
     resumed: str | None  # the session that goes on; None is a new one
-    saved: bool  # whether what is said is kept from the start
+    saved: bool  # Whether the chat is saved from the start.
     options: TurnOptions  # the options of each turn
     tools: Sequence[str] = ()  # the tools, as words
     asks_always: bool = False  # whether the person is asked about every call of a tool
@@ -38,7 +38,7 @@ class Backstage:
 
     def __init__(self, registry: ModelRegistry, setting: Setting) -> None:
         self.saved = setting.saved or setting.resumed is not None
-        """Whether what is said is kept."""
+        """Whether the conversation is saved."""
         self._registry = registry
         self._setting = setting
         self._life = AsyncExitStack()
@@ -91,17 +91,17 @@ class Backstage:
         self.session.model = name
 
     async def preview(self, name: str, content: Sequence[adapters.ContentBlock]) -> RequestPreview:
-        """The request that a model would be sent, if the person said that."""
+        """The request that a model would get for this message."""
         said = content or "…"
         return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
 
     def back_to(self, count: int) -> None:
-        """Go on as if only so many messages had been said: in a session of its own, with the same start."""
+        """Continue after only so many messages, in a new session with the same start."""
         if len(self.session.messages) > count:
             self.session = self.session.fork(at=count)
 
     async def save(self) -> None:
-        """Keep what was said, and what will be. A second call does nothing."""
+        """Save the conversation so far, and from now on. A second call does nothing."""
         if self.saved:
             return
         document = self.session.export()
@@ -142,13 +142,13 @@ class ReplyUnderWay:
             self._writer.end()
 
     async def cancel(self) -> None:
-        """End the turn; what had arrived is kept."""
+        """End the turn; the arrived part is kept."""
         self._cancelled = True
         if self._turn is not None:
             await self._turn.cancel()
 
 
-# -- replies on the screen
+# --- Replies on the screen ---
 
 
 class ReplyWriter:
@@ -194,18 +194,17 @@ class ReplyWriter:
         self._screen.text(text)
 
 
-# -- Ctrl-C in a chat. What it does depends on what the chat is doing.
+# --- Ctrl-C in a chat ---
+#   idle       nothing immediately: the next reading starts with KeyboardInterrupt, and the chat ends
+#   reading    KeyboardInterrupt, in the middle of reading
+#   replying   the reply is cancelled; a second one raises KeyboardInterrupt
 #
-#     idle       nothing immediately: the next reading starts with KeyboardInterrupt, and the chat ends
-#     reading    KeyboardInterrupt, in the middle of reading
-#     replying   the reply is cancelled; a second one raises KeyboardInterrupt
-#
-# Between these, Python would raise KeyboardInterrupt wherever the main thread happens to be: in a callback of the
-# garbage collector, too, where it is shown and lost.
+# Between these, Python would raise KeyboardInterrupt anywhere in the main thread: also in a callback of the
+# garbage collector, where it is shown and lost.
 
 
 class Interrupts:
-    """What Ctrl-C means, as long as the context lasts. On the main thread only."""
+    """The meaning of Ctrl-C while the context lasts. On the main thread only."""
 
     def __init__(self) -> None:
         self._reading = False

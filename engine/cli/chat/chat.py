@@ -61,7 +61,7 @@ class Chat:
     def _session(self) -> Session:
         return self.backstage.session
 
-    # -- the person
+    # --- Input ---
 
     def talk(self) -> None:
         """Until the person leaves."""
@@ -92,7 +92,7 @@ class Chat:
             yield from model.aliases
 
     def _read(self) -> str | None:
-        """What the person says; None at the end of the input and after Ctrl-C, when the chat ends."""
+        """The person's input; None at the end of the input and after Ctrl-C, when the chat ends."""
         try:
             with self._interrupts.reading():
                 text = self._reader.read()
@@ -119,7 +119,7 @@ class Chat:
             return False
         return answer.strip().lower() in ("y", "yes")
 
-    # -- commands
+    # --- Commands ---
 
     def _obey(self, command: SlashCommand) -> None:
         name, argument = command
@@ -208,7 +208,7 @@ class Chat:
         remember(self._session.id, self._setting.tools)
         self._say(f"kept, as {self._session.id}, and so is what follows")
 
-    # -- replies
+    # --- Replies ---
 
     def _send(self, message: str) -> None:
         content = content_of(message, [block for _, block in self._attached])
@@ -251,9 +251,6 @@ class Chat:
             note(text)
 
 
-# -- previews
-
-
 def preview_lines(preview: RequestPreview, said: int) -> Iterator[str]:
     """The lines about a request that would be sent."""
     if preview.refused is not None:
@@ -272,7 +269,7 @@ def preview_lines(preview: RequestPreview, said: int) -> Iterator[str]:
 
 
 def _loss_place(loss: RequestLoss, said: int) -> str:
-    """What is lost, and where. A warning about a setting names the setting itself."""
+    """The lost part, and its place. A warning about a setting names the setting itself."""
     if loss.message is not None:
         return f"{f'message {loss.message + 1}' if loss.message < said else 'the next message'}, {loss.what}: "
     if loss.tool is not None:
@@ -280,11 +277,8 @@ def _loss_place(loss: RequestLoss, said: int) -> str:
     return f"{loss.what}: " if "." in loss.what else ""
 
 
-# -- its cost
-
-
 def replies_text(history: Iterable[Message]) -> str:
-    """What the replies of a conversation cost, and how far that is known."""
+    """The cost of a conversation's replies, and how much of it is known."""
     costs = [_cost_of(message.metadata) for message in history if message.metadata is not None]
     total = reduce(add, costs, CostSum())
     replies = "1 reply" if total.calls == 1 else f"{total.calls:,} replies"
@@ -297,10 +291,10 @@ def _cost_of(reply: MessageMetadata) -> CostSum:
     return CostSum.of_call(None if unknown else reply.usage, reply.cost, unknown=unknown)
 
 
-# -- the command
+# --- The command ---
 
 TOOL_ROUNDS = 10
-"""How often the model may go on after its tools, unless ``-o max_tool_rounds`` says otherwise."""
+"""The number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -360,7 +354,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
-    """What the chat starts with."""
+    """The settings at the start of the chat."""
     last = last_session() if arguments.goes_on else LastSession("")
     return Setting(
         model=arguments.model,

@@ -1,4 +1,4 @@
-"""The lines of a chat: where they come from, what they mean, and the file that keeps them for the Up key."""
+"""The lines of a chat: their sources, their meaning, and the history file for the Up key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SlashCommand(NamedTuple):
     """A line of a chat that is no message."""
 
     name: str  # the name, without the slash
-    argument: str  # what stands behind it
+    argument: str  # The text behind it.
 
 
 HELP: Mapping[str, str] = {
@@ -37,7 +37,7 @@ HELP: Mapping[str, str] = {
     "help": "/help is this",
     "quit": "/quit, quit, exit or Ctrl-D leaves",
 }
-"""What each command does."""
+"""The effect of each command."""
 
 SHORT_HELP = '/help shows the commands. """ begins and ends several lines. Ctrl-C stops a reply, Ctrl-D leaves.'
 
@@ -54,13 +54,13 @@ def command_of(line: str) -> SlashCommand | None:
 
 
 def unknown(name: str) -> str:
-    """What to say to a command that doesn't exist."""
+    """The message for an unknown command."""
     near = nearest(name, HELP)
     return f"there is no command /{name}: {f'did you mean /{near[0]}?' if near else '/help shows them'}"
 
 
 def completions(text: str, models: Iterable[str], files: Callable[[str], Sequence[str]]) -> Sequence[str]:
-    """What Tab offers for the last word of a line."""
+    """The completions of Tab for the last word of a line."""
     command, blank, argument = text.partition(" ")
     if not text.startswith("/"):
         return ()
@@ -70,13 +70,6 @@ def completions(text: str, models: Iterable[str], files: Callable[[str], Sequenc
         return sorted(models)
     return files(argument) if command == "/attach" else ()
 
-
-# -- Messages of several lines, between three quotation marks. Pure.
-#
-# """
-# The first line.
-# The second.
-# """
 
 MARK = '"""'
 
@@ -95,11 +88,11 @@ def unwrapped(text: str) -> str:
     return stripped
 
 
-# -- reading lines
+# --- Reading lines ---
 
 
 class Reader(Protocol):
-    """Reads what the person says."""
+    """Reads the person's input."""
 
     def read(self) -> str | None:
         """The next message; None at the end of the input."""
@@ -136,13 +129,10 @@ class PlainReader:
             return None
 
 
-# -- the editor
-
-
 def edited(text: str = "") -> str:
-    """What the person has written in ``$VISUAL`` or ``$EDITOR``."""
+    """The text that the person has written in ``$VISUAL`` or ``$EDITOR``."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="callboard-") as folder:  # which is the person's own
+    with tempfile.TemporaryDirectory(prefix="callboard-") as folder:  # The folder is private to the person.
         file = Path(folder, "message.md")
         file.write_text(text, encoding="utf-8")
         try:
@@ -155,7 +145,7 @@ def edited(text: str = "") -> str:
     return written.strip()
 
 
-# -- the history
+# --- The history file ---
 
 
 def history_path() -> Path:
@@ -164,7 +154,7 @@ def history_path() -> Path:
 
 
 def forget_lines(said: set[str]) -> bool:
-    """Delete the entries that were said in a deleted session. Returns whether there were any."""
+    """Delete the lines of a deleted session. Returns whether there were any."""
     path = history_path()
     try:
         lines = path.read_text("utf-8", "replace").splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Lines at a terminal: several of them, pasted or written, with Tab and a history that the next chat knows.
+"""Lines at a terminal: several of them, pasted or written, with Tab and a saved history.
 
 prompt_toolkit does the editing. It is imported for chats at a terminal only.
 """

@@ -1,1 +1,1 @@
-"""What the commands share: options, tables, screens, logs."""
+"""The shared parts of the commands: options, tables, screens, logs."""

@@ -42,7 +42,7 @@ def moment_text(ts_us: int | None) -> str:
     return moment.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
 
 
-# -- money
+# --- Money ---
 
 NANO = 1_000_000_000
 
@@ -77,14 +77,14 @@ def places(nano_usd: int) -> int:
 
 
 def cost_text(cost: Cost | None) -> str:
-    """A call's cost. For a cost without a figure, the text says so."""
+    """A call's cost. Without a figure, the text gives the reason."""
     if cost is None:
         return "-"
     return "unpriced" if cost.nano_usd is None else usd(cost.nano_usd)
 
 
 def difference(before: int, after: int) -> str:
-    """What changed, with its sign."""
+    """The change, with its sign."""
     change = after - before
     return "no change" if change == 0 else f"{'+' if change > 0 else '-'}{usd(abs(change))}"
 
@@ -102,7 +102,7 @@ def percent(before: int, after: int) -> str:
 
 
 def sum_text(total: CostSum) -> str:
-    """A sum, and beside it the calls that are in no amount."""
+    """A sum, with the number of calls that are in no amount."""
     if total.calls and total.unpriced == total.calls:
         return "unpriced"
     if total.calls and total.unknown == total.calls:

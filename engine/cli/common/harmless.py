@@ -52,7 +52,7 @@ def say(text: str = "") -> None:
 
 
 def note(text: str = "") -> None:
-    """Write one line to stderr, beside what was asked for."""
+    """Write one line to stderr, separate from the command's output."""
     print(one_line(text), file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The options that commands share, and what they name: the trace, its calls, the model, the engine."""
+"""The options that commands share, and their values: the trace, its calls, the model, the engine."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def add_tag(parser: argparse.ArgumentParser, help: str = "only with this tag; ma
 
 
 def call_filter(arguments: argparse.Namespace) -> CallFilter:
-    """The filter for calls that the options of `add_filters` say."""
+    """The filter for calls from the options of `add_filters`."""
     from callboard.tracestore import CallFilter
 
     return CallFilter(
@@ -210,7 +210,7 @@ def amount(text: str) -> int:
     return int(nano)
 
 
-# -- paths, as a person types them
+# --- Typed paths ---
 
 TRACE_NAME = "trace.db"
 DEMO_TRACE_NAME = "demo-trace.db"
@@ -226,7 +226,7 @@ def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None
 
 
 def default_trace() -> Path:
-    """The trace file of whoever names none: the engine's own, or the demo's if that is all there is."""
+    """The default trace file: the engine's own, or the demo's if it is the only one."""
     own, demo = home_folder() / TRACE_NAME, demo_trace()
     return demo if demo.exists() and not own.exists() else own
 
@@ -259,7 +259,7 @@ def near(path: Path) -> Path:
     return path if shorter.startswith("..") else Path(shorter)
 
 
-# -- reading the trace
+# --- Reading the trace ---
 
 
 def from_trace(
@@ -283,7 +283,7 @@ def from_trace(
 
 
 async def price_version(store: Store, under: str | None) -> str | None:
-    """The whole price version that starts as ``--under`` says; None if it says none."""
+    """The full price version that starts with ``--under``; None without the option."""
     if under is None:
         return None
     known = [table.version for table in await store.price_tables()]
@@ -295,8 +295,6 @@ async def price_version(store: Store, under: str | None) -> str | None:
         )
     return fitting[0]
 
-
-# -- working on an engine
 
 T = TypeVar("T")
 

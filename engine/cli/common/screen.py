@@ -66,7 +66,7 @@ def make_console(*, plain: bool = False) -> Console:
 
 
 def color_system() -> Literal["auto"] | None:
-    """What rich is told of colours. NO_COLOR means none, and neither bold nor dim, which rich would leave."""
+    """The colour setting for rich. NO_COLOR means none, and neither bold nor dim, which rich would leave."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
@@ -130,10 +130,8 @@ class Screen:
         self.console = console
         self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._flow: Flow | None = None  # of the reply that is being written
-        self._held: list[Callable[[], None]] = []  # what came meanwhile
+        self._held: list[Callable[[], None]] = []  # Lines that arrived meanwhile.
         self._status: Status | None = None
-
-    # -- what is shown
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
         """A line, a table: anything that rich draws. While a reply is being written it waits for its end."""
@@ -144,7 +142,7 @@ class Screen:
         self._actions.put(lambda: self._draw(lambda: self._print_line(text, style, whole)))
 
     def begin_reply(self, label: str, style: str | None = None) -> None:
-        """Begin a reply with its label. Then `text` adds to it, and `end_reply` ends it."""
+        """Start a reply with its label. Then `text` adds to it, and `end_reply` ends it."""
         self._actions.put(lambda: self._begin(label, style))
 
     def text(self, piece: str) -> None:
@@ -155,7 +153,7 @@ class Screen:
         self._actions.put(self._end)
 
     def busy(self, text: str) -> None:
-        """Say that something takes a moment, until `idle`."""
+        """Show that a task takes a moment, until `idle`."""
         self._actions.put(lambda: self._busy(text))
 
     def idle(self) -> None:
@@ -172,7 +170,7 @@ class Screen:
         self._actions.put(tell)
         await done.wait()
 
-    # -- the main thread
+    # --- The main thread ---
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run an async function on an event loop of its own, and draw what it shows until it is done."""
@@ -247,16 +245,13 @@ class Screen:
             status.stop()
 
 
-# -- progress
-
-
 @contextmanager
 def progress_bar() -> Iterator[Progress | None]:
     """A bar for as long as the context lasts; None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    make_console()  # says what is missing, if rich is
+    make_console()  # It reports if rich is missing.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -265,7 +260,7 @@ def progress_bar() -> Iterator[Progress | None]:
         yield bar
 
 
-# -- log lines
+# --- Log lines ---
 
 Sink: TypeAlias = Callable[[str], None]
 
@@ -303,12 +298,12 @@ class _Lines(logging.Handler):
 
 
 def _is_wrong_configuration(record: logging.LogRecord) -> bool:
-    """Whether an actor could not start as it is configured. The command fails by the same error, and says it."""
+    """Whether an actor could not start because of its configuration. The command fails with the same error."""
     fields = getattr(record, "callboard", {})
     return fields.get("event") == "actor.crashed" and fields.get("error", "").startswith("ConfigurationError: ")
 
 
-# -- failed calls
+# --- Failed calls ---
 
 
 def exit_code(error: errors.AdapterError) -> int:
@@ -327,7 +322,7 @@ def said(error: errors.AdapterError) -> str:
 
 
 def advice(error: errors.AdapterError) -> str:
-    """What to do about a failure; empty where nobody knows better than the error itself."""
+    """Advice about a failure; empty if the error itself has the best advice."""
     match error:
         case errors.AccessDeniedError():
             return "the key is good, but may not do this: use another with --key, or ask for the right"
@@ -358,6 +353,6 @@ def _new_key(provider: str | None) -> str:
     variables = next((each.key_variables for each in providers() if each.name == provider), ())
     if not variables:
         return "put a good key into the variable that models.yaml names"
-    if os.environ.get(variables[0]):  # which goes before the file of keys
+    if os.environ.get(variables[0]):  # The environment takes precedence over the file of keys.
         return f"put a good key into {variables[0]}"
     return f"`callboard keys set {provider}` takes a good one"

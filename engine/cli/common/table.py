@@ -127,18 +127,16 @@ def _flat_fields(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that a field holds, perhaps beside None."""
+    """The struct in a field, perhaps next to None."""
     for part in (kind, *getattr(kind, "__args__", ())):
         if isinstance(part, type) and issubclass(part, msgspec.Struct):
             return part
     return None
 
 
-# -- tables
-#
-# A table in too little room has words of one letter a line. A table that is wider than its terminal is broken in
-# the middle of numbers. So the least important columns are left out, in the order that the command gives, and a
-# line below names them.
+# --- Tables ---
+# A narrow table would have words of one letter a line, and a wide one is broken in the middle of numbers. So the
+# least important columns are left out, in the command's order, and a line below names them.
 
 FOLDED_WIDTH = 24  # of a column that may fold: as narrow as names can be and still be read
 

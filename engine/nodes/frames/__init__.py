@@ -1,2 +1,1 @@
-"""Streams that are read on another host: frames of merged deltas, mirrors of logs, and what a taker finds in
-them."""
+"""Streams that are read on another node: frames, mirrors of logs, and a takeover's messages."""

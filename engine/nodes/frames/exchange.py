@@ -1,4 +1,4 @@
-"""Where frames travel, and the questions that nodes ask each other about streams.
+"""The subjects of frames, and the questions of nodes about each other's streams.
 
 callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker keeps for a while
 callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has asked for
@@ -21,7 +21,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 from .mirror import Mirror
 from .wire import Ending, Frame
 
-# Whom a reader on another node asks, and when
+# --- Following a stream ---
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +34,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     retry: float = 1.0
     """Seconds after which the owner and the store are asked again, when the owner has not answered."""
     patience: float = 20.0
-    """Seconds without a sign of the owner after which the turn counts as lost, if the store can't tell."""
+    """Seconds without a sign of the owner after which the turn counts as lost, if the store has no answer."""
     new: float = 5.0
-    """Seconds in which a node may not have said anything yet of a turn that it has just made."""
+    """Seconds in which a node may not have published anything yet about a new turn."""
 
 
 class AskOwner(msgspec.Struct, frozen=True):
@@ -84,13 +84,14 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 StoreAnswer: TypeAlias = Stored | Ending | Literal["alive", "nothing", "no answer"]
-"""What the store says: the turn, its ending, that its owner still has it, or nothing (as where there is no store).
+"""The answer of the store: the turn, its ending, that its owner still has it, or nothing (also without a store).
+
 ``no answer`` means that store or broker can't be asked now.
 """
 
 
 class Follower:
-    """What a reader's node does about one stream.
+    """The decisions of a reader's node about one stream.
 
     Args:
         mirror: The copy of the stream's log.
@@ -110,12 +111,14 @@ class Follower:
         self.mirror = mirror
         self._timing = timing
         self._phase: Literal["following", "replaying", "asking owner", "asking store"] = "following"
-        self._stale = True  # kept frames may say more
+        self._stale = True  # Kept frames may have more.
         self._next: Literal["owner", "store"] = "owner"
         self._due = now
         self._owner_at = now
-        self._unknown_at = now + timing.new if new else now  # it is believed from then on that nobody knows it
-        self._known = False  # whether frames or the owner have told of the stream
+        self._unknown_at = (
+            now + timing.new if new else now
+        )  # From then on an unknown stream counts as nonexistent.
+        self._known = False  # Whether frames or the owner have shown that the stream exists.
         self._ended: Frame | None = None  # an ending that is not to be heard before the kept frames
 
     @property
@@ -133,7 +136,7 @@ class Follower:
         """The time at which `question` may have one, if nothing comes before."""
         return self._due if self._phase == "following" and not self.over else math.inf
 
-    # -- what comes in
+    # --- Incoming facts ---
 
     def frame(self, frame: Frame, now: float, *, kept: bool = False) -> None:
         """Take in a frame."""
@@ -160,7 +163,7 @@ class Follower:
         self._stale, self._due = True, now
 
     def owner_answered(self, answer: OwnerAnswer | None, now: float) -> None:
-        """The owner has answered; None if nobody has."""
+        """Apply the owner's answer; None if there was none."""
         self._phase = "following"
         if answer is None:
             self._next, self._due = "store", now
@@ -177,7 +180,7 @@ class Follower:
             case Stored(events=events, owner=owner):
                 end = events[-1]
                 if isinstance(end, TurnComplete) and end.status == "outcome_unknown" and self.mirror.next_seq:
-                    self.mirror.end(Ending(end.status, end.error))  # what came stays as its readers have it
+                    self.mirror.end(Ending(end.status, end.error))  # Readers keep the frames that arrived.
                 else:
                     self.mirror.complete(events, owner)
             case Ending():
@@ -192,8 +195,6 @@ class Follower:
                 self.mirror.end(Ending("outcome_unknown", "its node does not answer any more"))
             case _:
                 pass
-
-    # -- what goes out
 
     def question(self, now: float) -> Question | None:
         """The question that is due now, if there is one. It must be answered: by `replayed`,
@@ -229,7 +230,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def token(name: str) -> str:
-    """A name as one token of a subject. Different names have different tokens, and no name has that of `ANY`."""
+    """A name as one token of a subject. Tokens of different names differ, and none equals `ANY`."""
     if not name:
         return ANY
     return "".join(
@@ -258,7 +259,7 @@ class Subjects:
         return f"{self._root}.wanted.{token(node)}"
 
     def of_stream(self, stream_id: str) -> str:
-        """All frames of a stream, whatever its session."""
+        """All frames of a stream, in any session."""
         return f"{self._root}.streams.*.{token(stream_id)}"
 
     def of_session(self, session_id: str) -> str:
@@ -345,7 +346,7 @@ class Subscription(Protocol):
 
 
 class FrameBroker(Protocol):
-    """What frames need of a broker. A broker that can't be reached loses what is published, and says so."""
+    """The methods of a broker that frames use. An unreachable broker loses messages, and reports it."""
 
     @property
     def connected_seconds(self) -> float:
@@ -362,8 +363,9 @@ class FrameBroker(Protocol):
         """Take in messages from now on, also after the broker was away."""
 
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        """The first answer to a message. None if nobody listens there, nobody answers in time, or the broker
-        can't be reached.
+        """The first answer to a message.
+
+        None without a listener, without an answer in time, or without a broker.
         """
 
     def kept(self, subject: str) -> AsyncIterator[bytes]:
@@ -373,7 +375,7 @@ class FrameBroker(Protocol):
         """Have the broker keep no frame of a subject that was sent until now. It never raises."""
 
     async def let_go(self) -> None:
-        """Return when what was published goes out whatever becomes of this process, if it can. It never raises."""
+        """Return when published messages will be sent even if this process dies, if possible. It never raises."""
 
     async def drain(self) -> None:
         """Have everything sent that was published."""
@@ -382,6 +384,4 @@ class FrameBroker(Protocol):
         """Be at work until cancelled."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Have a function called whenever the broker is back: what was sent may be lost, and so may be what it
-        had kept.
-        """
+        """Call a function whenever the broker is back. Messages sent, and those that it kept, may be lost."""

@@ -1,15 +1,15 @@
-"""The copy of a stream's log on another node, made of frames in whatever order they come.
+"""The copy of a stream's log on another node, made of frames in any order.
 
     empty ──▶ contiguous ⇄ with a gap ──▶ over
 
-* A frame that follows on what is there is added; of one that overlaps, the new part. What is there already, and
-  what an older epoch says, is ignored.
-* A frame behind a gap is held. The gap is closed by the frames that are missing, or by a snapshot.
-* It is over with the turn's own end, with an ending that another node has said, or with what the store has of the
-  turn: exactly one of them. After that, frames say nothing any more.
+- A frame that directly follows is added; of an overlapping one, the new part. Known events, and those of an older
+  epoch, are ignored.
+- A frame behind a gap is held. The gap is closed by the missing frames, or by a snapshot.
+- The mirror is over with exactly one of these: the turn's own end, an ending from another node, or the store's
+  copy of the turn. Later frames are ignored.
 
-So what its readers get is at every moment a prefix of what the owner's readers get, and has one end. There is no
-I/O here and no clock.
+So at every moment its readers have a prefix of the owner's stream, with one end. There is no I/O here and no
+clock.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Mirror:
     """A copy of a log.
 
     Args:
-        log: The log to fill. Nobody else appends to it.
+        log: The log to fill. Only the mirror appends to it.
     """
 
     def __init__(self, log: StreamLog[TurnEvent]) -> None:
         self.log = log
         self.session_id = ""
-        """The id of the stream's session; empty until a frame has said it, or without one."""
+        """The id of the stream's session; empty until a frame has it, or without one."""
         self.node = ""
-        """The node that owns the stream; empty until a frame has said it."""
+        """The node that owns the stream; empty until a frame names it."""
         self.epoch = 0
         """The highest epoch that a frame had."""
         self.ahead = 0
@@ -131,7 +131,7 @@ class Mirror:
             self._held[frame.first_seq] = frame
 
     def _following(self) -> Frame | None:
-        """The next frame that says more and leaves no gap. Those that say nothing new are let go."""
+        """The next frame with new events and without a gap. Frames without new events are dropped."""
         for first_seq in sorted(self._held):
             frame = self._held[first_seq]
             if frame.next_seq <= self.next_seq:
@@ -143,7 +143,7 @@ class Mirror:
         return None
 
     def _add(self, frame: Frame) -> None:
-        # what a newer node says and this one doesn't know keeps its number as an UnknownEvent
+        # An event of a newer version becomes an UnknownEvent, so that it keeps its number.
         try:
             events = cast("list[TurnEvent]", unpacked(frame.entries))
         except ValueError:
@@ -178,6 +178,6 @@ def begun_us(stream_id: str) -> int | None:
 
 
 def may_be_new(stream_id: str, now_us: int) -> bool:
-    """Whether a turn may have been made a moment ago, so that its node may not have said anything of it yet."""
+    """Whether a turn may be so new that its node has not published anything about it yet."""
     begun = begun_us(stream_id)
     return begun is not None and now_us - begun < RECENT_US

@@ -1,7 +1,7 @@
-"""The reader's side: mirrors of streams that run on other nodes, each filled as long as somebody reads it.
+"""The reader's side: mirrors of streams on other nodes, each filled while it has readers.
 
-Each has a `Follower`, which decides, and a task, which listens and asks as it says. The log of a mirror is in the
-engine's streams like any other, so that further readers share it, and a stream that is over is kept.
+Each has a `Follower`, which decides, and a task, which listens and asks accordingly. The log of a mirror is in the
+engine's streams like any other, so that further readers share it, and a completed stream is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .exchange import (
 from .mirror import Mirror, may_be_new
 from .wire import Assembly, Ending, UnreadableFrame, read_packet
 
-# A reader of a stream whose turn runs on another node.
+# --- Readers and their mirrors ---
 
 
 class Filling(Protocol):
@@ -48,22 +48,22 @@ class Filling(Protocol):
 
     log: StreamLog[TurnEvent]
     stored: bool
-    """Whether it was made of what is stored, so that its numbers are not those of the owner."""
+    """Whether it was made from the store, with numbers that differ from the owner's."""
 
     async def settled(self) -> None:
         """Return when it is known how far the stream is by now."""
 
 
 class RemoteReader(StreamReader[TurnEvent]):
-    """A reader of a log that is filled from elsewhere. It starts with the first read.
+    """A reader of a log that is filled from another node. It starts with the first read.
 
-    What `attach` would raise for a stream of this node is raised by the first read: UnknownStream if no node has
-    the stream and nothing is stored of it, or if it has another owner. ValueError if `from_seq` is beyond the end.
+    The first read raises the errors that `attach` raises for a local stream. UnknownStream: no node has the stream
+    and nothing is stored of it, or it has another owner. ValueError: `from_seq` is beyond the end.
 
     Args:
-        filling: The log, and what is known of it.
+        filling: The log, and its facts.
         from_seq: As for `StreamLog.reader`.
-        start: A function that has the log filled.
+        start: A function that starts to fill the log.
         coalesce: As for `StreamLog.reader`.
         min_interval: As for `StreamLog.reader`.
         owner: As for `StreamChannel.attach`.
@@ -110,7 +110,10 @@ class RemoteReader(StreamReader[TurnEvent]):
         while self._cursor > log.next_seq and not log.closed and not self._closed:
             await log._changed()
         if self._filling.stored and self._cursor > 0:
-            self._cursor, self._unfold = 0, None  # what it has read has other numbers: it starts again
+            self._cursor, self._unfold = (
+                0,
+                None,
+            )  # The events that it has read have other numbers, so it starts again.
         elif self._cursor > log.next_seq and log.error is None and not self._closed:
             self.close()
             raise ValueError(
@@ -119,7 +122,7 @@ class RemoteReader(StreamReader[TurnEvent]):
         self._placed = True
 
     async def _check_owner(self) -> None:
-        """Raise UnknownStream if the stream has another owner. The first frame with events says whose it is."""
+        """Raise UnknownStream if the stream has another owner. The first frame with events names it."""
         log = self._log
         while not log.next_seq and not log.closed and not self._closed:
             await log._changed()
@@ -139,17 +142,17 @@ ASK_SECONDS = 2.0
 """The longest wait for an owner's answer."""
 
 ASK_ALL_SECONDS = 1.0
-"""The longest wait for an answer where nobody knows who the owner is. Those who are not it say nothing."""
+"""The longest wait for an answer of an unknown owner. Other nodes don't answer."""
 
 STEADY_SECONDS = 5.0
 """The time after a connection in which a node that doesn't answer may still be about to connect itself."""
 
 
 class TurnSource(Protocol):
-    """Where turns are found whose owner can't be asked."""
+    """The source of turns with an unreachable owner."""
 
     async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """What is known of a turn. It never raises."""
+        """The stored facts of a turn. It never raises."""
 
 
 class _Mirrored:
@@ -167,7 +170,7 @@ class _Mirrored:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody reads it, and it has no end yet."""
+        """Whether it has readers, and no end yet."""
         return not self.log.closed and bool(self.log.readers)
 
     async def settled(self) -> None:
@@ -193,7 +196,7 @@ class _Mirrored:
             self.woken.set()
 
     def tell_settled(self) -> None:
-        """Let those go on who wait to know how far the stream is."""
+        """Wake the readers that wait for the stream's position."""
         if self.log.closed or (self.follower is not None and self.follower.settled):
             waiting, self._waiting = self._waiting, []
             for signal in waiting:
@@ -208,9 +211,9 @@ class Mirrors:
         subjects: The cluster's subjects.
         node: This node.
         streams: The streams of this engine.
-        source: Where turns are found whose owner can't be asked.
-        announce: Tells all readers of a stream, by its id and its session, how its turn was ended.
-        timing: How long readers wait.
+        source: The source of turns with an unreachable owner.
+        announce: A function that publishes to all readers how a stream's turn was ended, by its id and session.
+        timing: The waiting times of readers.
         now_us: The time of this node's clock, in microseconds since the epoch.
     """
 
@@ -302,7 +305,7 @@ class Mirrors:
             )
             self._forget(mirrored)
 
-    # -- at work
+    # --- Filling a mirror ---
 
     async def _begin(self, mirrored: _Mirrored, start: Callable[[], Awaitable[None]]) -> None:
         await start()
@@ -310,7 +313,7 @@ class Mirrors:
 
     def _work(self, mirrored: _Mirrored) -> None:
         if self._group is None or mirrored.follower is not None or mirrored.log.closed:
-            return  # `run` takes up what is not at work yet
+            return  # `run` starts the ones that don't work yet.
         new = may_be_new(mirrored.stream_id, self._now_us())
         mirrored.follower = Follower(mirrored.mirror, anyio.current_time(), self._timing, new=new)
         self._group.start_soon(self._fill, mirrored, mirrored.follower, name=f"mirror {mirrored.stream_id}")
@@ -373,7 +376,7 @@ class Mirrors:
         follower.store_answered(found, anyio.current_time())
 
     def _forget(self, mirrored: _Mirrored) -> None:
-        """Let go of a mirror. What is not the whole stream under its owner's numbers is no stream of this node."""
+        """Release a mirror. Only a complete stream with its owner's numbers stays as a stream of this node."""
         self._mirrored.pop(mirrored.stream_id, None)
         mirrored.tell_settled()
         if mirrored.stored or not mirrored.log.closed or mirrored.log.error is not None:

@@ -25,8 +25,8 @@ class Frames:
         node: This node.
         broker: The broker.
         streams: The streams of this engine.
-        epoch_of: Gives the epoch in which this node has a session; 0 if it has none.
-        source: Where turns are found whose owner can't be asked.
+        epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
+        source: The source of turns with an unreachable owner.
         now_us: The time of the engine's clock, in microseconds since the epoch.
     """
 
@@ -59,7 +59,7 @@ class Frames:
         self._asked = (subjects.asked(node), subjects.asked(""))
 
     async def retained(self, session_id: str) -> Retained:
-        """What the kept frames of a session say, for the node that takes it over."""
+        """The messages in the kept frames of a session, for the node that takes it over."""
         return await self._kept(self._subjects.of_session(session_id))
 
     async def delivered(self, stream_id: str, message_id: str) -> int:
@@ -88,9 +88,7 @@ class Frames:
         await self._broker.forget(self._subjects.of_session(session_id))
 
     async def hand_over(self, stream_id: str) -> None:
-        """Let go of all that a stream of this node has said. After that no death of this process has others
-        believe in another end than the one that is handed over here.
-        """
+        """Release a stream completely. If this process dies later, the end that is handed over still counts."""
         if self.sender.say_now(stream_id):
             with anyio.CancelScope(shield=True):
                 await self._broker.let_go()
@@ -108,7 +106,7 @@ class Frames:
                     await subscription.unsubscribe()
 
     async def drain(self) -> None:
-        """Send what the streams have said to their end."""
+        """Send the events of the streams to their end."""
         self.sender.flush()
         await self._broker.drain()
 

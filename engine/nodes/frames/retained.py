@@ -1,8 +1,8 @@
-"""What the kept frames of a session say beyond its stored history, for the node that takes it over.
+"""The messages in a session's kept frames beyond its stored history, for a takeover.
 
-The owner may have died with messages that no shared store has: what the user said, replies that were over, and the
-text of the reply in progress. All of that was in frames before anybody could read it. It is pure: frames in
-whatever order go in, and messages come out.
+The owner may have died with messages that the shared store lacks: the user's, completed replies, and the text of
+the reply in progress. All of them were in frames before any reader got them. The code is pure: frames in any order
+go in, and messages come out.
 """
 
 from __future__ import annotations
@@ -61,26 +61,30 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     status: TurnStatus | None
     """The way it ended; None if it has no end."""
     finished: bool
-    """Whether its own node has said its end. Otherwise others have, or nobody."""
+    """Whether its own node has published its end. Otherwise another node has, or none."""
     opening: bytes
     """The session's setup, as the turn's start has it; empty if that was not kept."""
     appended: dict[int, Message]
     """The messages that it had added to the history, by their places."""
     left: tuple[Message, ...]
-    """What it would have added, had it ended where its frames end: the messages of the user that wait for a reply,
-    and the part of the reply that had come. Nothing without such a part, as with any turn that fails so early."""
+    """The messages that it would have added if it had ended with its frames.
+
+    They are the user's messages that wait for a reply, and the arrived part of the reply. Empty without such a
+    part, as for any turn that fails so early.
+    """
 
 
 class Retained(msgspec.Struct, frozen=True):
-    """What is kept of a session."""
+    """The kept messages of a session."""
 
     turns: tuple[RetainedTurn, ...]
     """Its turns, the oldest first."""
 
     @property
     def messages(self) -> dict[int, Message]:
-        """The messages of its history by their places. What a later epoch says stands; what an earlier one says
-        at its places or behind them was never a part of it.
+        """The messages of its history by their places.
+
+        A later epoch replaces the messages of an earlier one from its places on.
         """
         history: dict[int, Message] = {}
         for epoch in sorted({turn.epoch for turn in self.turns}):
@@ -109,7 +113,7 @@ class Retained(msgspec.Struct, frozen=True):
 
     @property
     def unfinished(self) -> RetainedTurn | None:
-        """The last turn, if its own node has not said its end."""
+        """The last turn, if its own node has not published its end."""
         last = self._last(self.turns)
         return last if last is not None and not last.finished else None
 
@@ -120,10 +124,10 @@ class Retained(msgspec.Struct, frozen=True):
 
 
 def retained(frames: Iterable[Frame]) -> Retained:
-    """What frames of one session say.
+    """The messages in the frames of one session.
 
-    Turns are in the order of their start: by the millisecond in their ids, then by the
-    number of messages before them, then as their first frames came.
+    Turns are in the order of their start: by the millisecond in their ids, then by the number of messages before
+    them, then by their first frames.
     """
     by_stream: dict[str, _Turn] = {}
     for frame in frames:
@@ -147,7 +151,7 @@ class _Turn:
 
     def take(self, frame: Frame) -> None:
         if self._ending is not None or frame.ending is not None:
-            self._ending = self._ending or frame.ending  # what its node says after it is not heard
+            self._ending = self._ending or frame.ending  # Later frames of its node are ignored.
             return
         if frame.epoch >= self._mirror.epoch:
             self._node = frame.node
@@ -179,7 +183,7 @@ class _Turn:
 
 
 def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | None]) -> tuple[Message, ...]:
-    """What a turn leaves behind that was cut off."""
+    """The messages that an interrupted turn leaves behind."""
     accumulator = StreamAccumulator()
     waiting = list(said)
     start = MessageStart()
@@ -195,7 +199,7 @@ def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | N
 
 
 def _reply(start: MessageStart, accumulator: StreamAccumulator) -> Message:
-    """A reply as far as it came, with what its node could not say any more left unknown."""
+    """The arrived part of a reply. Facts that its node could not publish stay unknown."""
     complete = accumulator.complete
     reason = StopReason.ERROR if complete is None else complete.stop_reason
     content = with_whole_calls(accumulator.content, StopReason.ERROR)  # its calls were not run here
@@ -224,14 +228,14 @@ def _message(packed: Packed) -> Message | None:
         return None
 
 
-# What the shared store knows of a turn whose owner can't be asked
+# --- Turns in the shared store ---
 
 
 _MINUTE_US = 60_000_000
 
 
 class Endings(Protocol):
-    """Where it is decided how a turn ended whose node died."""
+    """The interface for deciding how a dead node's turn ended."""
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
         """The ending of a turn. It is decided now, if the lease of its node is over."""
@@ -257,7 +261,7 @@ class StoredTurns:
         self._endings = endings
 
     async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """What is known of a turn, see `mirrors.TurnSource`."""
+        """The stored facts of a turn, see `mirrors.TurnSource`."""
         try:
             store = await self._trace()
             found = await stored_turn(store, stream_id, session_id)
@@ -272,10 +276,10 @@ class StoredTurns:
 
 
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
-    """The events of a turn that is over, its messages in whole pieces; None if it isn't stored.
+    """The events of a completed turn, with whole messages; None if it isn't stored.
 
-    A turn has two ends if its node died between its end and the shipment of that, and no frame told of it: what
-    others have decided meanwhile, and said to readers, stands.
+    A turn has two ends if its node died between its end and the shipment of that, without a frame. Then the end
+    that another node decided and published applies.
     """
     begun = begun_us(stream_id)
     since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe

@@ -1,8 +1,8 @@
-"""The owner's side: what its streams say goes out, and questions about them are answered.
+"""The owner's side: events of its streams are sent, and questions about them are answered.
 
-A log that says something marks itself as having news, once. The frames of all logs that have some are then made
-together: immediately if the last time is long enough ago, or when it is. So an open stream that says nothing costs
-nothing, and one that says much costs a list append per delta, as without a cluster.
+A log with new events marks itself, once. The frames of all marked logs are then made together: immediately if the
+last time is long enough ago, or else when it is. So a silent stream costs nothing, and a busy one costs a list
+append per delta, as without a cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, encode, read_ask
 from .wire import Appended, Beginning, Ending, Frame, chunks, pack_message, packets
 
-# What has been said of one stream to other nodes, and the frames that say the rest.
+# --- Making and sending frames ---
 
 _UNBOUNDED = 1 << 62
 
@@ -50,11 +50,11 @@ class Framer:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to say, and nothing will come."""
+        """Whether all is sent, and no more will come."""
         return self.log.closed and self._said >= self.log.next_seq
 
     def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
-        """Note what the turn starts with: the number of messages before it, what it says, the session's setup."""
+        """Record the turn's start: the number of messages before it, its messages, the session's setup."""
         self._beginning = Beginning(history, tuple(map(pack_message, said)), opening)
 
     def append(self, position: int, message: Message) -> None:
@@ -62,12 +62,12 @@ class Framer:
         self._appended.append(Appended(position, pack_message(message)))
 
     def again(self) -> None:
-        """Have everything said once more, because what was said may be lost."""
+        """Send everything again, because it may be lost."""
         self._said = self._appended_said = 0
         self._beginning_said = False
 
     def frames(self) -> Iterator[Frame]:
-        """The frames of everything that is not said yet. What they hold counts as said."""
+        """The frames of all events that are not sent yet. They count as sent afterwards."""
         beginning = None if self._beginning_said else self._beginning
         appended = tuple(self._appended[self._appended_said :])
         self._beginning_said = self._beginning is not None
@@ -108,10 +108,10 @@ class Framer:
 _log = Log("engine.frames")
 
 PROMPT = 0.9
-"""The part of the time for which news may wait after which they are said, so that making frames fits into it."""
+"""The part of the waiting time after which frames are made, so that making them fits into it."""
 
 MOST_ENDED = 4096
-"""The number of streams that are over and of which is still known whose they were."""
+"""The number of completed streams with a remembered owner."""
 
 
 class SendingStatistics(msgspec.Struct, frozen=True):
@@ -136,16 +136,16 @@ class _Followed:
 
 
 class FrameSender:
-    """Says to other nodes what the streams of this one say.
+    """The sender of the frames of this node's streams.
 
     Args:
         broker: The broker.
         subjects: The cluster's subjects.
         node: This node.
-        epoch_of: Gives the epoch in which this node has a session; 0 if it has none, or nobody counts.
+        epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
         streams: The streams of this engine.
-        frame_seconds: Seconds for which news may have to wait.
-        frame_bytes: The bytes of a frame, roughly.
+        frame_seconds: Seconds for which new events may wait.
+        frame_bytes: The approximate size of a frame in bytes.
     """
 
     def __init__(
@@ -174,8 +174,6 @@ class FrameSender:
         self._frames = self._bytes = self._lost = 0
         broker.on_reconnect(self.say_again)
 
-    # -- what the turns tell
-
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
         """Follow a stream from its start."""
         framer = Framer(log, session_id, self._node, self._frame_bytes)
@@ -183,7 +181,7 @@ class FrameSender:
         log.notify(lambda: self._note(followed))
 
     def begin(self, stream_id: str, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
-        """Note what a turn starts with, see `Framer.begin`."""
+        """Record a turn's start, see `Framer.begin`."""
         if (followed := self._open.get(stream_id)) is not None:
             followed.framer.begin(history, said, opening)
             self._note(followed)
@@ -195,24 +193,24 @@ class FrameSender:
             self._note(followed)
 
     def announce(self, stream_id: str, session_id: str, ending: Ending) -> None:
-        """Tell all readers how a turn has ended whose owner is gone."""
+        """Publish to all readers how a turn with a lost owner has ended."""
         frame = Frame(stream_id, session_id, self._node, ending.epoch, 0, 0, ending=ending)
         self._send(self._subjects.stream(stream_id, session_id), [frame])
 
-    # -- what goes out
+    # --- Next steps ---
 
     def owns(self, stream_id: str) -> bool:
         """Whether the stream is one of this node's own."""
         return stream_id in self._open or stream_id in self._ended
 
     def say_again(self) -> None:
-        """Say everything that is open here once more, because what was said may be lost."""
+        """Send all open streams again, because frames may be lost."""
         for followed in self._open.values():
             followed.framer.again()
             self._note(followed)
 
     def flush(self) -> None:
-        """Say immediately what there is to say."""
+        """Send all new events immediately."""
         self._flushed_at = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
@@ -222,7 +220,7 @@ class FrameSender:
             self._try_to_say(stream_id, followed)
 
     def say_now(self, stream_id: str) -> bool:
-        """Say immediately what one stream has to say. Returns whether it is followed here."""
+        """Send the new events of one stream immediately. Returns whether it is followed here."""
         self._news.pop(stream_id, None)
         if (followed := self._open.get(stream_id)) is None:
             return False
@@ -254,7 +252,7 @@ class FrameSender:
         if not self._is_ours(framer):
             if log.closed:
                 self._open.pop(stream_id, None)
-            return  # whoever has the session by now says how the turn ended
+            return  # The session's new owner publishes how the turn ended.
         self._send(self._subjects.stream(stream_id, session_id), framer.frames())
         if framer.over:
             self._open.pop(stream_id, None)
@@ -263,8 +261,9 @@ class FrameSender:
                 self._ended.popitem(last=False)
 
     def _is_ours(self, framer: Framer) -> bool:
-        """Whether the session is still this node's in the epoch in which the turn runs. A turn that has come to
-        its own end is said in any case: the session may have been handed over since.
+        """Whether the session still belongs to this node in the turn's epoch.
+
+        A turn that has ended by itself is published in any case: the session may have been handed over since.
         """
         epoch = self._epoch_of(framer.session_id) if framer.session_id else 0
         framer.epoch = framer.epoch or epoch
@@ -282,10 +281,8 @@ class FrameSender:
                 if not publish(subject, packet):
                     self._lost += 1
 
-    # -- what is asked
-
     def asked(self, _subject: str, payload: bytes, reply: str) -> None:
-        """Answer a question, if the stream is this node's own. Otherwise nothing is said: another may have it."""
+        """Answer a question if the stream belongs to this node. Otherwise another node may answer."""
         ask = read_ask(payload)
         if ask is None or not reply or not self._speaks_for(ask.stream_id):
             return

@@ -23,7 +23,7 @@ from callboard.bus.streams.events import (
 )
 from callboard.bus.values.usage import TokenUsage
 
-# Events and messages as JSON, and back, so that they come out exactly as they went in.
+# --- Events and messages as JSON ---
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def pack_event(event: TurnEvent) -> Packed:
-    """An event of a turn's stream. An event that no JSON can say becomes a note of its type."""
+    """An event of a turn's stream. An event without a JSON form becomes a note of its type."""
     raw: msgspec.Raw | None = None
     if isinstance(event, MessageComplete | StepFinish) and event.usage.raw is not None:
         raw, usage = event.usage.raw, _without_raw(event.usage)
@@ -52,7 +52,7 @@ def pack_event(event: TurnEvent) -> Packed:
 
 
 def unpack_event(packed: Packed) -> TurnEvent | UnknownEvent:
-    """The event. One that this version doesn't know is an UnknownEvent, so that every event keeps its number."""
+    """The event. An event of a newer version is an UnknownEvent, so that every event keeps its number."""
     try:
         event = _from_json(packed.json, _event_decoder())
     except (ValueError, TypeError, RecursionError):
@@ -134,7 +134,7 @@ def _type_in(encoded: bytes) -> str:
         return "unknown"
 
 
-# What goes over the wire
+# --- Frames and questions ---
 
 
 class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
@@ -191,12 +191,12 @@ Entry: TypeAlias = Texts | Thoughts | Arguments | Whole
 
 
 class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a turn started with, for whoever has to go on with its session."""
+    """The start of a turn, for the node that continues its session."""
 
     history: int
     """The number of messages that the session's history had."""
     said: tuple[Packed, ...]
-    """The messages that the turn says, which enter the history with the first content of the reply."""
+    """The messages of the turn. They enter the history with the first content of the reply."""
     opening: bytes = b""
     """All of the session besides its messages, see `engine.sessions.handover`; empty if not known."""
 
@@ -210,7 +210,7 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How a turn ended whose owner could not say it."""
+    """The end of a turn that its owner could not publish."""
 
     status: TurnStatus
     """The way it ended, for its `turn.complete`."""
@@ -237,13 +237,13 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     entries: tuple[Entry, ...] = ()
     """The events."""
     folded: bool = False
-    """Whether the entries are a snapshot: they say the same as all events before `next_seq`, with fewer events."""
+    """Whether the entries are a snapshot: all events before `next_seq`, in fewer ones."""
     beginning: Beginning | None = None
-    """What the turn started with, in its first frame."""
+    """The start of the turn, in its first frame."""
     appended: tuple[Appended, ...] = ()
     """The messages that entered the history meanwhile."""
     ending: Ending | None = None
-    """The end of the turn, said by a node that is not its owner. Such a frame has no events."""
+    """The end of the turn, from a node that is not its owner. Such a frame has no events."""
     owner: str | None = None
     """The tag ``owner`` of the stream; None if it has none, and in a frame with an ending."""
 
@@ -262,7 +262,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class UnreadableFrame(ValueError):
-    """The bytes are no frame, or one of a version that this node doesn't know."""
+    """The bytes are no frame, or one of an unknown version."""
 
 
 _frame_encoder = msgspec.msgpack.Encoder()
@@ -289,7 +289,7 @@ def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
 
 
 def read_packet(payload: bytes) -> Frame | Part:
-    """What a message carries."""
+    """The content of a message."""
     try:
         return _decoder().decode(payload)
     except (ValueError, RecursionError) as error:
@@ -327,10 +327,10 @@ class Assembly:
         return frame
 
 
-# Events of a log as entries of frames, and back.
+# --- Entries of a log ---
 
 ENTRY_BYTES = 48
-"""What an entry counts for besides its text, towards the size of a frame."""
+"""The size of an entry without its text, for the size of a frame."""
 
 Chunk = tuple[tuple[Entry, ...], int]
 """The entries of one frame, and the number of their events."""
