@@ -118,7 +118,6 @@ def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
 
 
 def set_key(path: Path, name: str, value: str) -> bool:
-    """Keep a key."""
 
     def change(keys: dict[str, str]) -> bool:
         replaced = name in keys
@@ -129,7 +128,6 @@ def set_key(path: Path, name: str, value: str) -> bool:
 
 
 def remove_key(path: Path, name: str) -> bool:
-    """Forget a key."""
     return _change(path, lambda keys: keys.pop(name, None) is not None)
 
 

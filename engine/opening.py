@@ -39,7 +39,6 @@ class StoreAddress:
     """A PostgreSQL database, as a URL that libpq reads. As text it has no password."""
 
     dsn: str = field(repr=False)
-    """The URL as it was given."""
 
     def __post_init__(self) -> None:
         """Refuse an address that libpq would read differently.
@@ -146,7 +145,6 @@ async def existing_store(place: TracePlace) -> Store:
 
 
 def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, prices: PriceTable) -> TraceShipper:
-    """The shipper of an engine."""
     from callboard.tracestore import TraceShipper
     from callboard.tracestore.shipping.source import Recent
 

@@ -235,5 +235,4 @@ class Pricing:
 
 
 async def _stored(store: Store, version: str) -> PriceTable:
-    """The table of a version."""
     return await store.price_table(version)

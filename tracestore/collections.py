@@ -284,7 +284,6 @@ Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]
 
 
 def packed(vector: Sequence[float]) -> bytes:
-    """A vector as it is stored."""
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()

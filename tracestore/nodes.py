@@ -57,9 +57,7 @@ class AccountScope(Protocol):
         """The most money in nano-USD, and the most tokens; None is no limit."""
         ...
 
-    def slot(self, now_us: int) -> Slot:
-        """The slot that a moment belongs to."""
-        ...
+    def slot(self, now_us: int) -> Slot: ...
 
     def query(self, now_us: int) -> SpendingQuery | None:
         """The calls of the trace that count at a moment; None if the trace doesn't count."""
@@ -102,7 +100,6 @@ class Answer(msgspec.Struct, frozen=True):
     now_us: int
     """The time of the store's clock, in microseconds since the epoch."""
     standings: Sequence[Standing]
-    """The accounts."""
     wanted: Sequence[bool] = ()
     """For each account, whether a call was refused there a moment ago."""
 
@@ -241,8 +238,6 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner of a session."""
-
     node: str
     """The run of the owner's engine."""
     name: str = ""
@@ -283,9 +278,7 @@ class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """The epoch in which the turn ran."""
     status: TurnStatus
-    """The way it ended."""
     decided_by: str
-    """The node that has decided."""
 
 
 class OwnershipTables(Protocol):

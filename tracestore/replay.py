@@ -81,8 +81,6 @@ class StoredEvents:
 
 
 class _Pages:
-    """One iteration."""
-
     def __init__(self, wanted: StoredEvents, types: Mapping[str, type[Event]]) -> None:
         self._wanted = wanted
         self._types = types

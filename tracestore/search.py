@@ -153,7 +153,6 @@ class Term(NamedTuple):
     begins: bool = False
     """Whether the last word may go on."""
     absent: bool = False
-    """Whether they must not be there."""
 
 
 def words_of(text: str) -> list[str]:

@@ -29,7 +29,6 @@ class Counted(msgspec.Struct, frozen=True):
     """The number of the last event of this run that the sums include."""
 
     def count_in(self, ledger: Ledger) -> None:
-        """Count the sums in a ledger."""
         for budget, row, at_us in self.entries:
             amount = Amount(row.nano_usd, row.tokens)
             ledger.account(budget, row.value).book(amount, at_us, calls=row.calls, unknown=row.unknown)

@@ -395,7 +395,6 @@ class Ledger:
         return [account for account, _ in hold.places]
 
     def __contains__(self, hold_id: str) -> bool:
-        """Whether there is a reservation of that name."""
         return hold_id in self._holds
 
     def rename(self, hold_id: str, new_id: str) -> None:

@@ -77,7 +77,6 @@ def server_of(running: RunningAdapter | None) -> str | None:
 
 
 def settings_of(server: str | None, request: CanonicalRequest | None = None) -> CallSettings | None:
-    """The settings of a call."""
     address, port = (None, None) if server is None else _parts(server)
     if request is None:
         return None if address is None else CallSettings(server_address=address, server_port=port)
@@ -112,21 +111,16 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of the engine."""
     request_id: str
     routing: RoutingDecision
-    """The decision for the model."""
     priced_as: str | None = None
     """The provider that publishes the model's prices, see `engine.models.published_prices`."""
     running: RunningAdapter | None = None
     """The adapter that makes the call. None for the end of a video's job, which no adapter makes."""
     session_id: str | None = None
-    """The id of the session, if the call belongs to one."""
     turn_id: str | None = None
-    """The id of the turn, if the call belongs to one."""
     message_id: str | None = None
-    """The id of the message that the call is to bring."""
     caused_by: str | None = None
     """The id of the call that led to this one."""
     tags: dict[str, str] | None = None
-    """The caller's tags."""
     order: int = 0
     """The caller's place from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
@@ -158,8 +152,6 @@ _CREATING_JOBS = frozenset({"video_create", "batch_create"})
 
 
 class CallEvents:
-    """One call: what it waits for, and its events."""
-
     operation = "chat"
     """The kind of call, in OpenTelemetry's word for it."""
     sends = True
@@ -191,7 +183,6 @@ class CallEvents:
         self.over = False
         """Whether the call has ended. Reports of attempts are ignored from then on."""
         self.asked = False
-        """Whether the adapter was asked."""
         self._server = server_of(context.running)
         self._attempt = 0
         self._attempt_open = False
@@ -521,7 +512,6 @@ class CallEvents:
         return None
 
     def settings(self) -> CallSettings | None:
-        """The settings in the start event of the call."""
         return settings_of(self._server)
 
     def completed(

@@ -114,7 +114,6 @@ class Spending:
         self.costs: list[Cost] = []
         """The costs of all attempts that may have used something."""
         self.usages: list[TokenUsage] = []
-        """The usages of all attempts that have one."""
         self.sum = CostSum()
         """The sum over all attempts that have ended."""
 
@@ -126,7 +125,6 @@ class Spending:
         return costs[0] if len(costs) == 1 else reduce(add, costs) if costs else NOTHING_SPENT
 
     def count(self, end: CallEnd) -> None:
-        """Count an attempt that has ended."""
         part = cost_sum(end)
         self.sum += part
         if end.usage is not None:

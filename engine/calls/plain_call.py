@@ -107,7 +107,6 @@ class PlainCall(CallEvents, Generic[S]):
         on_answer: Callable[[S], object] | None = None,
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """A call that has not started."""
         super().__init__(context, streamed=False)
         self.operation = operation
         self._most = most
@@ -184,7 +183,6 @@ class PlainCalls(Generic[A]):
         adapter_of: Callable[[ProviderAdapter, Named], A],
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """Calls that have not started."""
         self.operation = operation
         self.runtime = runtime
         self.plan = expand(runtime.registry, model, options.get("fallback"))

@@ -370,8 +370,9 @@ def installed_version() -> str:
 
 
 def make_streams_forgiving() -> None:
-    """Make output streams tolerant: unsupported characters become question marks, and a stream that was closed at
-    the start (``>&-``) accepts writes.
+    """Make output streams tolerant of unsupported characters and closed streams.
+
+    Unsupported characters become question marks. A stream that was closed at the start (``>&-``) accepts writes.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:

@@ -91,7 +91,6 @@ def _file() -> Path:
 
 
 def last_session() -> LastSession:
-    """The last conversation."""
     try:
         return msgspec.json.decode(_file().read_bytes(), type=LastSession)
     except (OSError, msgspec.DecodeError):

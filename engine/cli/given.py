@@ -298,7 +298,6 @@ def schema_of(given: str) -> JsonObject:
 
 
 def of_short_form(text: str) -> JsonObject:
-    """The schema of a short form."""
     stripped = text.strip()
     if stripped.startswith("[") and stripped.endswith("]"):
         return {"type": "array", "items": _object(stripped[1:-1])}

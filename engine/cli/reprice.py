@@ -251,7 +251,6 @@ async def _reprice(
 
 
 async def _opened(trace: TracePlace, arguments: argparse.Namespace) -> Store:
-    """The store, not open yet."""
     return store_to_read(trace) if _only_looks(arguments) else await existing_store(trace)
 
 

@@ -85,7 +85,6 @@ def lines_of(report: RepriceReport, by: By) -> list[Line]:
 
 
 def total(report: RepriceReport) -> Line:
-    """All calls of the report."""
     return Line("all", report.total)
 
 

@@ -52,7 +52,6 @@ class RefusedReasoning:
             )
 
     def without(self, provider: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages as a provider takes them."""
         refused = self._refused.get(provider)
         if not refused:
             return messages

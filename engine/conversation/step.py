@@ -50,7 +50,6 @@ from .turn_models import TurnModels
 def request_for(
     turn: TurnContext, route: Route, messages: tuple[Message, ...], ids: FirstIds, *, first: bool
 ) -> CanonicalRequest:
-    """The request of a call."""
     options, option, entry = turn.options, route.option, route.option.named.entry
     capabilities, given = option.capabilities, option.input
     assert capabilities is not None  # an option without them is never taken
@@ -136,7 +135,6 @@ class Step:
         caused_by: str | None,
     ) -> None:
         self.call: Call | None = None
-        """The call in progress."""
         self.partial: Reply | None = None
         """The part of a reply that had arrived when its call failed."""
         self.left = False
@@ -368,7 +366,6 @@ class TurnTools:
         return "max_tool_rounds" if self._rounds >= self._turn.options["max_tool_rounds"] else None
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
-        """Run the calls of a reply that may be run."""
         self._rounds += 1
         return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
 

@@ -142,7 +142,6 @@ class Turn(TurnContext):
 
     @property
     def model(self) -> Model:
-        """The model, or the models, that the turn asks for."""
         return self._model or self.state.model
 
     @property
@@ -196,7 +195,6 @@ class Turn(TurnContext):
 
     @property
     def call(self) -> Call | None:
-        """The call in progress."""
         return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:

@@ -46,7 +46,6 @@ class FirstIds(NamedTuple):
     """The ids that a caller wants for the first call of a turn. An empty id is made up."""
 
     request_id: str
-    """The id of the call."""
     message_id: str
 
 
@@ -94,7 +93,6 @@ class TurnContext:
     def publish(
         self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
     ) -> None:
-        """Publish an event of the turn on the bus."""
         self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)
 
 

@@ -178,8 +178,6 @@ Steps: TypeAlias = Generator[Held, str | Stop, None]
 
 
 class _Block:
-    """The block that is open."""
-
     def __init__(self, kind: GuardedKind, index: int, window: Window) -> None:
         self.kind: GuardedKind = kind
         self.index = index

@@ -37,7 +37,6 @@ class Found(msgspec.Struct, frozen=True):
     state: str
     """``available``, ``degraded`` or ``unavailable``."""
     reason: str
-    """The reason, in words."""
     seconds: float | None
     """Seconds until it may be tried again; None where there is no such time."""
 
@@ -49,9 +48,7 @@ class MessageBroker(Protocol):
         """Send a message without waiting."""
         ...
 
-    async def subscribe(self, subject: str, receive: Callable[[str, bytes, str], None], /) -> object:
-        """Take in messages of a subject."""
-        ...
+    async def subscribe(self, subject: str, receive: Callable[[str, bytes, str], None], /) -> object: ...
 
 
 class SharedAvailability:
@@ -150,10 +147,8 @@ class Told(msgspec.Struct, frozen=True):
     node: str
     """The node: the run of its engine."""
     adapter: str
-    """The adapter's name."""
     key: str
     lesson: Lesson
-    """The lesson."""
     age_us: int
     """Microseconds since then."""
 
@@ -181,7 +176,6 @@ class LearnedLimits:
         self._hurry = anyio.Event()
 
     def share(self, limits: RateLimits) -> None:
-        """Share what an engine learns."""
         self.limits = limits
         limits.on_learned = self.note
 

@@ -28,10 +28,7 @@ PAGE_EVENTS = 256
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A page, still encoded."""
-
     run_id: str
-    """The run of its events."""
     after: int
     """The `seq` of the event before its first one; 0 if there is none."""
     last: int
@@ -60,7 +57,6 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def encode_page(page: Page) -> bytes:
-    """The message of a page."""
     head = _Head(page.run_id, page.after, page.last, page.lines is None)
     return msgspec.json.encode(head) + b"\n" + (page.lines or b"")
 
@@ -171,7 +167,6 @@ class Outgoing:
 
     @property
     def waiting_bytes(self) -> int:
-        """The bytes of the pages that wait."""
         return self._bytes
 
     def next(self, now: float, *, connected: bool) -> Step:
@@ -205,7 +200,6 @@ class Outgoing:
             self.is_behind = False
 
     def acknowledged(self, page: Page) -> None:
-        """The broker has the page."""
         self.failures, self._retry_at = 0, 0.0
         self.cursor = max(self.cursor, page.last)
         if self._waiting and self._waiting[0] == page:
@@ -342,7 +336,6 @@ class EventBridge:
         """Nothing is held."""
 
     def statistics(self) -> BridgeStatistics:
-        """A snapshot."""
         course = self._course
         return BridgeStatistics(
             course.cursor, course.committed, course.waiting_bytes, course.is_behind, course.failures

@@ -58,8 +58,6 @@ _ID = "Nats-Msg-Id"
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """A place in the stream."""
-
     stream: str
     """The stream of the position. A stream that was deleted and recreated is another."""
     sequence: int
@@ -67,12 +65,8 @@ class StreamPosition(msgspec.Struct, frozen=True):
 
 
 class KeptMessage(msgspec.Struct, frozen=True):
-    """A message of the stream."""
-
     position: StreamPosition
-    """Its place."""
     data: bytes
-    """The payload."""
 
 
 class KeptEvents:

@@ -87,7 +87,6 @@ class SharedAccount(Account):
         self._spent = self._others = _NOTHING
 
     def stands(self, standing: Standing) -> None:
-        """Take in how the account stands."""
         self.granted[standing.slot] = standing.granted
         self._spent, self._others = standing.spent, standing.others
 

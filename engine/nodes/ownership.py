@@ -212,7 +212,6 @@ class Ownership:
         self._deleted: set[str] = set()  # Deleted sessions that are still held here.
 
     def statistics(self) -> OwnershipStatistics:
-        """A snapshot."""
         now = self._clock.monotonic_ns()
         return OwnershipStatistics(
             node=self.info.node,

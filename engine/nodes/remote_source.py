@@ -197,8 +197,6 @@ MARGIN = timedelta(hours=1)
 
 
 class EventReader(Protocol):
-    """A reader of the broker."""
-
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
         """Where its stream ends now, and the id of each run's last message."""
         ...
@@ -263,7 +261,6 @@ class RemoteEvents:
         self._past: _Past | None = None
 
     def statistics(self) -> RemoteStatistics:
-        """A snapshot."""
         passed_over = sum(run.passed_over for run in self._runs.values())
         now = anyio.current_time()
         waits = [now - (self._runs[name].stuck_since or now) for name in self._lacking]

@@ -385,7 +385,6 @@ class PartialJson:
         self.complete = not self._stack
 
     def _place(self, value: Json) -> None:
-        """A value that is whole."""
         self._put(value)
         self._state = self._comma if self._stack else self._after
         self.complete = not self._stack

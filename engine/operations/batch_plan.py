@@ -26,22 +26,17 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 
 
 class BatchPlan(JobOrigin, frozen=True, kw_only=True):
-    """A batch that is decided on."""
-
     batch_id: str
-    """The batch's id."""
     sizes: tuple[int, ...]
     """The number of requests in each part, in their order."""
     digest: str
     """The start of the hash of all requests."""
     request_ids: tuple[str, ...]
-    """The ids of the requests, as the results have them."""
     key: str | None = None
     """The name of the key that the caller wants."""
 
     @property
     def total(self) -> int:
-        """The number of requests."""
         return sum(self.sizes)
 
     def parts(self) -> range:
@@ -67,7 +62,6 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
 
 
 def call_id(batch_id: str, place: int) -> str:
-    """The id of the call of one request of a batch."""
     return f"{batch_id}-{place}"
 
 

@@ -31,10 +31,8 @@ Started: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
 """A batch that was planned, and its parts as far as they were sent."""
 
 started_batches: PerEngine[dict[str, Started]] = PerEngine(dict)
-"""The batches that an engine has started to create."""
 
 handles: PerEngine[WeakValueDictionary[str, BatchHandle]] = PerEngine(WeakValueDictionary)
-"""The handles that are in use, by batch."""
 
 _TURNS: PerEngine[WeakValueDictionary[str, anyio.Lock]] = PerEngine(WeakValueDictionary)
 
@@ -197,7 +195,6 @@ async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
 
 
 def publish_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:
-    """Publish that a provider has a part."""
     event = BatchSubmitted(
         **plan.about(), part=part, job_id=job.id, call_id=request_id, key=job.key, certain=job.certain
     )

@@ -174,7 +174,6 @@ class _Embedding:
             raise
 
     async def _run(self, batch: range) -> EmbeddingResponse:
-        """The vectors of one batch."""
 
         async def call(route: Route, request_id: str, caused_by: str | None) -> EmbeddingResponse:
             response, cost = await self._call(batch, route, request_id, caused_by)
@@ -191,7 +190,6 @@ class _Embedding:
             raise AdapterError(str(refusal), retryable=False) from refusal  # so that the other batches are kept
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:
-        """The abilities of a model."""
         can = adapter.get_embedding_capabilities(named.entry.wire_name)
         asked = self._options.get("dimensions")
         if asked is not None and (refusal := can.refusal(asked)) is not None:

@@ -37,8 +37,6 @@ GRACE_SECONDS = 10.0
 
 
 class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job comes from."""
-
     decision: RoutingDecision
     wire_model: str
     """The model's name at its provider."""

@@ -48,9 +48,7 @@ class Ticket:
         self.output_tokens = output_tokens
         """Tokens of the reply, likewise."""
         self.state: Literal["new", "waiting", "held", "sent", "over"] = "new"
-        """Where the request is."""
         self.sent_us = 0
-        """The moment at which it was sent."""
         self.generation = -1
         """The number of refusals before it was let in."""
         self.counted = False
@@ -249,7 +247,6 @@ class Account:
     def __init__(self) -> None:
         """An account without known limits."""
         self.limits: tuple[Limit, ...] = ()
-        """All limits that are known."""
         self.paused_until_us = 0
         """The moment before which nothing goes, if `cap` is a number."""
         self.cap: int | None = None
@@ -393,7 +390,6 @@ class Account:
             self.paused_until_us = max(self.paused_until_us, until_us)
 
     def _pause(self, until_us: int, flying: int) -> None:
-        """Start a pause."""
         self._peak = max(flying, self._peak if self.cap is not None else 1)
         self.paused_until_us = max(self.paused_until_us if self.cap is not None else 0, until_us)
         self.cap, self._flying = 1, 0

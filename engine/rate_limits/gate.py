@@ -38,9 +38,7 @@ class Headers(NamedTuple):
     """The limits in a reply's headers."""
 
     requests: Reading | None = None
-    """The limit of requests."""
     tokens: Reading | None = None
-    """The limit of tokens."""
     output: bool = True
     """Whether that limit counts the tokens of replies."""
 
@@ -75,11 +73,9 @@ class Gate:
         self.shared = Account()
         """The limits of all models together."""
         self.models: dict[str, Account] = {}
-        """The limits of each model."""
         self.known = False
         """Whether any limit was ever known."""
         self.waiting = 0
-        """The number of requests that wait."""
         self._queues: dict[str, _Queue] = {}
         self._asked = 0
         self._sent = 0
@@ -333,7 +329,6 @@ class Lesson(msgspec.Struct, frozen=True):
 
     model: str
     headers: Headers = NO_HEADERS
-    """The limits in its headers."""
     pause_us: int = 0
     """Microseconds for which the provider wants to be left alone, after a refusal; 0 without one."""
     opens: bool = False

@@ -31,10 +31,8 @@ class LiveGate:
 
     def __init__(self, name: str, key: str, gate: Gate) -> None:
         self.name = name
-        """The name of the adapter."""
         self.key = key
         self.gate = gate
-        """The state."""
         self.on_wait: Callable[[], None] | None = None
         """Called when requests wait; None if nothing can be done for them."""
         self.on_learned: Callable[[Lesson], None] | None = None
@@ -132,7 +130,6 @@ class Permit:
         *,
         learns: bool = True,
     ) -> None:
-        """A permit that was not asked for."""
         self._learns = learns
         self.model = model
         self._live = live

@@ -94,7 +94,6 @@ class RateLimits:
         return live.gate.is_free(model, live.now_us())
 
     def of(self, adapter: str) -> Iterator[RateLimit]:
-        """The limits of an adapter that are known."""
         for live in self._of(adapter):
             now_us = live.known_time_us()
             for room in live.gate.rooms(now_us) if now_us is not None else ():

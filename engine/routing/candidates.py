@@ -61,7 +61,6 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     """One model that may serve."""
 
     name: str
-    """The name by which it was found."""
     entry: ModelEntry
     """The model's configuration."""
     resolved_by: str
@@ -115,13 +114,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A model that may serve, with the facts that are available before anything is sent."""
 
     named: Named
-    """The model."""
     capabilities: AdapterCapabilities | None = None
     """The capabilities of the model, corrected by the configuration."""
     input: ModelInput | None = None
     """The tools, the system text and the schema that the model would be sent."""
     estimated_tokens: int | None = None
-    """The estimate of the prompt."""
     max_output_tokens: int = 0
     """The largest number of output tokens that the model would be asked for."""
     warnings: tuple[CallWarning, ...] = ()

@@ -121,7 +121,6 @@ def stored_model(model: Model) -> Json:
 
 
 def model_of(stored: Json) -> Model:
-    """A model as it was given, from its stored form."""
     return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)
 
 
@@ -134,7 +133,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     new: tuple[Message, ...]
     """The messages that no model has answered yet."""
     tools: Sequence[ToolDefinition] = ()
-    """The tools of the conversation."""
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     output_schema: JsonObject | None = None

@@ -36,13 +36,10 @@ class _Waiter:
 
 
 class CallSlots:
-    """The slots of one provider."""
-
     def __init__(self, total: int) -> None:
         self.total = total
         """The number of slots. `resize` changes it, also while calls wait."""
         self.used = 0
-        """The number of slots that are taken."""
         self._numbers = itertools.count()
         self._queue: list[tuple[int, int, _Waiter]] = []
 

@@ -120,7 +120,6 @@ class TurnScope:
         self.deadline = math.inf
         """The event loop's time at which the turn's time is up, from `run` on."""
         self.cancelled = False
-        """Whether the turn was cancelled."""
         self._why = ""
         self._forget: Callable[[], object] | None = None  # stops watching the signal
         self._signal = signal

@@ -133,7 +133,6 @@ _living = Living()
 
 
 def engines() -> Living:
-    """The engines of this process."""
     return _living
 
 

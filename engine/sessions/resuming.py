@@ -189,14 +189,12 @@ class New(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that only a new session takes; all others are in `Wanted`."""
 
     tags: dict[str, str] | None = None
-    """The tags of its calls."""
     requires: Requirements | None = None
     """The abilities that its model must have."""
     name: str | None = None
     """Its name, for people."""
 
     def state(self, wanted: Wanted) -> SessionState:
-        """The state of a new session."""
         if wanted.model is None:
             raise ConfigurationError(f"session {wanted.session_id!r} is a new one: say its model=")
         return SessionState(

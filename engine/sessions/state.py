@@ -81,7 +81,7 @@ class SessionState:
         """The part of the history that the context policy sends by now."""
         self.refused_reasoning = RefusedReasoning()
         self.asked: AskedWith = NOTHING
-        """The options of the last turn whose model called tools, for the turn that answers these calls."""
+        """The options of the last turn with tool calls, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
         """These options as they were last published for the store."""
         self.turns = LoopLock()
@@ -133,7 +133,6 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
 
 
 def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
-    """The setup of a session."""
     asked = state.asked if asked is None else asked
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(

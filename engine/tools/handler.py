@@ -43,7 +43,6 @@ class Ready(msgspec.Struct, frozen=True):
     """The arguments of a call, converted."""
 
     keywords: dict[str, Any]
-    """The arguments as keywords."""
     whole: tuple[Any, ...] = ()
     """The one mapping, if the function takes that."""
 

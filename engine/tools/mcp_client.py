@@ -162,8 +162,6 @@ MAX_PAGES = 100
 
 @dataclass(frozen=True, eq=False)
 class McpTool(Tool):
-    """A tool of an MCP server."""
-
     original_name: str = ""
     """The server's own name of the tool."""
 

@@ -66,10 +66,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """The parameters of a function."""
-
     filled_in: tuple[Parameter, ...]
-    """The parameters that the model fills in."""
     injected: Mapping[str, Injected]
     """The parameters that the engine fills in."""
     variadic: bool = False
@@ -85,7 +82,6 @@ def parameters_of(
     properties: Iterable[str] = (),
     what: str = "",
 ) -> Parameters:
-    """Sort the parameters of a function."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # a builtin without one
@@ -231,7 +227,6 @@ class Documented(NamedTuple):
     description: str
     """The text before the first section."""
     parameters: dict[str, str]
-    """The descriptions of the parameters, by name."""
 
 
 _PARAMETERS = (

@@ -235,4 +235,3 @@ class Choice(msgspec.Struct, frozen=True):
     """A union with members that are tried one after the other."""
 
     members: tuple[Any, ...]
-    """The members, as hints."""

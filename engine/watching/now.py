@@ -129,7 +129,6 @@ class Watcher:
         return WorkUnderWay(items=tuple(items), total=len(turns) + len(plain), characters=self._characters)
 
     def turn(self, turn_id: str) -> Turn | None:
-        """The turn of an id, if it is in progress."""
         found = (each for each in self._runtime.in_flight if isinstance(each, Turn) and each.id == turn_id)
         return next(found, None)
 
@@ -177,7 +176,6 @@ class Watcher:
 
 
 def _characters(events: Sequence[TurnEvent]) -> int:
-    """The number of characters in some events."""
     said = 0
     for event in events:
         if isinstance(event, TextDelta | ThinkingDelta):

@@ -179,7 +179,6 @@ class _Places:
                 yield self._at((number, position, None), what, "the provider refused it in this conversation")
 
     def fields(self, reader: Reader) -> Iterator[RequestLoss]:
-        """The fields of blocks that the reader is not given."""
         for place, block in _blocks(self._messages):
             kind = block_type(block)
             raw: ProviderRaw | None = block.provider_raw

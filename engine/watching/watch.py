@@ -179,7 +179,6 @@ class CallCursor:
         self._watcher = engines().watch(partial(_follow, ref(self)))
 
     def put(self, call: EndedCall) -> None:
-        """Add a call."""
         with self._changed:
             if len(self._calls) == self._capacity:
                 self._skipped += 1 + self._calls.popleft().skipped

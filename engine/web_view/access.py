@@ -32,8 +32,6 @@ VISIT_US = 7 * 24 * 3600 * 1_000_000
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """A visitor with access."""
-
     scopes: frozenset[Scope]
     """The things that they may do."""
     csrf: str
@@ -215,7 +213,6 @@ class Access:
         self._csrf = secrets.token_urlsafe(24)
 
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
-        """The visitor, if access is allowed."""
         found = await self._asking(request)
         if found is None or "view" not in found.scopes:
             raise Refused(401, "sign in first: open the address that was printed")
@@ -262,7 +259,6 @@ def _check_csrf(request: Request, visitor: Visitor) -> None:
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """The JSON of a request."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "the content type must be application/json")
     body = bytearray()

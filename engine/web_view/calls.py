@@ -107,7 +107,6 @@ def attempt_in_brief(row: CallRow) -> dict[str, object]:
 
 
 def message_seen(message: Message, content: bool) -> dict[str, object]:
-    """A message of a session."""
     made = message.metadata
     blocks = [block_seen(block) for block in message.content]
     return {

@@ -39,10 +39,8 @@ class Reprice(msgspec.Struct, forbid_unknown_fields=True):
     version: str
     """The version of a table in the trace, ``published`` or ``engine``."""
     dry_run: bool = True
-    """Whether to report only."""
     where: CallFilter = CallFilter()
     as_model: str | None = None
-    """As if that model had served them all."""
     for_new_calls: bool = False
     """Whether new calls get that table, too."""
 
@@ -183,9 +181,7 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["idle", "running", "done", "failed"] = "idle"
     """As the module's head has it."""
     dry_run: bool = True
-    """Whether it is only tried."""
     version: str = ""
-    """The version of the table."""
     done: int = 0
     """The number of the last call that is done."""
     last: int = 0
@@ -210,7 +206,6 @@ class Repricings:
 
     @property
     def running(self) -> bool:
-        """Whether one is in progress."""
         return self._task is not None and not self._task.done()
 
     def begin(

@@ -45,7 +45,6 @@ async def now(subject: Subject, request: Request) -> Response:
 
 
 async def cancel(subject: Subject, request: Request) -> Response:
-    """Cancel a turn."""
     asked = await body_of(request, _Cancel)
     engine = await subject.started()
     if not await engine.cancel(asked.id):

@@ -78,12 +78,10 @@ class Subject:
 
     @property
     def has_trace(self) -> bool:
-        """Whether there is a trace to ask."""
         return self._trace is not None
 
     @property
     def state(self) -> str:
-        """The state of the engine, or that there is none."""
         return "trace" if self.engine is None else self.engine.statistics().state
 
     async def started(self) -> Engine:

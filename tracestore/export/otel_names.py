@@ -62,7 +62,6 @@ def provider_names() -> dict[str, str]:
 
 
 def operation(provider: str) -> str:
-    """The operation of a call."""
     return "generate_content" if provider in ("gcp.gemini", "gcp.vertex_ai") else CHAT
 
 
@@ -225,7 +224,6 @@ def of_content(content: CallContent) -> Attributes:
 
 
 def system_json(text: str) -> str:
-    """A system text as the conventions' JSON."""
     return _json([{"type": "text", "content": text}])
 
 

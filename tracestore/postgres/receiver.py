@@ -350,7 +350,6 @@ class Receiver:
         return [run_id for (run_id,) in rows]
 
     async def end_runs(self, endings: Mapping[str, Ending]) -> None:
-        """Mark runs as ended."""
 
         def work(statements: Statements) -> None:
             statements.run_many(

@@ -60,8 +60,6 @@ _ENDINGS = "DELETE FROM turn_endings WHERE decided_at < to_timestamp(? / 1000000
 
 
 class ServerPruning(pruning.Pruning):
-    """One pruning of one database."""
-
     _delete_tags = "DELETE FROM call_tags WHERE call_id IN ({calls})"
     _events_with_calls = False
     _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # The files of other runs record their ends.

@@ -222,7 +222,6 @@ class LookForFiles:
         remove_quietly(self._place(path))
 
     def due(self) -> bool:
-        """Whether it is time to look for files."""
         if anyio.current_time() < self._look_at:
             return False
         self._look_at = anyio.current_time() + _LOOK_SECONDS

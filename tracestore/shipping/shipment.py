@@ -31,7 +31,6 @@ class Position(msgspec.Struct, frozen=True):
     event: int = 0
     """The number of the event in the file; 0 is the start."""
     run_id: str = ""
-    """The run of the event."""
     seq: int = 0
     """The number of the event in its run."""
 
@@ -69,7 +68,6 @@ class Shipment(msgspec.Struct, frozen=True):
     after: Position
     """The place behind which they lie."""
     last: Position
-    """The place of the last one."""
     read: Read
     """The events as they were read."""
     events: Lines
@@ -111,8 +109,6 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The end of a run."""
-
     ended_us: int
     """The time at which the run was marked as ended."""
     ending: str
@@ -170,9 +166,7 @@ class Target(Protocol):
         """The runs of a file that have no end in the store."""
         ...
 
-    async def end_runs(self, endings: Mapping[str, Ending]) -> None:
-        """Mark runs as ended."""
-        ...
+    async def end_runs(self, endings: Mapping[str, Ending]) -> None: ...
 
 
 # --- Rows for COPY ---

@@ -122,7 +122,6 @@ def start_from_base(statements: Statements, run_id: int) -> None:
 
 
 def add_to_sums(statements: Statements, table: SumTable, run_id: int, groups: Iterable[Group]) -> None:
-    """Add groups to the sums of a run."""
     columns = (*_KEY[1:], *SUMMED)
     rows: list[list[SqlValue]] = [[run_id, *(getattr(of, name) for name in columns)] for of in groups]
     statements.run_many(_ADD_SUMS.format(table=table), rows)
@@ -294,7 +293,6 @@ def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high
 def _grouped(
     statements: Statements, pricer: Pricer, before: _Before, one_sided: _Before, *, look: bool = False
 ) -> list[Group]:
-    """Group the calls."""
     session, also = ("a.session", ", a.session") if pricer.by_session else ("''", "")
     counted = f"count({before.nano}), coalesce(sum({before.nano}), 0)"
     sql = _SUMS.format(source=before.source, before=counted, session=session, also=also)

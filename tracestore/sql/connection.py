@@ -193,9 +193,7 @@ class Statements(Protocol):
     """The means of a function that works in the connection's thread. They are not to be kept or used elsewhere."""
 
     @property
-    def dialect(self) -> Dialect:
-        """The dialect of the database."""
-        ...
+    def dialect(self) -> Dialect: ...
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = (), /) -> list[Row]:
         """Execute one statement and return all its rows."""
@@ -219,8 +217,6 @@ class Statements(Protocol):
 
 
 class Database(Protocol):
-    """A database, for queries."""
-
     @property
     def name(self) -> str:
         """The name of the database in messages to people."""

@@ -33,7 +33,6 @@ class Needed(NamedTuple):
     """The bodies that sessions referred to at one moment."""
 
     hashes: set[bytes]
-    """Their hashes."""
     moment: str
     """The moment, see `Dialect.moment`."""
     spared: list[int]
@@ -332,7 +331,6 @@ def note_erasure(statements: Statements, erasure: Erasure) -> None:
 
 
 def runs_in(statements: Statements, session_id: str) -> tuple[str, ...]:
-    """The runs with messages in a session."""
     rows = statements.run(
         """
         SELECT run_id FROM runs

@@ -95,7 +95,6 @@ class CallRows(NamedTuple):
     """Rows of calls that one statement stores."""
 
     insert: Insert
-    """The statement."""
     rows: list[Values]
     """The rows. In the place of a run's number they have what stands for it."""
     begin: bool
@@ -122,7 +121,6 @@ class Projection:
     def add(
         self, event: Event, run: str | int, ts_us: int, identity: Values, tags: Mapping[str, str] | None
     ) -> None:
-        """Take in one event."""
         if isinstance(event, _OF_CALLS):
             if identity[REQUEST] is not None:
                 self._note_call(event, run, ts_us, identity, tags)

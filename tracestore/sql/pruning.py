@@ -87,8 +87,6 @@ _COUNT_OLD_CALLS = f"""
 
 
 class Pruning(ABC):
-    """One pruning of one trace."""
-
     _delete_tags: str
     """Deletes the tags of calls; ``{calls}`` stands for a list of their ids."""
     _events_with_calls: bool

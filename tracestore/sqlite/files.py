@@ -116,7 +116,6 @@ class HeldFile:
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def is_at(self, path: Path) -> bool:
-        """Whether this is the file that is there under its name."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
         except OSError:

@@ -39,7 +39,6 @@ class TraceFile:
     def __init__(self, database: Database, clock: Clock) -> None:
         self.numbers = RunNumbers()
         self.told: Callable[[Batch], object] | None = None
-        """Called with each committed batch."""
         self._database = database
         self._clock = clock
         self._living = Runs(database, clock)

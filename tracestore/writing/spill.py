@@ -68,7 +68,6 @@ class LineFile:
                 self.close()
 
     def open(self) -> int:
-        """Its descriptor."""
         if self._file is None:
             self._file = _locked(self.path)
             # The rest doesn't belong to us and is cut off: an interrupted write, or a file of the same name.

@@ -38,7 +38,6 @@ class Backstage:
 
     def __init__(self, registry: ModelRegistry, setting: Setting) -> None:
         self.saved = setting.saved or setting.resumed is not None
-        """Whether the conversation is saved."""
         self._registry = registry
         self._setting = setting
         self._life = AsyncExitStack()
@@ -231,7 +230,6 @@ class Interrupts:
 
     @contextmanager
     def replying(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """A reply is coming."""
         self._cancel = cancel
         try:
             yield

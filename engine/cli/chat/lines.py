@@ -149,7 +149,6 @@ def edited(text: str = "") -> str:
 
 
 def history_path() -> Path:
-    """The path of the file."""
     return home_folder() / "chat-history"
 
 

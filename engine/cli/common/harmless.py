@@ -37,7 +37,6 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as a terminal may have it, on one line."""
     return text.translate(_ON_ONE_LINE)
 
 

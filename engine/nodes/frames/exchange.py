@@ -71,12 +71,9 @@ class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     node: str
     next_seq: int
-    """The number of events that it has."""
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A turn as it is stored."""
-
     events: tuple[TurnEvent, ...]
     """The events of its messages in whole pieces, and its end."""
     owner: str | None = None
@@ -139,7 +136,6 @@ class Follower:
     # --- Incoming facts ---
 
     def frame(self, frame: Frame, now: float, *, kept: bool = False) -> None:
-        """Take in a frame."""
         if self._stale and not kept and (self._ended is not None or frame.ending is not None):
             self._ended = self._ended or frame
             return
@@ -240,8 +236,6 @@ def token(name: str) -> str:
 
 
 class Subjects:
-    """The subjects of one cluster."""
-
     def __init__(self, cluster: str) -> None:
         self._root = f"callboard.{cluster}"
 

@@ -76,7 +76,6 @@ class Mirror:
         return not self.over and self.ahead > self.next_seq
 
     def receive(self, frame: Frame) -> bool:
-        """Take in a frame."""
         if self.over or frame.epoch < self.epoch:
             return False
         if frame.epoch > self.epoch:

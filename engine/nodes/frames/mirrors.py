@@ -274,7 +274,6 @@ class Mirrors:
         return len(self._mirrored)
 
     def __contains__(self, stream_id: object) -> bool:
-        """Whether the stream is being mirrored."""
         return stream_id in self._mirrored
 
     async def cancel(self, stream_id: str, owner: str | None = None) -> bool:

@@ -53,7 +53,6 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_id: str
     node: str
-    """The node that ran it."""
     epoch: int
     """The epoch in which it ran."""
     history: int | None

@@ -63,7 +63,6 @@ def unpack_event(packed: Packed) -> TurnEvent | UnknownEvent:
 
 
 def pack_message(message: Message) -> Packed:
-    """A message of a conversation."""
     metadata = message.metadata
     if metadata is None or metadata.usage.raw is None:
         return Packed(_as_json(message))
@@ -177,7 +176,6 @@ class Arguments(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     message_id: str
     """As in `Texts`."""
     tool_use_id: str
-    """The id of the call."""
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
@@ -227,15 +225,12 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     session_id: str
     """The id of the stream's session; empty without one."""
     node: str
-    """The node that sent it."""
     epoch: int
     """The session's epoch under which that node acts; 0 without one."""
     first_seq: int
-    """The number of the first event."""
     next_seq: int
     """The number of the event after the last."""
     entries: tuple[Entry, ...] = ()
-    """The events."""
     folded: bool = False
     """Whether the entries are a snapshot: all events before `next_seq`, in fewer ones."""
     beginning: Beginning | None = None
@@ -354,7 +349,6 @@ def chunks(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[Chunk]:
 
 
 def unpacked(entries: Sequence[Entry]) -> list[TurnEvent | UnknownEvent]:
-    """The events of entries."""
     events: list[TurnEvent | UnknownEvent] = []
     for entry in entries:
         match entry:
@@ -372,7 +366,6 @@ def unpacked(entries: Sequence[Entry]) -> list[TurnEvent | UnknownEvent]:
 
 
 def count_of(entries: Sequence[Entry]) -> int:
-    """The number of events in entries."""
     return sum(1 if isinstance(entry, Whole) else len(entry.lengths) for entry in entries)
 
 
