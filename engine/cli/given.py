@@ -28,10 +28,7 @@ NOTHING = "there is nothing to ask: say it, or pipe it in, such as: git diff | c
 
 
 class Pipe:
-    """Standard input, read once and whole.
-
-    A terminal, a closed stream and ``/dev/null`` hold nothing.
-    """
+    """Standard input, read once and whole. A terminal, a closed stream and ``/dev/null`` hold nothing."""
 
     def __init__(self) -> None:
         self._data: bytes | None = None

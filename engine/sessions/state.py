@@ -1,7 +1,4 @@
-"""A conversation's data, and its setup as it is stored.
-
-The data outlives the tasks and actors that work on it.
-"""
+"""A conversation's data, and its setup as it is stored. The data outlives the tasks and actors that work on it."""
 
 from __future__ import annotations
 
