@@ -291,7 +291,6 @@ def packed(vector: Sequence[float]) -> bytes:
 
 
 def unpacked(data: bytes) -> array[float]:
-    """The vector that was stored."""
     numbers = array("f")
     numbers.frombytes(data)
     if sys.byteorder == "big":

@@ -58,9 +58,7 @@ class SharedBudgets(Protocol):
         """Have as much granted to this node as a call needs, if it is there."""
         ...
 
-    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Take note of a reservation."""
-        ...
+    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None: ...
 
     async def refresh(self) -> None:
         """Refresh the state of all accounts. If the store fails, the last state remains."""
@@ -115,7 +113,6 @@ class Budgets:
         self._late: list[_End] | None = None  # the ends that come while the trace is asked
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self.ledger.budgets)
 
     @property

@@ -56,7 +56,6 @@ class Refusal(msgspec.Struct, frozen=True):
     """The session, provider, model or tag value of the account; empty for the engine's."""
     why: Literal["money", "tokens", "unpriced"]
     left: Amount
-    """The room in the account."""
     asked: Amount
     """The room that the call needs."""
     fits_at_us: int | None
@@ -212,7 +211,6 @@ class Account:
         return [found for found in self._slots.values() if rolling or found.slot.start_us <= now_us]
 
     def _add_up(self, now_us: int) -> None:
-        """Bring the totals up to a moment."""
         current = self.slot_at(now_us)
         slots = self.counted(now_us)
         self._money, self._tokens = sum(found.money for found in slots), sum(found.tokens for found in slots)

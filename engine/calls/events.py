@@ -108,7 +108,6 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a call that are fixed before it starts. The call and its events share them."""
 
     runtime: Runtime
-    """The parts of the engine."""
     request_id: str
     routing: RoutingDecision
     priced_as: str | None = None
@@ -209,7 +208,6 @@ class CallEvents:
         return self._elapsed_ms() if self._started_ns else 0
 
     def begin(self) -> None:
-        """Start the clock of the call."""
         self._started_ns = self.context.runtime.clock.monotonic_ns()
 
     # --- Before sending ---

@@ -50,7 +50,6 @@ class BorrowedAdapters:
             raise
 
     def end(self) -> None:
-        """Give all adapters back."""
         while self._adapters:
             self._adapters.popitem()[1].release()
 

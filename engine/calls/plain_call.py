@@ -217,7 +217,6 @@ class PlainCalls(Generic[A]):
         return self._adapter_of(self.runtime.adapters.consult(self._registry.adapter_of(named.entry)), named)
 
     def basics(self, entry: ModelEntry, request_id: str) -> RequestBasics:
-        """The common fields of a request."""
         options = self._options
         retries = options.get("max_retries")
         return {

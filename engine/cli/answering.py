@@ -98,8 +98,6 @@ def answer(question: Question, registry: ModelRegistry) -> int:
 
 
 class _Answering:
-    """One question in progress."""
-
     def __init__(self, question: Question, registry: ModelRegistry) -> None:
         self.outlet = Outlet(self._nobody_reads)
         self._question = question

@@ -393,8 +393,6 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One turn of the conversation."""
-
     model: str  # the alias of the model
     text: str  # the user's words
 

@@ -207,7 +207,6 @@ class Bar:
         self._task = bar.add_task("queued", total=None) if bar is not None else None
 
     def looked(self, job: VideoJob) -> None:
-        """Show the state of the job."""
         self._show(job.status.replace("_", " "), job.progress or 0.0, None if job.progress is None else 1.0)
 
     def loaded(self, done: int, total: int | None) -> None:

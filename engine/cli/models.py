@@ -103,7 +103,6 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List the models."""
     if arguments.name == UPDATE:
         return run_update(arguments)
     registry = load_registry(arguments.models_file)

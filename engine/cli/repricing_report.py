@@ -28,8 +28,6 @@ _FIELDS = (
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A row of a comparison."""
-
     name: str  # the model, day or session
     sums: RepriceSums
     """The sums of its calls. `before` and `after` are in nano-USD, over the calls that have a cost on both

@@ -150,7 +150,6 @@ async def _upgrade(trace: Path) -> bool:
 
 
 def _show(text: str) -> None:
-    """Show progress at a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}\r")
         sys.stderr.flush()

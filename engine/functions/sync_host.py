@@ -72,7 +72,6 @@ class _Call(Generic[T]):
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin. Called on the loop."""
         if self._done.is_set():
             return
         self._task = asyncio.get_running_loop().create_task(self._make(), context=self._context)
@@ -80,7 +79,6 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._finished)
 
     def cancel(self) -> None:
-        """Cancel the coroutine. Called on the loop."""
         if self._task is not None:
             self._task.cancel()
         elif not self._done.is_set():

@@ -261,7 +261,6 @@ class Chain:
                 _log.error("settle_failed", error, layer=type(layer).__name__, error=told)
 
     async def aclose(self) -> None:
-        """Close all layers."""
         for layer in self._layers:
             await layer.aclose()
 

@@ -282,7 +282,6 @@ class ProbeLeases:
         """Nothing waits."""
 
     async def close(self) -> None:
-        """Let go of all leases."""
         for provider, model in tuple(self._held):
             await self._release((provider, model))
 

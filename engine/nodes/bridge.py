@@ -245,9 +245,7 @@ class EventBroker(Protocol):
     """The methods of the broker that a bridge uses."""
 
     @property
-    def connected(self) -> bool:
-        """Whether the broker can be reached."""
-        ...
+    def connected(self) -> bool: ...
 
     @property
     def most_bytes(self) -> int:
@@ -310,7 +308,6 @@ class EventBridge:
         self._more.set()
 
     def connected(self) -> None:
-        """The broker is back."""
         self._course.connected()
         self._more.set()
 

@@ -167,7 +167,6 @@ class Broker:
             await asyncio.sleep(0)  # the client writes in a task of its own
 
     async def close(self) -> None:
-        """End the connection."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -176,7 +175,6 @@ class Broker:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker can be reached."""
         return self._client is not None and self._client.is_connected
 
     @property

@@ -73,8 +73,6 @@ _NOTHING: Allotment = (0, 0)
 
 
 class SharedAccount(Account):
-    """One account of a budget that all nodes share."""
-
     def __init__(self, budget: Budget, value: str) -> None:
         super().__init__(budget, value)
         self.scope = Scope(budget, value)
@@ -267,7 +265,6 @@ class BudgetSlices:
                 return
 
     def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Take note of a reservation."""
         now_us = self.now_us()
         for account in accounts:
             assert isinstance(account, SharedAccount)

@@ -34,8 +34,6 @@ GRACE_SECONDS = 1.0
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """A page that came."""
-
     after: int
     """The `seq` of the event before its first one."""
     last: int
@@ -73,7 +71,6 @@ class Incoming:
 
     @property
     def lacking(self) -> bool:
-        """Whether anything is missing."""
         return self.known is not None and self.known < self.wanted
 
     @property

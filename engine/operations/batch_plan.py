@@ -44,7 +44,6 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
         return range(1, len(self.sizes) + 1)
 
     def places(self, part: int) -> range:
-        """The places of a part's requests."""
         ends = list(accumulate(self.sizes, initial=0))
         return range(ends[part - 1], ends[part])
 
@@ -53,7 +52,6 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
         return {"batch_id": self.batch_id, "provider": self.decision.provider, "model": self.decision.model}
 
     def mark(self, part: int) -> str:
-        """The mark of a part's job."""
         return f"{self.batch_id}/{self.digest}/{part}"
 
     def call_id(self, place: int) -> str:

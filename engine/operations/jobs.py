@@ -39,11 +39,9 @@ GRACE_SECONDS = 10.0
 class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
     decision: RoutingDecision
     wire_model: str
-    """The model's name at its provider."""
     priced_as: str | None
     """The provider that publishes the model's prices."""
     tags: dict[str, str] | None = None
-    """The tags of the job's calls."""
 
     @property
     def model(self) -> str:

@@ -82,7 +82,6 @@ class Gate:
         self.declare(requests, tokens)
 
     def declare(self, requests: float | None, tokens: float | None) -> None:
-        """Set the declared limits."""
         self.declared = requests, tokens
         self.shared.declare(requests, tokens)
         self.known = self.known or bool(requests or tokens)

@@ -49,8 +49,6 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimits:
-    """The gates of one engine."""
-
     def __init__(self, share: Callable[[LiveGate], None] | None = None) -> None:
         """The gates of an engine that has used none."""
         self._share = share

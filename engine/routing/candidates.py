@@ -58,11 +58,8 @@ NOMINAL_USAGE = TokenUsage(3000, 1000)
 
 
 class Named(msgspec.Struct, frozen=True, dict=True):
-    """One model that may serve."""
-
     name: str
     entry: ModelEntry
-    """The model's configuration."""
     resolved_by: str
     """The way in which the name was resolved, as in `RoutingDecision`."""
     fallback_of: str | None = None
@@ -85,7 +82,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     requested: str
     """The caller's words."""
     named: tuple[Named, ...]
-    """The models in order."""
     chosen: bool = False
     """Whether the router chooses, so that the first model has no precedence of its own."""
     cheapest: bool = False
@@ -126,7 +122,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     obstacle: CallboardError | None = None
     """The reason why the model can't serve this request."""
     standing: Standing = READY
-    """The availability of the model."""
     nominal_cost: int | None = None
     """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
     too_dear: Refusal | None = None
@@ -139,7 +134,6 @@ class Route(msgspec.Struct, frozen=True):
     decision: RoutingDecision
     """The decision, as it is recorded in events."""
     option: Option
-    """The model with its facts."""
     others: tuple[str, ...] = ()
     """The models that are ready to serve as well, unless the turn is to stay with this one."""
 

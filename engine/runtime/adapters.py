@@ -72,7 +72,6 @@ class CallSlots:
             raise
 
     def release(self) -> None:
-        """Give a slot back."""
         self.used -= 1
         self._hand_out()
 

@@ -69,7 +69,6 @@ class InFlight:
         return len(self._cancels)
 
     def add(self, what: object, cancel: Callable[[], object]) -> None:
-        """Add a turn or a call."""
         self._cancels[what] = cancel
 
     def remove(self, what: object) -> None:
@@ -164,7 +163,6 @@ class TurnScope:
             raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
 
     def cancel(self, why: str) -> None:
-        """Note that the turn is to end."""
         self.cancelled = True
         self._why = self._why or why
 

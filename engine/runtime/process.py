@@ -55,8 +55,6 @@ It may run in any thread; a new engine calls it on its own loop.
 
 
 class Living:
-    """The engines that live."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._engines: WeakValueDictionary[str, LivingEngine] = WeakValueDictionary()

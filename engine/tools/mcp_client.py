@@ -84,7 +84,6 @@ def _with_digest(legal: str, original: str) -> str:
 
 
 def definition_of(tool: ServerTool, name: str) -> ToolDefinition:
-    """The definition of a server's tool."""
     schema: JsonObject = {"properties": {}, **tool.input_schema, "type": tool.input_schema.get("type", "object")}
     return ToolDefinition(
         name=name,

@@ -51,8 +51,6 @@ NOTHING = inspect.Parameter.empty
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter that the model fills in."""
-
     name: str
     hint: object
     """The type hint; NOTHING if there is none."""

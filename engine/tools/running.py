@@ -112,7 +112,6 @@ async def _repaired(
 async def _require_approval(
     call: ToolUseBlock, tool: Tool, arguments: JsonObject, shared: ToolRoundContext
 ) -> None:
-    """Return if the call may run."""
     if tool.needs_approval is False or (tool.needs_approval is None and shared.approve is None):
         return
     request = ApprovalRequest(

@@ -76,7 +76,6 @@ class SignIn:
         return found if found is not None and self._clock.now_us() < found.until_us else None
 
     def leave(self, secret: str) -> None:
-        """End a visit."""
         self._visitors.pop(_hash(secret), None)
 
 

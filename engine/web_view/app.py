@@ -65,7 +65,6 @@ class Assets:
         return iter(self._files)
 
     def give(self, request: Request, name: str) -> Response:
-        """A file as an answer."""
         asset = self._files.get(name)
         if asset is None:
             raise Refused(404, "nothing here")

@@ -97,7 +97,6 @@ _BRIEF = (
 
 
 def attempt_in_brief(row: CallRow) -> dict[str, object]:
-    """An attempt as a line of a table."""
     output = None if row.usage is None else row.usage.output_tokens
     fields: dict[str, object] = {name: getattr(row, name) for name in _BRIEF}
     return fields | {"output_tokens": output, "unknown": row.unknown} | times_and_cost(row)
@@ -371,7 +370,6 @@ async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | N
 
 
 def _bill(row: CallRow, table: PriceTable) -> dict[str, object]:
-    """The bill of an attempt under a table."""
     if row.usage is None:
         known = {"version": table.version, "label": table.label}
         return {**known, "lines": (), "nano_usd": None, "reason": "no usage is known"}

@@ -42,7 +42,6 @@ class Asked(msgspec.Struct, frozen=True):
     until: int | None
 
     def wants(self, envelope: Envelope) -> bool:
-        """Whether the page asks for an event."""
         if self.patterns and not any(topic_matches(pattern, envelope.topic) for pattern in self.patterns):
             return False
         if self.session_id is not None and envelope.session_id != self.session_id:
@@ -125,7 +124,6 @@ def moment_of(text: str) -> int:
 
 
 def _asked(request: Request) -> Asked:
-    """The filters of a page."""
     patterns = [each for each in request.query_params.get("topics", "").split(",") if each.strip()]
     patterns = [each.strip() for each in patterns[:MOST_PATTERNS]]
     try:

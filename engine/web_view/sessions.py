@@ -46,7 +46,6 @@ class Preview(msgspec.Struct, forbid_unknown_fields=True):
 
     session_id: str
     model: str
-    """The model that would be asked."""
     content: str = "…"
     """The text of the next turn."""
 

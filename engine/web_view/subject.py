@@ -85,7 +85,6 @@ class Subject:
         return "trace" if self.engine is None else self.engine.statistics().state
 
     async def started(self) -> Engine:
-        """The engine, running."""
         if self.engine is None:
             raise CallboardError("this shows a trace; the engine that writes it is in another process")
         if not self.engine.closed:
@@ -94,7 +93,6 @@ class Subject:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Store]:
-        """The trace, for questions."""
         trace = self._trace
         if trace is None:
             raise StoreError("this engine keeps no trace (trace=False), so there is no past to look at")
@@ -174,8 +172,6 @@ class Lot(NamedTuple):
 
 
 class Tail:
-    """The ring of one bus."""
-
     def __init__(self, bus: Bus, *, linger: float = LINGER_SECONDS) -> None:
         self._bus = bus
         self._linger = linger

@@ -292,7 +292,6 @@ class ContentStoring:
         return bool(self._statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (name,)))
 
     def _number(self, run_id: str, ts_us: int) -> int:
-        """The number of a run. Its events may not be stored yet."""
         if run_id not in self._numbers:
             ((number,),) = self._statements.run(
                 """

@@ -18,8 +18,6 @@ from ..conversation_setup import approver, first_model, given_tools
 
 
 class Setting(NamedTuple):
-    """The settings at the start of a chat."""
-
     model: str | None  # The model; None is the default one, or that of the continued session.
     system: str | None  # the system prompt
     key: str | None  # the name of the adapter's key to send
@@ -219,7 +217,6 @@ class Interrupts:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The person is writing."""
         try:
             self._reading = True
             if self._waiting:

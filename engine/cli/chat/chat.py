@@ -354,7 +354,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
-    """The settings at the start of the chat."""
     last = last_session() if arguments.goes_on else LastSession("")
     return Setting(
         model=arguments.model,

@@ -146,7 +146,6 @@ class Screen:
         self._actions.put(lambda: self._begin(label, style))
 
     def text(self, piece: str) -> None:
-        """More of the reply."""
         self._actions.put(lambda: self._write(piece))
 
     def end_reply(self) -> None:

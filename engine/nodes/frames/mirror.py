@@ -62,12 +62,10 @@ class Mirror:
 
     @property
     def next_seq(self) -> int:
-        """The number of events so far."""
         return self.log.next_seq
 
     @property
     def over(self) -> bool:
-        """Whether the stream has its end."""
         return self.log.closed
 
     @property

@@ -111,5 +111,4 @@ class Frames:
         await self._broker.drain()
 
     async def close(self) -> None:
-        """End the mirrors."""
         self.mirrors.close()

@@ -31,8 +31,6 @@ _json_encoder = msgspec.json.Encoder()
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An event or a message."""
-
     json: bytes
     """Its JSON, without the provider's usage object."""
     usage: bytes | None = None
@@ -146,7 +144,6 @@ class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
     index: int
     """The place of the block in the reply."""
     message_id: str
-    """The id of the reply's message."""
 
 
 class Thoughts(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -219,8 +216,6 @@ class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """A stretch of a stream."""
-
     stream_id: str
     session_id: str
     """The id of the stream's session; empty without one."""
@@ -284,7 +279,6 @@ def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
 
 
 def read_packet(payload: bytes) -> Frame | Part:
-    """The content of a message."""
     try:
         return _decoder().decode(payload)
     except (ValueError, RecursionError) as error:
