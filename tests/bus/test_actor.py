@@ -24,6 +24,8 @@ from callboard.bus.actors.tasks import LeakedCancellation, describe, origin, sta
 from tests.bus.supervised import Boom, Obedient, World
 from tests.support.virtual_time import run_virtual
 
+from ..support.virtual_time import on_both
+
 pytestmark = pytest.mark.anyio
 
 
@@ -196,6 +198,7 @@ def test_a_task_that_asyncio_itself_cancels_ends_alone(world: World) -> None:
     run_virtual(scenario)
 
 
+@on_both
 async def test_a_cancelled_task_says_so(world: World) -> None:
     """Through its handle it is TaskCancelled; a task that answers with a result all the same resolves to that."""
 
@@ -280,6 +283,7 @@ async def leak() -> None:
         raise kept[0]
 
 
+@on_both
 async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
     """In a message it crashes the actor, in a task the task; siblings and supervisor live on."""
     async with world.children("a", "b") as (_, (ref, sibling)):
@@ -326,6 +330,7 @@ async def test_an_actor_needs_only_receive(world: World) -> None:
             await ref.ask("anything")
 
 
+@on_both
 async def test_cancelling_an_asker_or_a_waiter_disturbs_nobody(world: World) -> None:
     """At each step of an ask and of a wait, cancelling the one who waits leaves the actor and the task alone."""
 

@@ -10,6 +10,7 @@ import pytest
 from callboard.bus import DropOldest, Gap, Lossless, Subscription, WrongLoop
 from tests.support.virtual_time import run_virtual
 
+from ..support.virtual_time import on_both
 from .published import new_bus, seqs, started
 
 pytestmark = pytest.mark.anyio
@@ -106,6 +107,7 @@ async def test_two_tasks_share_a_subscription() -> None:
     assert sorted(got) == list(range(1, 21))
 
 
+@on_both
 async def test_a_cancelled_reader_loses_nothing() -> None:
     """Cancelled at any of its waits, the reader's next read goes on where it was."""
     bus = new_bus()

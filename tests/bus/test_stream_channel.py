@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from callboard.bus import StreamChannel, StreamLog, StreamReader, StreamReset, TextDelta, TurnEvent
 from tests.support.virtual_time import FakeClock, run_virtual
 
+from ..support.virtual_time import on_both
 from .stream_making import filled, read, reply, text_of
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +123,7 @@ async def test_closing_a_reader_ends_it_and_nothing_else() -> None:
         await anext(going)
 
 
+@on_both
 async def test_a_cancelled_reader_loses_nothing() -> None:
     """Cancelled while it waits, paced or not, the same reader goes on where it was."""
     for min_interval in (0.0, 1.0):

@@ -7,18 +7,12 @@ import pytest
 from callboard.adapters import StopReason
 from callboard.bus import LlmCallCompleted, Lossless
 
-from ..support.virtual_time import Backend, backend
 from .test_endings import ALL, BY_NAME, Case, described, ends_in
 from .test_objects_over_wires import asking
 
 pytestmark = pytest.mark.anyio
 
 QUIET = [case for case in ALL if not case.calls and case.means is StopReason.END_TURN]
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
 
 
 @pytest.mark.parametrize("again", [0, 1])

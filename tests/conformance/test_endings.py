@@ -27,7 +27,6 @@ from callboard.engine import Session, StreamResult, Tool
 from callboard.tracestore import PriceRow, PriceTable
 
 from ..support.fake_http import HANG, FakeReply, Step
-from ..support.virtual_time import Backend, backend
 from ..support.wires import WIRES, Wire
 from .endings import ENDINGS, ending
 from .test_objects_over_wires import asking
@@ -35,11 +34,6 @@ from .test_objects_over_wires import asking
 pytestmark = pytest.mark.anyio
 
 BY_NAME = {wire.name: wire for wire in WIRES}
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ from callboard.tracestore import PriceTable
 from ..definition_of_done.rows import row
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
-from ..support.virtual_time import Backend, backend
 from ..support.wires import WIRES, Wire
 
 pytestmark = pytest.mark.anyio
@@ -52,11 +51,6 @@ NATIVE = {
     "tgi": ("some-model", "parameters", "grammar", "value"),
 }
 """A model that takes schemas, and where its schema stands in a request."""
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
 
 
 @asynccontextmanager

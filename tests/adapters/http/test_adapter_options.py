@@ -13,14 +13,7 @@ from callboard.bus.errors import ConfigurationError
 from callboard.engine import Engine
 from callboard.engine.models.configured import read_models_yaml
 
-from ...support.virtual_time import Backend, backend
 from .test_wrong_addresses import WITH_ADDRESS
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
-
 
 NEAR = {
     "anthropic": ("auto_cach", "auto_cache"),

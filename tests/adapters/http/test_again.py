@@ -6,16 +6,10 @@ import anyio
 import pytest
 
 from callboard.adapters import AdapterError, AuthError, OverloadedError, RateLimitError, RetryPolicy, retry
-from tests.support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 
 PLAIN = RetryPolicy(jitter=False)
-
-
-@pytest.fixture(params=["virtual-asyncio", "virtual-trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 class Failing:

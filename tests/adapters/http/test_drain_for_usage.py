@@ -25,7 +25,7 @@ from ...support.fake_http import (
     sse,
 )
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +52,7 @@ async def cancelled_while_read(toy: ToyAdapter, stream: HttpStream, *, after: fl
     return events
 
 
+@on_both
 async def test_the_final_usage_of_a_cancelled_stream_is_reported() -> None:
     """What comes after the cancel is not delivered, but its usage counts, and is the provider's."""
     toy, transport = draining(1.0, sse(MORE), 1.0, sse(USAGE, DONE))
@@ -93,6 +94,7 @@ async def test_usage_seen_before_the_stream_breaks_is_partial() -> None:
     assert transport.all_closed
 
 
+@on_both
 async def test_a_stream_that_nobody_reads_is_read_on_by_its_canceller() -> None:
     """The connection does not stay open until a reader comes back; who comes gets the end with the usage."""
     toy, transport = draining(1.0, sse(MORE, USAGE, DONE))
@@ -137,6 +139,7 @@ async def test_closing_never_reads_on() -> None:
         assert transport.all_closed
 
 
+@on_both
 async def test_cancelling_again_changes_nothing() -> None:
     """Neither prolongs a second cancel the drain, nor cuts it short."""
     toy, _ = draining(2.0, sse(USAGE, DONE), seconds=3.0)
@@ -180,6 +183,7 @@ async def test_a_pumped_stream_gives_the_same_events() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
+@on_both
 async def test_a_pumped_stream_is_cancelled_in_order(seconds: float) -> None:
     """With and without reading on."""
     toy, transport = draining(1.0, sse(MORE), 1.0, sse(USAGE), 1.0, sse(DONE), seconds=seconds)

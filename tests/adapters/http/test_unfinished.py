@@ -45,7 +45,7 @@ from ...support.fake_http import (
     whole,
 )
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 from ..operations.making import embedding_request, maker
 
 COUNTS = st.integers(0, 10**6)
@@ -163,6 +163,7 @@ async def test_a_whole_call_that_fails_has_used_what_was_sent(
 
 
 @pytest.mark.anyio
+@on_both
 async def test_a_whole_call_that_is_cancelled_has_used_what_was_sent() -> None:
     toy = adapter(FakeReply(wait=HANG))
     error = await failure(toy.complete(request()), lambda: toy.cancel("req_1"))
@@ -171,6 +172,7 @@ async def test_a_whole_call_that_is_cancelled_has_used_what_was_sent() -> None:
 
 
 @pytest.mark.anyio
+@on_both
 async def test_a_call_that_is_cancelled_between_two_attempts_has_used_no_more() -> None:
     """Each failed attempt has its own usage in its report; the next one was never sent."""
     toy = adapter(StreamError("reset"), max_retries=3, retry=RetryPolicy(base_delay=10.0))
@@ -256,6 +258,7 @@ async def test_the_meter_has_the_reported_input_as_soon_as_it_is_there() -> None
 
 
 @pytest.mark.anyio
+@on_both
 async def test_what_is_read_after_a_cancel_counts_as_well() -> None:
     """It was generated and came over the wire, though nobody was told."""
     steps = (sse(TEXT), 2.0, sse(LONG), StreamError("reset"))

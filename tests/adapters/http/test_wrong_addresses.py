@@ -13,15 +13,10 @@ from callboard.adapters.provider import providers
 from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
 
 from ...support.fake_http import request
-from ...support.virtual_time import Backend, FakeClock, backend
+from ...support.virtual_time import FakeClock
 from ..operations.making import MODELS, embedding_request, image_request
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
 
 
 WITHOUT_ADDRESS = ("cassette", "local", "scripted")

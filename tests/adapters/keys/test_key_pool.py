@@ -24,12 +24,10 @@ from callboard.bus.errors import (
 )
 
 from ...support.fake_http import request
-from ...support.virtual_time import FakeClock, runs_on
+from ...support.virtual_time import FakeClock
 from .sources import ROWS, Gate, Vault, adapter_of
 
 pytestmark = pytest.mark.anyio
-anyio_backend = runs_on("virtual-asyncio")
-
 A, B, C = "sk-a-0123456789", "sk-b-0123456789", "sk-c-0123456789"
 KEYS = {"a": A, "b": B, "c": C}
 POOL = ("a", "b", "c")

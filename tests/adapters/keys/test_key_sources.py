@@ -16,11 +16,9 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
 
 from ...support.fake_http import request
-from ...support.virtual_time import runs_on
 from .sources import NEW, OLD, ROWS, Gate, Vault, adapter_of
 
 pytestmark = pytest.mark.anyio
-anyio_backend = runs_on("virtual-asyncio", "trio")
 
 
 @pytest.mark.parametrize("row", ROWS)

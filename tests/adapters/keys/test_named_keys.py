@@ -11,12 +11,9 @@ from callboard.adapters.videos import VideoJob, VideoTerms
 from callboard.bus.errors import AuthError, ConfigurationError, InvalidRequestError
 
 from ...support.fake_http import request
-from ...support.virtual_time import runs_on
 from .sources import NEW, OLD, ROWS, Gate, Vault, adapter_of
 
 pytestmark = pytest.mark.anyio
-anyio_backend = runs_on("virtual-asyncio")
-
 ACME, BETA = "sk-of-acme-0123456789", "sk-of-beta-0123456789"
 TENANTS = {"acme": ACME, "beta": BETA}
 

@@ -18,7 +18,7 @@ from callboard.bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 from ...support.wires.ollama import ask, body, last, line
 from .test_ollama_models import SHOWN
 from .test_ollama_request import LOOK
@@ -233,6 +233,7 @@ async def test_a_busy_server_is_tried_again() -> None:
     assert len(server.asked("/api/show")) == 1
 
 
+@on_both
 async def test_cancelling_closes_the_connection() -> None:
     """Which is how the server is told; also while the model is still being loaded, or asked about."""
     for server in (
@@ -256,6 +257,7 @@ async def test_cancelling_closes_the_connection() -> None:
         assert all(reply.closed for reply in server.replies)
 
 
+@on_both
 async def test_a_cancelled_stream_may_be_read_on_for_its_usage() -> None:
     """The counts come in the last line."""
     server = Server(FakeReply(body(line(content="Hi")), 0.5, body(line(content=" you"), last()), headers=NDJSON))

@@ -29,7 +29,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 from ...support.wires.chat import DONE, STOP, USAGE, ask, body, chunk, reply
 
 LOOK = ToolDefinition(
@@ -274,6 +274,7 @@ async def test_failures_come_as_they_are() -> None:
 
 
 @pytest.mark.anyio
+@on_both
 async def test_a_cancelled_call_ends_its_stream() -> None:
     """In order, with what there is: nothing."""
     adapter = made(FakeReply(HANG))

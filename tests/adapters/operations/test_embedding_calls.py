@@ -43,6 +43,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.bus.errors import CapabilityError, NetworkError
 
 from ...support import fake_http
+from ...support.virtual_time import on_both
 from .making import answer, maker
 from .making import embedding_request as request
 
@@ -220,6 +221,7 @@ async def test_vectors_of_different_lengths_are_never_mixed() -> None:
         await embed_all(Changing(), asking(20), at_once=1)
 
 
+@on_both
 async def test_cancelling_ends_all_batches() -> None:
     adapter = Embedder(pause=lambda _: 100.0)
     with anyio.move_on_after(1.0):

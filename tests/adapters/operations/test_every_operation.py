@@ -14,6 +14,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.bus.errors import InvalidRequestError, OutcomeUnknownError, RequestTimeoutError
 from tests.support.batch_wires import items_of, request_of
 
+from ...support.virtual_time import on_both
 from .making import MODELS, embedding_request, image_request, maker, video_request
 
 pytestmark = pytest.mark.anyio
@@ -83,6 +84,7 @@ async def test_the_time_of_a_request_is_bounded(operation: str) -> None:
 
 @each_operation
 @pytest.mark.parametrize("way", ["by its id", "by closing the adapter"])
+@on_both
 async def test_a_request_is_cancelled(operation: str, way: str) -> None:
     adapter, transport, ask = at(operation, FakeReply(HANG))
 

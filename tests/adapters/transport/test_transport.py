@@ -35,14 +35,10 @@ from callboard.adapters.transport.transport import (
 from callboard.bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
 from ...support.scripted_server import Connection, serving
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
+anyio_backend = runs_on("asyncio", "uvloop", "trio")
 
 
 @asynccontextmanager

@@ -18,17 +18,13 @@ from callboard.adapters.transport.http1.protocol import target_of
 from tests.support.certificate import local_tls
 
 from ....support.scripted_server import serving
-from ....support.virtual_time import Backend, backend
+from ....support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio", "uvloop")
 
 AFTERWARDS = 20
 """Turns of the event loop in which whatever is left of a connection would have its say."""
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])

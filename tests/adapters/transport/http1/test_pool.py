@@ -24,16 +24,12 @@ from tests.support.certificate import local_tls
 
 from ....support.http1_wire import Line, Wire
 from ....support.scripted_server import Connection, serving
-from ....support.virtual_time import Backend, backend
+from ....support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio", "uvloop")
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 @asynccontextmanager
