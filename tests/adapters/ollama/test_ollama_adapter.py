@@ -20,8 +20,7 @@ from ...support.fake_http import HANG, FakeReply
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock, on_both
 from ...support.wires.ollama import ask, body, last, line
-from .test_ollama_models import SHOWN
-from .test_ollama_request import LOOK
+from .test_ollama_request import LOOK, SHOWN
 
 pytestmark = pytest.mark.anyio
 
