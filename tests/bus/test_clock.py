@@ -89,13 +89,7 @@ def test_a_forked_process_makes_other_identifiers() -> None:
 
 
 async def ended_at(first: float, moves: list[tuple[float, float]]) -> float:
-    """When a scope ended.
-
-    Args:
-        first: The seconds that are left in the beginning.
-        moves: The moves of the deadline. Each has the seconds that pass, and the seconds that are left from then
-            on.
-    """
+    """When a scope ended."""
     with new_scope() as scope:
         deadline = MovingDeadline(scope, current_time() + first)
         for pause, left in moves:
@@ -141,12 +135,7 @@ async def test_a_scope_that_was_left_is_let_alone() -> None:
 
 
 async def entered(patience: list[int], holds: int) -> list[int]:
-    """Who got the lock, in order, of tasks that ask for it one after the other, a second apart.
-
-    Args:
-        patience: Seconds after which each task is cancelled, wherever it is.
-        holds: Seconds for which each keeps the lock.
-    """
+    """Who got the lock, in order, of tasks that ask for it one after the other, a second apart."""
     lock, order, inside = LoopLock(), list[int](), set[int]()
 
     async def one(number: int) -> None:

@@ -182,11 +182,7 @@ def test_any_conversation_of_several_providers_is_accounted_for_and_at_home_as_i
 
 
 def swap(home: str, history: tuple[Message, ...]) -> int:
-    """Go to each other provider and come back.
-
-    Returns:
-        How many providers took the conversation. One may refuse a host's own field that it can't take.
-    """
+    """Go to each other provider and come back."""
     here, took = SIDES[home], 0
     asked = (*history, Message.user("And now?"))
     for there in (here, *others(home)):

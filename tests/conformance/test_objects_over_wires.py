@@ -73,15 +73,7 @@ NATIVE = {
 async def asking(
     wire: Wire, model: str, *replies: FakeReply, prices: PriceTable | None = None, **settings: object
 ) -> AsyncIterator[tuple[Engine, str, FakeTransport]]:
-    """An engine with that wire's adapter, the model's name, and the network.
-
-    Args:
-        wire: The wire.
-        model: The model's name on the wire.
-        replies: The replies of the network.
-        prices: The engine's prices.
-        settings: The settings of the adapter.
-    """
+    """An engine with that wire's adapter, the model's name, and the network."""
     transport = FakeTransport(*replies)
 
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:

@@ -37,14 +37,7 @@ def streamed(*lines: Json) -> FakeReply:
 
 
 class Server:
-    """Ollama as a script.
-
-    Args:
-        chats: The replies to chats, in turn.
-        show: What it says of a model; None is 404.
-        tags: What it says of all models; None is 404.
-        wait: The seconds before it says anything of models.
-    """
+    """Ollama as a script."""
 
     def __init__(
         self, *chats: FakeReply | Exception, show: Json = SHOWN, tags: Json = None, wait: float = 0

@@ -56,12 +56,7 @@ Fault = Callable[[tuple[str, ...]], AdapterError | None]
 
 
 class Embedder:
-    """Embeds a text as its number, ten texts at once at most.
-
-    Args:
-        fault: Gives the error of a batch; None if there is none.
-        pause: Gives the seconds that a batch takes, by its number from 1.
-    """
+    """Embeds a text as its number, ten texts at once at most."""
 
     name = "toy"
 

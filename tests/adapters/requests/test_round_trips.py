@@ -54,12 +54,7 @@ class Side(ABC):
 
     @abstractmethod
     def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
-        """What a reply may hold: one block or item, or a few that belong together.
-
-        Args:
-            draw: What decides.
-            number: The number that their ids bear.
-        """
+        """What a reply may hold: one block or item, or a few that belong together."""
 
     @abstractmethod
     def whole(self, content: list[JsonObject]) -> JsonObject:

@@ -29,7 +29,7 @@ from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinit
 from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, read_coverage
 
 from ...support.fake_http import ask
-from ...support.sdk_samples import sample
+from ...support.sdk_samples import at, nested, sample
 from ...support.wires import WIRES
 from ...support.wires import gemini as g
 from ...support.wires import interactions as i
@@ -63,19 +63,6 @@ def body_of(*messages: Message, **changes: object) -> JsonObject:
     asked = ask(*(messages or (Message.user("Hi"),)), **{"model": MODEL, **changes})
     body: JsonObject = msgspec.json.decode(GeminiAdapter(AdapterConfig()).write_request(asked, stream=False).body)
     return body
-
-
-def at(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        value = value[key]
-    return value
-
-
-def nested(path: str, value: Json) -> JsonObject:
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    assert isinstance(value, dict)
-    return value
 
 
 def paths(value: Json, above: str = "") -> Iterator[str]:
