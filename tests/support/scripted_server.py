@@ -124,3 +124,8 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
         tasks.start_soon((listener if tls is None else quiet(listener, tls)).serve, server.serve)
         yield server
         tasks.cancel_scope.cancel()
+
+
+async def echo(connection: Connection) -> None:
+    """A script: it answers with what it was sent."""
+    await connection.reply(b"said " + await connection.request())

@@ -17,7 +17,7 @@ from callboard.adapters.transport.transport import HttpRequest, exchange
 from callboard.bus.errors import AdapterError
 
 from ...support.programs import ended
-from ...support.scripted_server import Connection, serving
+from ...support.scripted_server import echo, serving
 from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
@@ -38,10 +38,6 @@ async def transport() -> AsyncIterator[HttpTransport]:
         yield made
     finally:
         await made.aclose()
-
-
-async def echo(connection: Connection) -> None:
-    await connection.reply(b"said " + await connection.request())
 
 
 def post(url: str) -> HttpRequest:

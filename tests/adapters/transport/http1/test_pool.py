@@ -18,7 +18,6 @@ import pytest
 from callboard.adapters.transport.http1 import client as http1_pool
 from callboard.adapters.transport.http1 import connection as http1_connection
 from callboard.adapters.transport.http1.client import Http1Transport, Pool, connect, tls_context
-from callboard.adapters.transport.http1.connection import Connection as ClientConnection
 from callboard.adapters.transport.http1.connection import Connection as Made
 from callboard.adapters.transport.http1.protocol import target_of
 from callboard.adapters.transport.transport import HttpRequest, exchange, read_body
@@ -26,7 +25,7 @@ from callboard.bus.errors import NetworkError, RequestTimeoutError
 
 from ....support.certificate import local_tls
 from ....support.http1_wire import Line, Wire
-from ....support.scripted_server import Connection, serving
+from ....support.scripted_server import Connection, echo, serving
 from ....support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
@@ -51,10 +50,6 @@ def post(url: str, body: bytes = b"{}", **changes: object) -> HttpRequest:
 
 async def talk(via: Http1Transport, url: str, body: bytes = b"{}") -> bytes:
     return (await exchange(via, post(url, body)))[1]
-
-
-async def echo(connection: Connection) -> None:
-    await connection.reply(b"said " + await connection.request())
 
 
 @asynccontextmanager
@@ -415,8 +410,8 @@ def contexts(
         yield server, tls_context()
 
 
-def made() -> ClientConnection:
-    return ClientConnection("a server", lambda connection: None, lambda connection: None)
+def made() -> Made:
+    return Made("a server", lambda connection: None, lambda connection: None)
 
 
 async def turns(count: int) -> None:
