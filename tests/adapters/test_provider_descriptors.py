@@ -1,4 +1,4 @@
-"""A provider is one folder: its descriptor is true, and a folder that is added is found by every list."""
+"""A provider is one folder with a true descriptor; and the warning codes are one documented set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actors: messages, asks that always end, tasks that fail alone."""
+"""Actors: messages, asks that always end, tasks that fail alone; and restart decisions as pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identifiers."""
+"""Identifiers, moving deadlines, and the lock of asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bus: order, patterns, policies, dead letters, and a publisher that nothing can hold up."""
+"""The bus: order, patterns, policies, dead letters, publishers that nothing holds up, and readers."""
 
 from __future__ import annotations
 

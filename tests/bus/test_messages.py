@@ -1,4 +1,4 @@
-"""What a message says of itself."""
+"""What a message says of itself; money, exact and unknown where it is."""
 
 from __future__ import annotations
 

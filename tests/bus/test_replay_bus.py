@@ -1,4 +1,4 @@
-"""A replay: the same envelopes again, in order, at their pace or at once, to whoever subscribes."""
+"""A replay of envelopes, log lines, and envelopes as JSON."""
 
 from __future__ import annotations
 

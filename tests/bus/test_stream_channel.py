@@ -1,4 +1,4 @@
-"""The stream channel: every reader gets the same story, whenever it comes, however slow it is."""
+"""The stream channel: every reader gets the same story; and streams become small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free-form tools: offered, called and answered on both of OpenAI's protocols, and plain tools everywhere else."""
+"""Free-form tools on both of OpenAI's protocols, and tools that a vendor trained its models on."""
 
 from __future__ import annotations
 

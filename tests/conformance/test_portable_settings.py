@@ -1,4 +1,4 @@
-"""Sampling, verbosity, user and effort, everywhere: each is sent, or left out with a warning that names it."""
+"""Settings, tool choices, efforts and addresses of each wire."""
 
 from __future__ import annotations
 

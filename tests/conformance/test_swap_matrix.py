@@ -1,4 +1,4 @@
-"""A session survives any swap: from every provider to every other and back, over real adapters."""
+"""A session survives any swap between real adapters; steered turns and plain histories."""
 
 from __future__ import annotations
 

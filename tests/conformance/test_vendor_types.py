@@ -1,4 +1,4 @@
-"""What the adapters send is what the vendors' own types say a request is, whatever a host asks for."""
+"""Requests for chat, images, videos and embeddings are what the vendors' own types allow."""
 
 from __future__ import annotations
 

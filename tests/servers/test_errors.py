@@ -1,4 +1,4 @@
-"""Every field note on what servers say when they refuse, played through the adapter: whole and streamed."""
+"""Every field note on refusals, of replies and of requests, played through the adapter: whole and streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling, effort and thinking, as far as a model takes them; and what is known of the models."""
+"""Sampling, effort and thinking, as far as a model takes them; and schemas as Anthropic takes them."""
 
 from __future__ import annotations
 

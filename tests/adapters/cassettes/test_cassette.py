@@ -1,4 +1,4 @@
-"""Recorded HTTP replays exactly, holds no secret, and says what differs when a request has changed."""
+"""Recorded HTTP replays exactly, holds no secret, names differences, and can be a configured provider."""
 
 from __future__ import annotations
 

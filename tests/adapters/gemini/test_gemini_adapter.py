@@ -1,4 +1,4 @@
-"""What models of Gemini can do, and calls that are interrupted or make the round."""
+"""Gemini's models, interrupted calls, and streamed text and token counts."""
 
 from __future__ import annotations
 

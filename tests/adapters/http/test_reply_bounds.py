@@ -1,4 +1,4 @@
-"""What a reply can cost in memory and in time is bounded, however it comes and whoever reads it."""
+"""A reply costs bounded memory and time, and a call leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an adapter tries again, and after how long."""
+"""When an adapter retries and after how long, also a host's own call; and the register of running calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong address is said when the adapter is made; where only the reply shows it, the error tells what came."""
+"""A configuration is understood as a whole or refused: addresses, options and keys."""
 
 from __future__ import annotations
 

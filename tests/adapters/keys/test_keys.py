@@ -1,4 +1,4 @@
-"""A key that a function gives: asked for at its first use, kept, and asked for again when it is refused."""
+"""Keys from a function, keys in a pool, and keys by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LocalAdapter: the contract on a real model, by each of its three protocols."""
+"""LocalAdapter on a real model: the contract by each of its three protocols, and embeddings."""
 
 from __future__ import annotations
 

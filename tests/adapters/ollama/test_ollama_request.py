@@ -1,4 +1,4 @@
-"""Requests as Ollama gets them; its official client's types say whether they are its own."""
+"""Requests as Ollama gets them, by its official client's types; and what the server says of its models."""
 
 from __future__ import annotations
 

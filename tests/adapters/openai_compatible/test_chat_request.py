@@ -1,4 +1,4 @@
-"""Requests as they go over the wire, and what is refused or left out on the way."""
+"""Chat Completions requests: the body, the quirks of each server, and marks of the prompt cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools for models that have none: the constrained request, the history in words, the reply read as a call."""
+"""Chat Completions replies: emulated tools, text chunks, and differences between servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many texts become requests of the right size; each batch is retried by itself, and stands or falls by itself."""
+"""Embedding batches; and attempts, time limits and cancelling of every operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals that name a limit or a parameter, as issues quote them: what is sent next is as near as can be."""
+"""Refusals that name a limit, a parameter or a signature, as issues quote them, and what is sent next."""
 
 from __future__ import annotations
 

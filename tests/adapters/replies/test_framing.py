@@ -1,4 +1,4 @@
-"""Server-sent events: the same events however the network cuts them."""
+"""Server-sent events and newline-delimited JSON: the same events and lines however the network cuts them."""
 
 from __future__ import annotations
 

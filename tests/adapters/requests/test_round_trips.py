@@ -1,4 +1,4 @@
-"""What a provider said, and what was said to it, comes back equal after it was sent: for all that it supports."""
+"""What a provider said comes back equal; portable settings, films and data URLs."""
 
 from __future__ import annotations
 

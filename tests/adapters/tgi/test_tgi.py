@@ -1,4 +1,4 @@
-"""Requests as TGI's text endpoint gets them: one prompt, and parameters that it accepts."""
+"""TGI's text endpoint and messages API: requests, stop sequences, emulated tools and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bill is made of, over every wire: fees beside tokens, contradictory counts, and what a gateway states."""
+"""What a bill is made of, over every wire: fees, contradictory counts, modalities, searches and service tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token estimator counts what a request is made of; its rates are data, with a row for every request."""
+"""Token estimates, of requests and of any text, by the vocabulary of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decisions about Gemini's wire claim is so: samples of the SDK's types go through the adapter."""
+"""What the decisions about Gemini's two wires claim is so: samples of the SDK's types go through the adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token counts on each wire: in disjoint buckets, as far as they are said, and never made up in silence."""
+"""Token counts on each wire, in disjoint buckets and never made up; and whole replies against streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How streams end, and how they only seem to."""
+"""How streams end: complete, with an error after status 200, or with parts that a server sends again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as it streams, whatever else a server puts around it."""
+"""Text and reasoning as they stream, and a reply as its provider sent it."""
 
 from __future__ import annotations
 

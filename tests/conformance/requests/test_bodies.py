@@ -1,4 +1,4 @@
-"""The parts of a body that every wire has: its least, system texts, tools, schemas, sampling, host options."""
+"""Bodies on each wire: the least, system texts, tools, settings, calls with results, and media."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection, over a wire in memory: every form of a reply, every end, and what waits for what."""
+"""One connection, over a wire in memory: every form of a reply, every end, and recorded replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections over real sockets, on both loops of asyncio: which are kept, which are closed, and TLS."""
+"""Connections over real sockets, on both loops of asyncio: connecting, keeping, closing, and TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies out of bytes: every form in every cut, and what is none is refused."""
+"""Bytes of replies in every form and cut, and the bytes of a request before its body."""
 
 from __future__ import annotations
 
