@@ -150,8 +150,8 @@ def test_a_stream_says_what_a_list_of_its_chunks_says(chunks: list[dict[str, Any
     chunks = [*chunks, {"candidates": [{"finishReason": "STOP"}]}]
     streamed, whole = assembler(), assembler()
     normaliser = GeminiNormaliser(streamed)
-    for said in chunks:
-        normaliser.feed(b"data: " + msgspec.json.encode(said) + b"\r\n\r\n")
+    for each in chunks:
+        normaliser.feed(b"data: " + msgspec.json.encode(each) + b"\r\n\r\n")
     normaliser.close()
     assert normaliser.error is None
     read_reply(msgspec.json.encode(chunks), whole)
@@ -178,9 +178,9 @@ def test_the_last_of_each_count_is_the_total(chunks: list[dict[str, int | None]]
     """Whether a chunk says all counts or some, and says them as numbers or as null."""
     counts = UsageCounts()
     last: dict[str, int] = {}
-    for said in chunks:
-        counts.add(msgspec.Raw(msgspec.json.encode(said)))
-        last.update({name: count for name, count in said.items() if count is not None})
+    for each in chunks:
+        counts.add(msgspec.Raw(msgspec.json.encode(each)))
+        last.update({name: count for name, count in each.items() if count is not None})
     total = counts.total()
     if not last:
         assert total is None

@@ -24,7 +24,7 @@ from ...support.scripted_server import Connection, serving
 from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-anyio_backend = runs_on("asyncio")
+anyio_backend = runs_on("asyncio", "trio")
 
 PRIVATE = [
     *(
