@@ -1,10 +1,13 @@
-"""The fixtures of the bus's tests."""
+"""The fixtures of the bus's tests. They run on asyncio, those of cancelling on trio too."""
 
 from __future__ import annotations
 
 import pytest
 
+from ..support.virtual_time import runs_on
 from .supervised import World
+
+anyio_backend = runs_on("virtual-asyncio")
 
 
 @pytest.fixture

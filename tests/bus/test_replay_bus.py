@@ -1,12 +1,19 @@
-"""A replay: the same envelopes again, in order, at their pace or at once, to whoever subscribes."""
+"""A replay of envelopes, log lines, and envelopes as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,15 +23,32 @@ from callboard.bus import (
     Bus,
     DropOldest,
     Envelope,
+    Event,
     Gap,
+    ImageBlock,
     Latest,
+    LlmCallCompleted,
     Lossless,
+    Message,
+    MessageMetadata,
     ObservableBus,
     ReplayBus,
+    SessionMessageAppended,
+    StopReason,
+    TextBlock,
+    TokenUsage,
     UnknownEvent,
+    decode_as,
+    decode_envelope,
+    encode_envelope,
 )
+from callboard.bus.events.codec import decode_event, encode_event
+from callboard.bus.log import ROOT, Log
 from callboard.bus.replay import WINDOW
-from tests.support.virtual_time import FakeClock, run_virtual
+from callboard.bus.values.usage import Cost, CostSource
+
+from ..support.logs import captured_logs
+from ..support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio
 
@@ -274,3 +298,210 @@ def test_whatever_the_readers_do_lossless_ones_get_the_source(
 
     run_virtual(replay)
     assert results == [events] * len(pauses)
+
+
+# -- Log lines go to `logging`, below one logger, and to no stream.
+
+
+CHECKOUT = Path(__file__).parents[2]
+
+SAY_IT_ALL = """
+from callboard.bus.log import Log
+log = Log("engine.tools")
+log.debug("a", x=1), log.info("b"), log.warning("c", ValueError("no")), log.error("d", text="x")
+"""
+
+
+@pytest.fixture
+def records() -> Iterator[list[logging.LogRecord]]:
+    """What reaches a handler of the host's."""
+    kept: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(record)
+
+    keep = Keep()
+    logging.getLogger(ROOT).addHandler(keep)
+    yield kept
+    logging.getLogger(ROOT).removeHandler(keep)
+
+
+@pytest.fixture
+def hosts_structlog() -> Iterator[list[str]]:
+    """A host that has configured structlog for itself, and what it hears."""
+    heard: list[str] = []
+
+    def hear(logger: Any, method: str, line: MutableMapping[str, Any]) -> str:
+        heard.append(line["event"])
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[hear], cache_logger_on_first_use=True)
+    yield heard
+    structlog.reset_defaults()
+
+
+def program(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True, check=True, timeout=60
+    )
+
+
+def test_a_program_that_configures_nothing_sees_nothing() -> None:
+    """Neither on stdout nor on stderr, at any level."""
+    done = program(SAY_IT_ALL)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_standard_library_configures_what_is_seen() -> None:
+    """Level, format and stream are the host's; a traceback stands below its line."""
+    done = program(
+        "import logging\n"
+        "logging.basicConfig(format='%(levelname)s|%(name)s|%(message)s', level='INFO')" + SAY_IT_ALL
+    )
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "INFO|callboard.engine.tools|b",
+        "WARNING|callboard.engine.tools|c",
+        "ValueError: no",
+        "ERROR|callboard.engine.tools|d text='x'",
+    ]
+
+
+def test_nothing_that_nobody_listens_to_imports_structlog() -> None:
+    """A line below the level costs no import."""
+    done = program(
+        "import sys\nfrom callboard.bus.log import Log\n"
+        "Log('x').debug('a'); Log('x').info('b'); print('structlog' in sys.modules)"
+    )
+    assert done.stdout == "False\n"
+
+
+def test_a_record_has_the_event_and_its_fields_and_says_who_logged(records: list[logging.LogRecord]) -> None:
+    """Words for people, fields for programs, and the place of the call, not of the logger's own code."""
+    Log("a.b").warning("it_happened", times=2, level="high", message="m", name="n")
+    (record,) = records
+    assert record.name == "callboard.a.b"
+    assert record.funcName == "test_a_record_has_the_event_and_its_fields_and_says_who_logged"
+    assert record.pathname == __file__
+    fields = {"event": "it_happened", "times": 2, "level": "high", "message": "m", "name": "n"}
+    assert getattr(record, ROOT) == fields
+    assert record.getMessage() == "it_happened times=2 level='high' message='m' name='n'"
+
+
+def test_text_in_a_field_can_not_forge_a_line(records: list[logging.LogRecord]) -> None:
+    """Line breaks, escapes and changes of direction are written as Python writes them."""
+    Log("a").warning("said", text="x\nERROR forged\x1b[2J\u202e %s %(no)s")
+    assert records[0].getMessage() == "said text='x\\nERROR forged\\x1b[2J\\u202e %s %(no)s'"
+
+
+def test_a_hosts_structlog_neither_hears_it_nor_is_changed(hosts_structlog: list[str]) -> None:
+    """Its configuration is the same before and after, and its processors see only its own lines."""
+    before = structlog.get_config()
+    with captured_logs() as lines:
+        Log("new").warning("ours")
+    structlog.get_logger().warning("theirs")
+    assert [line["event"] for line in lines] == ["ours"]
+    assert hosts_structlog == ["theirs"]
+    assert structlog.get_config() == before
+
+
+def test_logging_that_fails_fails_nobody() -> None:
+    """A handler that raises doesn't reach who logs."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("disk full")
+
+    broken = Broken()
+    logging.getLogger(ROOT).addHandler(broken)
+    try:
+        Log("a").error("something")
+    finally:
+        logging.getLogger(ROOT).removeHandler(broken)
+
+
+# -- Envelopes as JSON, and back: everything of an event, content included, whatever a provider or a host put
+# in.
+
+
+class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):
+    """An event of a host's own."""
+
+    metres: int
+
+
+def envelope(event: Event) -> Envelope:
+    return Envelope(7, "run_a", 1_790_000_000_000_000, 5, event, session_id="s1", attempt=2, tags={"team": "red"})
+
+
+def raw_usage() -> TokenUsage:
+    return TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tokens":7}'))
+
+
+def completed(usage: TokenUsage) -> LlmCallCompleted:
+    return LlmCallCompleted(
+        provider="openai",
+        model="openai:gpt-5",
+        served_model="openai:gpt-5",
+        stop_reason=StopReason.END_TURN,
+        raw_stop_reason="stop",
+        usage=usage,
+        cost=Cost(1, CostSource.COMPUTED),
+        latency_ms=10,
+    )
+
+
+def test_a_call_comes_back_with_the_providers_own_usage() -> None:
+    sent = envelope(completed(raw_usage()))
+    assert decode_envelope(encode_envelope(sent)) == sent
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"raw":{"n":1},"n":2}', b'{"raw":null}', b'"raw"', b"[1]", b'{ "n" : 1 }', b"7"]
+)
+def test_a_usage_object_may_look_like_anything(raw: bytes) -> None:
+    """However the JSON around it is set, too."""
+    sent = completed(TokenUsage(7, 1, raw=msgspec.Raw(raw)))
+    encoded = encode_event(sent)
+    for text in (encoded, encoded.decode(), encoded.replace(b'"raw":', b'"raw" :  ', 1)):
+        assert decode_event(sent.topic_of(), text) == sent
+
+
+def test_a_message_comes_back_with_its_content() -> None:
+    """Media as bytes, and the usage object of the reply as it came."""
+    metadata = MessageMetadata(
+        provider="openai",
+        model="openai:gpt-5",
+        usage=raw_usage(),
+        cost=Cost(1, CostSource.COMPUTED),
+        stop_reason=StopReason.END_TURN,
+    )
+    content = (TextBlock(text="line\nbreak"), ImageBlock(data=b"\x00\xff", media_type="image/png"))
+    message = msgspec.structs.replace(Message.user("x"), content=content, metadata=metadata)
+    sent = envelope(SessionMessageAppended(position=3, message=message))
+    encoded = encode_envelope(sent)
+    assert b"\n" not in encoded
+    assert decode_envelope(encoded) == sent
+
+
+def test_a_hosts_own_event_comes_back_as_unknown_and_then_as_its_type() -> None:
+    found = decode_envelope(encode_envelope(envelope(Moved(metres=2))))
+    assert isinstance(found.data, UnknownEvent)
+    assert found.topic == "host.moved"
+    assert decode_as(Moved, found.data) == Moved(metres=2)
+    assert decode_envelope(encode_envelope(found)) == found
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_lose_an_envelope() -> None:
+    sent = msgspec.structs.replace(envelope(Moved(metres=2)), tags={"team": "\ud800"})
+    assert decode_envelope(encode_envelope(sent)).tags == {"team": "\ud800"}
+
+
+NO_TOPIC = b'{"seq":1,"run_id":"r","ts_us":1,"mono_ns":1,"data":{}}'
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"seq":1}', NO_TOPIC])
+def test_what_is_no_envelope_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_envelope(text)

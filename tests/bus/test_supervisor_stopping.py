@@ -24,6 +24,8 @@ from callboard.bus import (
 from tests.bus.supervised import World, settle
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
+from ..support.virtual_time import on_both
+
 pytestmark = pytest.mark.anyio
 
 
@@ -57,6 +59,7 @@ async def test_messages_that_nobody_got_to_are_counted(world: World) -> None:
     assert (report.clean, report.lost) == (True, 3)
 
 
+@on_both
 async def test_a_cancelled_host_still_stops_in_order(world: World) -> None:
     """Cancelling the host's task group does not tear all children down at once."""
 
@@ -237,6 +240,7 @@ def test_a_task_that_an_ending_loop_cancels_before_its_first_step_is_settled(wor
     gc.collect()
 
 
+@on_both
 async def test_cancelling_whoever_starts_or_stops_leaves_a_working_supervisor(world: World) -> None:
     """Cancelled at any step of start_child, restart_child or stop_child, the next call still works."""
     async with world.supervisor() as supervisor:

@@ -6,11 +6,15 @@ of what came before, each loss is reported, and the history itself stays as it w
 
 from __future__ import annotations
 
+import copy
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
@@ -24,7 +28,10 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.replies.whole import WholeStream
-from callboard.bus.errors import CapabilityError
+from callboard.adapters.requests.host_options import merge_options
+from callboard.adapters.requests.settings import EFFORTS
+from callboard.adapters.schemas.sanitizer import without_booleans
+from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -243,3 +250,222 @@ async def test_a_loss_is_an_error_where_the_host_wants_none(wire: str) -> None:
     options: Json = {"history": {"on_loss": "error"}}
     with pytest.raises(CapabilityError, match="without a loss"):
         await sent(wire, asking(*history, capabilities=without("images"), provider_options=options))
+
+
+# -- Small things in a request that one server or another refuses are not sent, on any wire where they could
+# be.
+
+
+BOOLEANS: JsonObject = {
+    "type": "object",
+    "properties": {"any": True, "none": False, "list": {"type": "array", "items": True}},
+    "anyOf": [True, {"type": "object"}, False],
+    "additionalProperties": False,
+}
+
+
+def body_of(wire: str, **fields: object) -> JsonObject:
+    messages = cast("tuple[Message, ...]", fields.pop("messages", (Message.user("Hi"),)))
+    wire_call = adapter_of(wire).write_request(asking(*messages, **fields), stream=False)
+    return cast("JsonObject", msgspec.json.decode(wire_call.body))
+
+
+def test_boolean_subschemas_become_objects_and_the_hosts_schema_stays() -> None:
+    before = msgspec.json.encode(BOOLEANS)
+    assert without_booleans(BOOLEANS) == {
+        "type": "object",
+        "properties": {"any": {}, "list": {"type": "array", "items": {}}},
+        "anyOf": [{}, {"type": "object"}],
+        "additionalProperties": False,
+    }
+    assert msgspec.json.encode(BOOLEANS) == before
+
+
+def test_ollama_gets_no_boolean_subschemas() -> None:
+    """Neither in its tools nor in the form of the reply."""
+    tool = ToolDefinition("f", "", BOOLEANS)
+    body = body_of("ollama", tools=(tool,), output_schema=BOOLEANS)
+    assert body["format"] == without_booleans(BOOLEANS)
+    tools = cast("list[dict[str, JsonObject]]", body["tools"])
+    folded = {name: value for name, value in without_booleans(BOOLEANS).items() if name != "anyOf"}
+    assert tools[0]["function"]["parameters"] == folded
+
+
+@pytest.mark.parametrize("seed", [2**31 - 1, -(2**31), 2**31, -(2**31) - 1])
+def test_gemini_gets_seeds_of_32_bits(seed: int) -> None:
+    """A larger one is left out, and said to be."""
+    kept = abs(seed + 0.5) < 2**31
+    wire_call = adapter_of("gemini").write_request(asking(Message.user("Hi"), seed=seed), stream=False)
+    config = msgspec.json.decode(wire_call.body)["generationConfig"]
+    assert config.get("seed") == (seed if kept else None)
+    assert [warning.code for warning in wire_call.warnings] == ([] if kept else ["parameter_dropped"])
+
+
+def test_gemini_gets_no_empty_part_where_the_model_spoke_last() -> None:
+    body = body_of("gemini", messages=(Message.user("Count."), Message.assistant("One, two,")))
+    contents = cast("list[dict[str, list[dict[str, str]]]]", body["contents"])
+    assert all(part["text"] for turn in contents for part in turn["parts"])
+    assert contents[-1]["role"] == "user"  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "openai"])
+@pytest.mark.parametrize("messages", [(), (Message.user(" "),)])
+def test_a_request_without_a_message_is_refused_here(wire: str, messages: tuple[Message, ...]) -> None:
+    """Responses alone have a form for it."""
+    with pytest.raises(InvalidRequestError):
+        body_of(wire, messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("wire", "path", "longest"),
+    [
+        ("openai", ("user",), 64),
+        ("openai_compatible", ("user",), 64),
+        ("anthropic", ("metadata", "user_id"), 256),
+    ],
+)
+def test_a_long_id_of_a_user_becomes_a_digest(wire: str, path: tuple[str, ...], longest: int) -> None:
+    """The same one from call to call; a short one goes as it is."""
+
+    def user(text: str) -> str:
+        value: Json = body_of(wire, user=text)
+        for key in path:
+            assert isinstance(value, dict)
+            value = value[key]
+        return str(value)
+
+    assert user("u" * longest) == "u" * longest
+    assert user("u" * (longest + 1)) == user("u" * (longest + 1)) != user("v" * (longest + 1))
+    assert len(user("u" * 1000)) <= longest
+
+
+EMPTY: list[ContentBlock] = [
+    ImageBlock(data=b"", media_type="image/png"),
+    ImageBlock(url="data:image/png;base64,"),
+    AudioBlock(data=b"", media_type="audio/wav"),
+    DocumentBlock(data=b"", media_type="application/pdf"),
+]
+
+
+@pytest.mark.parametrize("block", EMPTY)
+@pytest.mark.parametrize("wire", WIRES)
+async def test_media_without_content_are_not_sent(wire: str, block: ContentBlock) -> None:
+    """New ones are refused, old ones stay behind."""
+    with pytest.raises(CapabilityError):
+        await sent(wire, asking(Message.user((block,)), capabilities=ALL))
+    history = (Message.user((block,)), Message.assistant("Nothing."), Message.user("And?"))
+    wire_call = await sent(wire, asking(*history, capabilities=ALL))
+    assert b"base64" not in wire_call.body
+    assert b'"data"' not in wire_call.body
+    assert losses(wire_call) == 1
+
+
+# -- A host's own fields join what the engine asks for, by one rule on all wires; an unknown effort is an
+# error.
+
+
+NATIVE = [wire for wire in WIRES if wire != "tgi"]
+EXTRA: Json = {"type": "web_search", "name": "theirs"}
+
+
+def body_with_options(adapter: HttpAdapter, *, stream: bool = False, **fields: object) -> JsonObject:
+    asked = asking(Message.user("Hi"), **fields)
+    return cast("JsonObject", msgspec.json.decode(adapter.write_request(asked, stream=stream).body))
+
+
+@pytest.mark.parametrize("wire", NATIVE)
+@pytest.mark.parametrize("under", ["protocol", "adapter"])
+def test_a_hosts_tool_joins_those_of_the_engine(wire: str, under: str) -> None:
+    """Whether it stands under the protocol's name or the adapter's own."""
+    name = wire if under == "protocol" else "mine"
+    adapter = adapter_of(wire, name)
+    tools = body_with_options(adapter, tools=(LOOK,), provider_options={name: {"tools": [EXTRA]}})["tools"]
+    assert isinstance(tools, list)
+    assert len(tools) == 2
+    assert tools[1] == EXTRA
+    assert "look" in str(tools[0])
+    alone = body_with_options(adapter, provider_options={name: {"tools": [EXTRA]}})["tools"]
+    assert alone == [EXTRA]
+
+
+@pytest.mark.parametrize("wire", NATIVE)
+def test_tools_that_are_no_list_are_an_error(wire: str) -> None:
+    with pytest.raises(InvalidRequestError, match="tools"):
+        body_with_options(
+            adapter_of(wire), tools=(LOOK,), provider_options={wire: {"tools": {"type": "web_search"}}}
+        )
+
+
+@pytest.mark.parametrize("wire", ["openai", "openai_compatible", "anthropic", "ollama"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_how_the_reply_comes_is_not_the_hosts_to_say(wire: str, stream: bool) -> None:
+    """Nor which model gives it; what is the same anyway does no harm."""
+    for field, value in (("stream", not stream), ("model", "another")):
+        with pytest.raises(InvalidRequestError, match=field):
+            body_with_options(adapter_of(wire), stream=stream, provider_options={wire: {field: value}})
+    same: Json = {"stream": stream, "model": "some-model"}
+    assert (
+        body_with_options(adapter_of(wire), stream=stream, provider_options={wire: same})["model"] == "some-model"
+    )
+
+
+def test_stream_options_keep_the_usage() -> None:
+    """A host may add to them."""
+    adapter = adapter_of("openai_compatible")
+    options: Json = {"openai_compatible": {"stream_options": {"include_obfuscation": False}}}
+    body = body_with_options(adapter, stream=True, provider_options=options)
+    assert body["stream_options"] == {"include_usage": True, "include_obfuscation": False}
+    with pytest.raises(InvalidRequestError, match="include_usage"):
+        without: Json = {"openai_compatible": {"stream_options": {"include_usage": False}}}
+        body_with_options(adapter, stream=True, provider_options=without)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_unknown_effort_is_an_error_that_names_the_known_ones(wire: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="'heroic' is none of none, minimal, low, medium, high, xhigh, max"
+    ):
+        body_with_options(adapter_of(wire), reasoning_effort="heroic")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_every_known_effort_is_sent_or_its_loss_is_told(wire: str, effort: str) -> None:
+    """``none`` to a model that does not reason asks for nothing."""
+    adapter = adapter_of(wire)
+    plain = adapter.write_request(asking(Message.user("Hi")), stream=False)
+    asked = adapter.write_request(asking(Message.user("Hi"), reasoning_effort=effort), stream=False)
+    assert asked.body != plain.body or asked.warnings or effort == "none"
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+_bodies = st.dictionaries(st.sampled_from("abc"), _values, max_size=3)
+
+
+@given(_bodies, _bodies)
+def test_merging_keeps_ours_where_the_host_says_nothing_and_changes_no_ones_object(
+    ours: JsonObject, theirs: JsonObject
+) -> None:
+    body, before, said = copy.deepcopy(ours), copy.deepcopy(ours), copy.deepcopy(theirs)
+    inner = {name: value for name, value in body.items() if isinstance(value, dict)}
+    try:
+        merge_options(body, theirs)
+    except InvalidRequestError:
+        return
+    assert theirs == said
+    assert all(inner[name] == before[name] for name in inner)
+    assert body.keys() == ours.keys() | theirs.keys()
+    assert all(body[name] == ours[name] for name in ours.keys() - theirs.keys())
+    again = copy.deepcopy(body)
+    merge_options(again, theirs)
+    assert again == body
+
+
+def test_two_things_of_different_type_are_not_mixed() -> None:
+    body: JsonObject = {"thinking": {"type": "enabled", "budget_tokens": 2000}, "meta": {"a": {"b": 1}}}
+    merge_options(body, {"thinking": {"type": "disabled"}, "meta": {"a": {"c": 2}}})
+    assert body == {"thinking": {"type": "disabled"}, "meta": {"a": {"b": 1, "c": 2}}}

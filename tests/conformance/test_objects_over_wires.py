@@ -5,28 +5,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import anyio
 import msgspec
 import pytest
 
+from callboard.adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
 from callboard.adapters.config import AdapterConfig
-from callboard.adapters.conformance import CALLS
+from callboard.adapters.conformance import CALLS, TOOLS, arguments, halves
 from callboard.adapters.contract import ProviderAdapter
+from callboard.bus import (
+    AdapterError,
+    CancelledError,
+    LlmCallCompleted,
+    LlmCallFailed,
+    Lossless,
+    NetworkError,
+    Subscription,
+)
 from callboard.bus.clock import Clock
+from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from callboard.bus.values.messages import ended_well
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, StreamResult, Tool
 from callboard.engine.objects.generate import NoObjectGeneratedError
 from callboard.engine.type_schema import json_schema
-from callboard.tracestore import PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 from ..definition_of_done.rows import row
-from ..support.fake_http import FakeReply, FakeTransport
+from ..support.fake_http import HANG, FakeReply, FakeTransport, Step
 from ..support.scripted import adapter_type
-from ..support.virtual_time import Backend, backend
 from ..support.wires import WIRES, Wire
+from .endings import ENDINGS, ending
 
 pytestmark = pytest.mark.anyio
 
@@ -54,24 +69,11 @@ NATIVE = {
 """A model that takes schemas, and where its schema stands in a request."""
 
 
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
-
-
 @asynccontextmanager
 async def asking(
     wire: Wire, model: str, *replies: FakeReply, prices: PriceTable | None = None, **settings: object
 ) -> AsyncIterator[tuple[Engine, str, FakeTransport]]:
-    """An engine with that wire's adapter, the model's name, and the network.
-
-    Args:
-        wire: The wire.
-        model: The model's name on the wire.
-        replies: The replies of the network.
-        prices: The engine's prices.
-        settings: The settings of the adapter.
-    """
+    """An engine with that wire's adapter, the model's name, and the network."""
     transport = FakeTransport(*replies)
 
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
@@ -196,3 +198,295 @@ async def test_an_older_claude_that_is_to_reason_is_told_the_schema() -> None:
     assert "tools" not in body
     assert msgspec.json.encode(json_schema(Place)).decode() in str(body["system"])
     assert result.output.country == "France"
+
+
+# -- Every end of every wire: do its tools run, is it an error and of which class, and what is booked.
+
+
+BY_NAME = {wire.name: wire for wire in WIRES}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A reply of a wire with some calls that ends with a word."""
+
+    wire: str
+    word: str
+    streamed: bool
+    calls: int
+
+    @property
+    def means(self) -> StopReason | type[AdapterError]:
+        return ending(self.wire, self.word, streamed=self.streamed, calls=self.calls)
+
+    def reply(self) -> FakeReply:
+        wire = BY_NAME[self.wire]
+        make = wire.streamed if self.streamed else wire.whole
+        return make("Well.", self.calls, self.word)
+
+
+def cases() -> Iterator[Case]:
+    for name, words in ENDINGS.items():
+        numbers = (0, 1, 2) if BY_NAME[name].calls_tools else (0,)
+        for word, streamed, calls in itertools.product(words, (False, True), numbers):
+            yield Case(name, word, streamed, calls)
+
+
+def described(case: object) -> str:
+    if not isinstance(case, Case):
+        return str(case)
+    mode = "streamed" if case.streamed else "whole"
+    return f"{case.wire}-{case.word or 'nothing'}-{mode}-{case.calls}"
+
+
+ALL = [*cases()]
+each_case = pytest.mark.parametrize("case", ALL, ids=described)
+
+
+def tools(ran: list[str]) -> list[Tool]:
+    """The tools that the wires call, which note that they ran."""
+
+    def noting(name: str) -> Tool:
+        async def run(**given: object) -> str:
+            ran.append(name)
+            return "done"
+
+        return Tool(next(tool for tool in TOOLS if tool.name == name), run)
+
+    return [noting(name) for name, _ in CALLS]
+
+
+async def said(session: Session, streamed: bool) -> None:
+    if streamed:
+        async with session.stream("Go on") as turn:
+            await turn.message()
+    else:
+        await session.send("Go on")
+
+
+@each_case
+async def test_tools_run_only_from_replies_that_ended_well(case: Case) -> None:
+    """And whether it is an error, of which class, is the table's word."""
+    wire, ran = BY_NAME[case.wire], list[str]()
+    after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
+    async with asking(wire, "some-model", case.reply(), after) as (engine, named, _):
+        session = engine.session(named, tools=tools(ran) if case.calls else ())
+        if isinstance(case.means, type):
+            with pytest.raises(case.means) as caught:
+                await said(session, case.streamed)
+            assert type(caught.value) is case.means
+            reply = caught.value.content
+        else:
+            await said(session, case.streamed)
+            metadata = session.messages[1].metadata
+            assert metadata is not None
+            assert metadata.stop_reason is case.means
+            reply = session.messages[1].content
+        assert session.pending_calls == ()
+    well = not isinstance(case.means, type) and ended_well(case.means)
+    assert sorted(ran) == sorted(name for name, _ in CALLS[: case.calls] if well)
+    calls = [block for block in reply if isinstance(block, ToolUseBlock)]
+    assert [call.incomplete for call in calls] == [not well] * len(calls)
+
+
+CUTTING = [
+    case for case in ALL if case.wire in ("anthropic", "openai_compatible") and case.streamed and case.calls
+]
+"""Wires whose arguments come in pieces, and nothing says them again."""
+
+
+@pytest.mark.parametrize("case", CUTTING, ids=described)
+async def test_a_call_that_was_cut_never_runs_whatever_the_end_says(case: Case) -> None:
+    """Half of its arguments is missing; of a whole call before it the end decides."""
+    wire, ran = BY_NAME[case.wire], list[str]()
+    _, rest = halves(arguments(case.calls - 1))
+    missing = msgspec.json.encode(rest).strip(b'"')
+    chunks = [chunk for chunk in wire.chunks("", case.calls, case.word) if missing not in chunk]
+    assert len(chunks) == len(wire.chunks("", case.calls, case.word)) - 1
+    replies = (wire.stream_of(*chunks), wire.streamed("Fine."))
+    async with asking(wire, "some-model", *replies) as (engine, named, _):
+        session = engine.session(named, tools=tools(ran))
+        with contextlib.suppress(AdapterError):
+            await said(session, streamed=True)
+    well = not isinstance(case.means, type) and ended_well(case.means)
+    assert ran == [name for name, _ in CALLS[: case.calls - 1] if well]
+
+
+# -- what is booked
+
+LONG = "word " * 400
+"""2,000 characters, which are between 300 and 700 tokens for everybody."""
+REPORTED_EARLY = {"anthropic": 12, "gemini": 10}
+"""Wires that say what the input is before the reply is over, and what they say."""
+FAILURES = [case for case in ALL if isinstance(case.means, type)]
+
+each_wire = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+
+
+def price_of(wire: Wire) -> PriceTable:
+    """1,000 nano-USD for a token of input, 100,000 for one of output."""
+    return PriceTable([PriceRow(model=f"{wire.name}:*", input=1_000_000, output=100_000_000)])
+
+
+def nano_usd(usage: TokenUsage) -> int:
+    return usage.total_input_tokens * 1_000 + usage.output_tokens * 100_000
+
+
+def ends_in(events: Subscription) -> list[LlmCallCompleted | LlmCallFailed]:
+    """The ends of calls, and of their attempts, that have been published."""
+    found = [envelope.data for envelope in events.take()]
+    return [event for event in found if isinstance(event, LlmCallCompleted | LlmCallFailed)]
+
+
+def check_bill(error: AdapterError, end: LlmCallCompleted | LlmCallFailed) -> TokenUsage:
+    """The error says what the trace says, usage and cost; and it is called no report."""
+    assert isinstance(end, LlmCallFailed)
+    assert error.usage is not None
+    assert error.cost is not None
+    assert (error.usage, error.cost) == (end.usage, end.cost)
+    assert error.cost.nano_usd == nano_usd(error.usage)
+    assert error.usage.source is not UsageSource.REPORTED
+    return error.usage
+
+
+@each_case
+async def test_a_reply_that_ended_is_booked_as_reported(case: Case) -> None:
+    """Well or not: its usage is there. Of a failure it is kept as partial, whole or streamed."""
+    wire = BY_NAME[case.wire]
+    after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
+    async with asking(wire, "some-model", case.reply(), after, prices=price_of(wire)) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named, tools=tools([]) if case.calls else ())
+        if isinstance(case.means, type):
+            with pytest.raises(case.means) as caught:
+                await said(session, case.streamed)
+            usage = check_bill(caught.value, ends_in(events)[-1])
+            assert usage.total_input_tokens == 12
+            assert usage.source is UsageSource.PARTIAL
+            assert usage.output_tokens >= 7
+        else:
+            await said(session, case.streamed)
+            end = ends_in(events)[0]
+            assert isinstance(end, LlmCallCompleted)
+            assert end.usage.source is UsageSource.REPORTED
+            assert (end.usage.total_input_tokens, end.usage.output_tokens) == (12, 7)
+            assert end.cost.nano_usd == nano_usd(end.usage)
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=described)
+async def test_a_failure_is_tried_again_while_nothing_was_delivered(case: Case) -> None:
+    """A whole reply is; a stream isn't, once it has said something. The failed attempt is paid for, too."""
+    wire = BY_NAME[case.wire]
+    after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
+    prices = price_of(wire)
+    async with asking(wire, "some-model", case.reply(), after, prices=prices, max_retries=1) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named)
+        if case.streamed:
+            with pytest.raises(AdapterError):
+                await said(session, streamed=True)
+            assert len(ends_in(events)) == 1
+            return
+        message = await session.send("Go on")
+        assert message.text == "Fine."
+        failed, end = ends_in(events)
+        assert isinstance(failed, LlmCallFailed)
+        assert failed.will_retry
+        assert failed.usage is not None
+        assert failed.usage.source is UsageSource.PARTIAL
+        assert failed.cost is not None
+        assert failed.cost.nano_usd == nano_usd(failed.usage)
+        assert isinstance(end, LlmCallCompleted)
+
+
+def cut(wire: Wire) -> list[bytes]:
+    """The pieces of a stream without its end: text, and a call if the wire has any."""
+    chunks = wire.chunks(LONG, min(1, wire.most[0]), "end")
+    at_the_end = 1 if wire.name in ("ollama", "tgi") else 3
+    return chunks[:-at_the_end]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks", "just stops"])
+@each_wire
+async def test_a_stream_without_its_end_is_booked_at_what_it_delivered(wire: Wire, ends: str) -> None:
+    """Its tools don't run; the meter had said the same; the error and the trace agree."""
+    last: list[Step] = {"breaks": [1.0, StreamError("reset")], "just stops": [1.0]}.get(ends, [HANG])
+    reply, prices, ran = wire.stream_of(*cut(wire), *last), price_of(wire), list[str]()
+    async with asking(wire, "some-model", reply, prices=prices, stream_read_timeout=2.0) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        stream = engine.stream(named, "Go on", tools=tools(ran) if wire.calls_tools else ())
+        failures: list[AdapterError] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(note_failure, stream, failures)
+            await anyio.sleep(0.5)
+            meter = stream.usage_so_far
+            if ends == "cancelled":
+                await stream.cancel()
+        (error,) = failures
+        usage = check_bill(error, ends_in(events)[-1])
+        assert isinstance(error, CancelledError if ends == "cancelled" else NetworkError)
+        assert meter.usage == stream.usage_so_far.usage == usage
+        assert meter.cost == stream.usage_so_far.cost == error.cost
+        assert meter.estimated
+    assert ran == []
+    assert all(block.incomplete for block in error.content if isinstance(block, ToolUseBlock))
+    early = REPORTED_EARLY.get(wire.name)
+    assert usage.source is (UsageSource.ESTIMATED if early is None else UsageSource.PARTIAL)
+    assert usage.total_input_tokens == early or early is None
+    assert usage.total_input_tokens > 0
+    assert 300 < usage.output_tokens < 700
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks"])
+@each_wire
+async def test_a_whole_call_without_an_answer_is_booked_at_what_was_sent(wire: Wire, ends: str) -> None:
+    """Nothing of its reply is known; its request is."""
+    reply = FakeReply(1.0, StreamError("reset")) if ends == "breaks" else FakeReply(wait=HANG)
+    async with asking(wire, "some-model", reply, prices=price_of(wire), timeout_seconds=5.0) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named)
+        async with anyio.create_task_group() as group:
+            if ends == "cancelled":
+                group.start_soon(cancel_later, session)
+            with pytest.raises(AdapterError) as caught:
+                await session.send(LONG)
+        usage = check_bill(caught.value, ends_in(events)[-1])
+    assert usage.source is UsageSource.ESTIMATED
+    assert (usage.input_tokens > 300, usage.output_tokens) == (True, 0)
+
+
+async def cancel_later(session: Session) -> None:
+    await anyio.sleep(1)
+    await session.cancel()
+
+
+async def note_failure(stream: StreamResult, failures: list[AdapterError]) -> None:
+    with pytest.raises(AdapterError) as caught:
+        await stream.result()
+    failures.append(caught.value)
+
+
+# -- An empty reply on every wire, streamed and whole: it has a warning, and is asked for again if that is
+# wanted.
+
+
+QUIET = [case for case in ALL if not case.calls and case.means is StopReason.END_TURN]
+
+
+@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("case", QUIET, ids=described)
+async def test_an_empty_reply_is_marked_and_may_be_asked_for_again(case: Case, again: int) -> None:
+    """The reply ends well and has no text. Each call is recorded with its own warnings."""
+    wire = BY_NAME[case.wire]
+    make = wire.streamed if case.streamed else wire.whole
+    replies = [make("", 0, case.word), make("Well.", 0, case.word)]
+    async with asking(wire, "some-model", *replies) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named)
+        if case.streamed:
+            async with session.stream("Hi", retry_empty=again) as turn:
+                reply = await turn.message()
+        else:
+            reply = await session.send("Hi", retry_empty=again)
+        ends = [each for each in ends_in(events) if isinstance(each, LlmCallCompleted)]
+    assert reply.text == ("Well." if again else "")
+    assert ["empty_reply" in end.warnings for end in ends] == [True, False][: 1 + again]

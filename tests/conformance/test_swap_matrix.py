@@ -1,4 +1,4 @@
-"""A session survives any swap: from every provider to every other and back, over real adapters."""
+"""A session survives any swap between real adapters; steered turns and plain histories."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from collections.abc import Iterator, Sequence
 import anyio
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from callboard.adapters import create_adapter
+from callboard.adapters import RetryPolicy, create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.conformance import CALLS
-from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest, CanonicalResponse
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest, CanonicalResponse, ProviderAdapter
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.requests import history
 from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED
 from callboard.bus import RequestTimeoutError
 from callboard.bus.clock import Clock
+from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import MessageComplete, ToolUseInputDelta, ToolUseStart
 from callboard.bus.values.base import Json
 from callboard.bus.values.content import (
@@ -34,13 +38,14 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from callboard.bus.values.usage import StopReason
-from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
 from callboard.engine.tools.running import INTERRUPTED
 
+from ..support.canonical_requests import MESSAGES, canonical_requests
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
 from ..support.virtual_time import FakeClock, run_virtual
-from ..support.wires import WIRES, Wire
+from ..support.wires import CALLING_WIRES, QUIRKY, WIRES, Wire
 
 SYSTEM = "You are in a swap."
 TOOLS = tuple(
@@ -381,3 +386,119 @@ def test_a_round_that_was_cancelled_poisons_no_history(wire: Wire) -> None:
         assert side.wire.faults(body) + side.wire.judged(body) == []
         assert INTERRUPTED in body.decode()
         assert "worked on" in body.decode()
+
+
+# -- A message that steers a turn, over every provider's real adapter: behind the results, as its wire has it.
+
+
+STEERED_WIRES = (*CALLING_WIRES, *QUIRKY)
+
+
+def named(wire: Wire) -> str:
+    return f"{wire.name}-{wire.options.get('quirks', '')}"
+
+
+@pytest.mark.parametrize("wire", STEERED_WIRES, ids=named)
+@pytest.mark.parametrize("calls", [1, 2])
+def test_the_provider_takes_what_is_said_behind_the_results(wire: Wire, calls: int) -> None:
+    """A retry sends it again as it was; nothing is lost, doubled, or out of its place."""
+    transport = FakeTransport(
+        as_reply(wire.body("looking", calls, "tools")),
+        FakeReply(b"{}", status=503),
+        as_reply(wire.body("there it is", 0, "end")),
+        as_reply(wire.body("once more", 0, "end")),
+    )
+
+    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+        return wire.make(transport, clock, max_retries=1, retry=RetryPolicy())
+
+    entry = AdapterEntry(name=wire.name, type=adapter_type(make), config=AdapterConfig())
+    model = f"{wire.name}:some-model"
+    models = {model: ModelEntry(id=model, adapter=wire.name, wire_name="some-model")}
+    said: list[Session] = []
+
+    async def work(arguments: dict[str, Json]) -> str:
+        if said:
+            said.pop().steer("and-in-french")
+        return "worked"
+
+    async def go() -> None:
+        async with Engine(models=ModelRegistry({wire.name: entry}, models), trace=False) as engine:
+            session = engine.session(model, tools=[Tool(tool, work) for tool in TOOLS])  # type: ignore[arg-type]
+            said.append(session)
+            await session.send("look-around", max_output_tokens=64)
+            await session.send("and-again", max_output_tokens=64)
+
+    run_virtual(go)
+    bodies = [request.body for request in transport.requests]
+    judged = wire.judged if wire in CALLING_WIRES else lambda body: []  # who differs has no types of the vendor's
+    assert [wire.faults(body) + judged(body) for body in bodies] == [[]] * 4
+    assert bodies[1] == bodies[2]
+    assert [body.count(b"and-in-french") for body in bodies] == [0, 1, 1, 1]
+    sent = bodies[3].decode()
+    order = [sent.rindex(mark) for mark in ("look-around", "worked", "and-in-french", "there it is", "and-again")]
+    assert order == sorted(order)
+    assert "steers" not in sent, "our mark is none of the provider's business"
+    assert msgspec.json.decode(bodies[3])[wire.history]
+
+
+def test_blocks_can_steer_as_well_as_text() -> None:
+    """An image comes behind the results like words do."""
+    wire = CALLING_WIRES[0]
+    transport = FakeTransport(as_reply(wire.body("looking", 1, "tools")), as_reply(wire.body("a dot", 0, "end")))
+
+    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+        return wire.make(transport, clock)
+
+    entry = AdapterEntry(name=wire.name, type=adapter_type(make), config=AdapterConfig())
+    models = {"m": ModelEntry(id="m", adapter=wire.name, wire_name="claude-sonnet-4-5")}
+
+    async def go() -> None:
+        async with Engine(models=ModelRegistry({wire.name: entry}, models), trace=False) as engine:
+
+            async def work(arguments: dict[str, Json]) -> str:
+                session.steer([TextBlock("see"), ImageBlock(data=b"\x89PNG\r\n\x1a\n", media_type="image/png")])
+                return "worked"
+
+            session = engine.session("m", tools=[Tool(tool, work) for tool in TOOLS])  # type: ignore[arg-type]
+            await session.send("look", max_output_tokens=64)
+
+    run_virtual(go)
+    body = transport.requests[1].body
+    assert wire.faults(body) + wire.judged(body) == []
+    last = msgspec.json.decode(body)["messages"][-1]
+    assert [block["type"] for block in last["content"]] == ["tool_result", "text", "image"]
+
+
+# -- What is plain text of a user and an assistant in turn is written in one go, and comes out as if it were
+# not.
+
+
+SAID = st.text("ab \n☃", max_size=3) | st.just("Word " * 4000)
+HISTORIES = st.lists(SAID, max_size=7).map(
+    lambda texts: [Message((Role.USER, Role.ASSISTANT)[n % 2], text) for n, text in enumerate(texts)]
+)
+
+
+def written(adapter: HttpAdapter, request: CanonicalRequest) -> object:
+    try:
+        call = adapter.write_request(request, stream=False)
+    except AdapterError as refusal:
+        return type(refusal), str(refusal)
+    return call.body, call.warnings, call.headers
+
+
+@pytest.mark.parametrize(
+    "wire", [wire for wire in WIRES if issubclass(wire.adapter, HttpAdapter)], ids=lambda wire: wire.name
+)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_request_is_the_same_however_its_history_is_taken(wire: Wire, data: st.DataObject) -> None:
+    adapter = wire.adapter(AdapterConfig(api_key="k", base_url="https://api.example.com/v1"))
+    said = data.draw(HISTORIES) + data.draw(st.lists(MESSAGES, max_size=3))
+    request = data.draw(canonical_requests([f"{wire.type_name}:some-model"]))
+    request = msgspec.structs.replace(request, messages=tuple(said))
+    at_once = written(adapter, request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "_plain_beginning", lambda messages: ())
+        assert at_once == written(adapter, request)

@@ -1,4 +1,4 @@
-"""What the adapters send is what the vendors' own types say a request is, whatever a host asks for."""
+"""Requests for chat, images, videos and embeddings are what the vendors' own types allow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from callboard.adapters import CapabilityError, ImageBlock, create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.operations.embedding_wire import fit_texts
+from callboard.adapters.operations.media_wire import check_video, fit_image
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
@@ -21,18 +25,27 @@ from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import Message
 
+from ..adapters.operations.making import form, image_request, image_wire, video_request, video_wire
 from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests
 from ..support.conversations import conversations
 from ..support.judges import (
     chat_faults,
     contents_faults,
+    embed_contents_faults,
+    embeddings_faults,
+    image_edits_faults,
+    images_faults,
     interaction_faults,
     messages_faults,
+    ollama_embed_faults,
     ollama_faults,
     responses_faults,
     steps_faults,
+    video_parameters_faults,
+    videos_faults,
 )
+from ..support.media_server import png
 from ..support.wire_history import history_faults
 
 CLAUDES = [
@@ -174,3 +187,199 @@ def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAd
 
     count()
     assert sent > 10
+
+
+# -- What is asked for images and videos is what the vendors' own types say such a request is.
+
+
+BOAT = ImageBlock(data=png())
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "judge"),
+    [
+        ("openai", "gpt-image-2", images_faults),
+        ("openai", "gpt-image-1.5", images_faults),
+        ("openai_compatible", "gpt-image-2", images_faults),
+        ("openai", "gpt-5", responses_faults),
+        ("gemini", "gemini-3-pro-image", contents_faults),
+        ("gemini", "gemini-2.5-flash-image", contents_faults),
+    ],
+)
+@given(
+    inputs=st.integers(0, 2),
+    masked=st.booleans(),
+    n=st.integers(1, 2),
+    size=st.sampled_from([None, "1024x1024", "2K"]),
+    aspect=st.sampled_from([None, "16:9", "3:2"]),
+    quality=st.sampled_from([None, "low", "high"]),
+    background=st.sampled_from([None, "transparent", "opaque"]),
+    output_format=st.sampled_from([None, "webp", "jpeg"]),
+)
+@settings(max_examples=40)
+def test_requests_for_images_are_such_as_the_vendor_s_types_allow(
+    kind: str,
+    model: str,
+    judge: Callable[[bytes], list[str]],
+    inputs: int,
+    masked: bool,
+    n: int,
+    size: str | None,
+    aspect: str | None,
+    quality: str | None,
+    background: str | None,
+    output_format: str | None,
+) -> None:
+    wire = image_wire(kind, model)
+    request = image_request(
+        f"{kind}:{model}",
+        images=[BOAT] * inputs,
+        mask=BOAT if masked and inputs else None,
+        n=n,
+        size=size,
+        aspect_ratio=aspect,
+        quality=quality,
+        background=background,
+        output_format=output_format,
+    )
+    try:
+        call = wire.write(fit_image(request, wire.capabilities(model)), kind)
+    except CapabilityError:
+        return
+    if "content-type" not in call.headers:
+        assert judge(call.body) == []
+        return
+    fields, files = form(call)
+    typed: JsonObject = {name: int(text) if name == "n" else text for name, text in fields.items()}
+    assert image_edits_faults(typed) == []
+    assert set(files) <= {"image", "image[]", "mask"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "judge"),
+    [
+        ("openai", "sora-2", videos_faults),
+        ("openai", "sora-2-pro", videos_faults),
+        ("gemini", "veo-3.1-generate-preview", video_parameters_faults),
+        ("gemini", "veo-2.0-generate-001", video_parameters_faults),
+        ("gemini", "of-tomorrow", video_parameters_faults),
+    ],
+)
+@given(
+    seconds=st.sampled_from([None, 4, 6, 8]),
+    size=st.sampled_from([None, "1280x720", "720x1280", "1080x1920", "1792x1024"]),
+    audio=st.sampled_from([None, True, False]),
+    frame=st.booleans(),
+)
+@settings(max_examples=30)
+def test_requests_for_videos_are_such_as_the_vendor_s_types_allow(
+    kind: str,
+    model: str,
+    judge: Callable[[bytes | JsonObject], list[str]],
+    seconds: int | None,
+    size: str | None,
+    audio: bool | None,
+    frame: bool,
+) -> None:
+    wire = video_wire(kind)
+    request = video_request(
+        f"{kind}:{model}", seconds=seconds, size=size, audio=audio, first_frame=BOAT if frame else None
+    )
+    try:
+        check_video(request, wire.capabilities(model))
+        call = wire.create(request, kind)
+    except CapabilityError:
+        return
+    if "content-type" not in call.headers:
+        assert judge(call.body) == []
+        return
+    fields, files = form(call)
+    assert judge(dict(fields)) == []
+    assert set(files) == {"input_reference"}
+
+
+@pytest.mark.parametrize(
+    ("judge", "body"),
+    [
+        (images_faults, {"model": "m"}),
+        (images_faults, {"prompt": "p", "quality": "best"}),
+        (videos_faults, {"prompt": "p", "seconds": 8}),
+        (videos_faults, {"prompt": "p", "audio": True}),
+        (video_parameters_faults, {"instances": [], "parameters": {"seconds": 8}}),
+        (video_parameters_faults, {"instances": [], "parameters": {}, "config": {}}),
+    ],
+)
+def test_the_judges_find_what_is_wrong(judge: Callable[[bytes], list[str]], body: JsonObject) -> None:
+    assert judge(msgspec.json.encode(body))
+
+
+# -- What is asked for embeddings is what the vendors' own types say such a request is.
+
+
+Judge = Callable[[bytes], list[str]]
+
+EMBEDDING_JUDGES: dict[str, tuple[Judge, tuple[str, ...]]] = {
+    "openai": (embeddings_faults, ("text-embedding-3-large", "text-embedding-ada-002", "of-tomorrow")),
+    "openai_compatible": (embeddings_faults, ("text-embedding-3-large", "of-tomorrow")),
+    "gemini": (embed_contents_faults, ("gemini-embedding-001", "gemini-embedding-2", "text-embedding-004")),
+    "ollama": (ollama_embed_faults, ("nomic-embed-text", "qwen3-embedding:0.6b")),
+}
+
+
+def written(kind: str, asked: EmbeddingRequest) -> bytes | None:
+    """The body; None for what is refused before anything is sent."""
+    adapter = create_adapter(kind, AdapterConfig(), name=kind)
+    assert isinstance(adapter, HttpAdapter)
+    wire = adapter.wire.other_wires().embeddings
+    assert wire is not None
+    try:
+        fitted, _ = fit_texts(asked, wire.capabilities(asked.wire_model), kind, len)
+    except CapabilityError:
+        return None
+    return wire.write(fitted, kind).body
+
+
+@pytest.mark.parametrize("kind", EMBEDDING_JUDGES)
+@given(
+    texts=st.lists(st.text(min_size=1), min_size=1, max_size=5),
+    dimensions=st.one_of(st.none(), st.sampled_from([256, 768, 1536])),
+    input_type=st.one_of(st.none(), st.sampled_from(INPUT_TYPES)),
+    truncate=st.booleans(),
+    which=st.integers(0, 2),
+)
+@settings(max_examples=40)
+def test_requests_for_vectors_are_such_as_the_vendor_s_types_allow(
+    kind: str,
+    texts: list[str],
+    dimensions: int | None,
+    input_type: InputType | None,
+    truncate: bool,
+    which: int,
+) -> None:
+    judge, models = EMBEDDING_JUDGES[kind]
+    asked = EmbeddingRequest(
+        request_id="r",
+        model=f"{kind}:{models[which % len(models)]}",
+        inputs=tuple(texts),
+        dimensions=dimensions,
+        input_type=input_type,
+        truncate=truncate,
+    )
+    body = written(kind, asked)
+    assert body is None or judge(body) == []
+
+
+@pytest.mark.parametrize(
+    ("judge", "body"),
+    [
+        (embeddings_faults, {"model": "m"}),
+        (embeddings_faults, {"model": "m", "input": ["x"], "encoding_format": "hex"}),
+        (embeddings_faults, {"model": "m", "input": ["x"], "input_type": "query"}),
+        (embed_contents_faults, {"requests": [{"model": "m", "content": {"parts": []}}]}),
+        (embed_contents_faults, {"requests": [{"model": "models/m", "content": {"parts": []}, "task": "x"}]}),
+        (ollama_embed_faults, {"model": "m", "input": ["x"], "dimensions": "x"}),
+        (ollama_embed_faults, {"model": "m", "input": ["x"], "input_type": "x"}),
+    ],
+)
+def test_the_judges_of_embeddings_find_what_is_wrong(judge: Judge, body: JsonObject) -> None:
+    assert judge(msgspec.json.encode(body))

@@ -1,4 +1,4 @@
-"""Every field note on what servers say when they refuse, played through the adapter: whole and streamed."""
+"""Every field note on refusals, of replies and of requests, played through the adapter: whole and streamed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import msgspec
 import pytest
 
 from callboard.adapters.conformance.http_kit import FakeReply
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus import errors as bus_errors
 from callboard.bus.errors import AdapterError, InvalidRequestError, QuotaExceededError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import ContentBlock
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from callboard.engine.routing.candidates import may_fall_back
 from docs.book.generated import servers
+from labs.servers.rules import RULES, Asked
 
 from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import anthropic, chat, gemini, ollama, responses, tgi
+from ..support.wires.chat import ChatWire
 from ..support.wires.reading import asked
 from ..support.wires.wire import Wire
 
@@ -153,3 +159,143 @@ def test_the_book_shows_every_note() -> None:
         assert f"## {note.server}\n" in page
         assert note.right in page
         assert note.source in page
+
+
+# -- Every field note on what servers refuse, played through the adapter: whole and streamed.
+#
+# A transport stands for the server. It refuses what the note's rule refuses, with the note's refusal. So a
+# note holds if Callboard writes a request that the server takes, immediately or after one repair.
+
+
+REQUEST_NOTES = list(notes("B"))
+PAIRS = [(note, streamed) for note in REQUEST_NOTES for streamed in (False, True)]
+
+
+class Refusing:
+    """A transport that refuses what a note refuses, and else answers."""
+
+    def __init__(self, note: Note, wire: Wire) -> None:
+        self.note = note
+        self.wire = wire
+        self.bodies: list[JsonObject] = []
+        self.whys: list[str | None] = []
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        path = request.url.partition("://")[2].partition("/")[2]
+        body: JsonObject = msgspec.json.decode(request.body)
+        why = RULES[self.note.input["rule"]](Asked(self.note.wire, f"/{path}", body, self.note.input))
+        self.bodies.append(body)
+        self.whys.append(why)
+        if why is not None:
+            refusal = self.note.input["refusal"]
+            data = msgspec.json.encode(refusal["body"])
+            return FakeReply(data, status=refusal["status"], headers={"content-type": "application/json"})
+        streamed = body.get("stream") is True or "stream" in path
+        return self.wire.streamed("Well.") if streamed else self.wire.whole("Well.")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def wire_to(note: Note) -> Wire:
+    """The wire to the note's server, with the quirks of an unknown server if the table has none."""
+    if note.wire == "chat" and note.server not in QUIRKS and note.server != "gemini-compatible":
+        return ChatWire("default")
+    return wire_of(note)
+
+
+def request_of(note: Note, wire: Wire) -> CanonicalRequest:
+    """The request that the note describes."""
+    given: dict[str, Any] = dict(note.input["request"])
+    given["messages"] = tuple(
+        Message(each["role"], _content(each["content"])) for each in given.get("messages", ())
+    )
+    given["tools"] = tuple(
+        ToolDefinition(f"tool_{n}", "", schema) for n, schema in enumerate(given.pop("tools", ()))
+    )
+    if "tool_choice" in given:
+        given["tool_choice"] = msgspec.convert(given["tool_choice"], ToolChoice)
+    given["stop_sequences"] = tuple(given.get("stop_sequences", ()))
+    if "model" in note.input:
+        given["model"] = f"{wire.name}:{note.input['model']}"
+    request = asked(wire, **given)
+    capabilities = note.input.get("can")
+    if capabilities is None:
+        return request
+    usual = wire.make(Refusing(note, wire), FakeClock()).get_capabilities(request.wire_model)
+    return msgspec.structs.replace(request, capabilities=msgspec.structs.replace(usual, **capabilities))
+
+
+def _content(given: Json) -> Any:
+    return given if isinstance(given, str) else msgspec.convert(given, tuple[ContentBlock, ...])
+
+
+def play_requests_of(note: Note, *, streamed: bool) -> tuple[Refusing, CanonicalResponse]:
+    """What the server got, and the reply."""
+
+    async def call() -> tuple[Refusing, CanonicalResponse]:
+        wire = wire_to(note)
+        server = Refusing(note, wire)
+        adapter = wire.make(wire.through(server), FakeClock())
+        request = request_of(note, wire)
+        if not streamed:
+            return server, await adapter.complete(request)
+        async with adapter.stream(request) as stream:
+            async for _ in stream:
+                pass
+        assert stream.response is not None
+        return server, stream.response
+
+    return run_virtual(call)
+
+
+def differences(expected: Json, found: Json, path: str = "body") -> list[str]:
+    """Where a fragment differs from a body. An object may have more keys, a list may not be longer."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        inner = []
+        for name, value in expected.items():
+            inner += differences(value, found.get(name), f"{path}.{name}")
+        return inner
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        return [fault for n, value in enumerate(expected) for fault in differences(value, found[n], f"{path}.{n}")]
+    return [] if expected == found else [f"{path} is {found!r} and not {expected!r}"]
+
+
+@pytest.mark.parametrize(("note", "streamed"), PAIRS, ids=lambda value: getattr(value, "id", value))
+def test_a_request_is_one_that_the_server_takes(note: Note, streamed: bool) -> None:
+    """No request is refused but for those that the note says are repaired, and the last one is what it expects."""
+    server, reply = play_requests_of(note, streamed=streamed)
+    assert reply.text == "Well."
+    assert server.whys[-1] is None
+    assert len(server.bodies) == note.expect.get("requests", 1), server.whys
+    body = server.bodies[-1]
+    assert differences(note.expect.get("has", {}), body) == []
+    assert [name for name in note.expect.get("lacks", ()) if name in body] == []
+    codes = {warning.code for warning in reply.warnings}
+    assert codes >= set(note.expect.get("warnings", ())), reply.warnings
+
+
+def test_there_are_enough_notes() -> None:
+    """Fifty at least, about every server that has rules in the lab."""
+    counts = Counter(note.server for note in REQUEST_NOTES)
+    assert counts.keys() <= SERVERS
+    assert len(REQUEST_NOTES) >= 50
+
+
+def test_every_rule_of_a_note_exists_and_refuses_something() -> None:
+    """A note without a refusal would prove nothing about a server of the lab."""
+    for note in REQUEST_NOTES:
+        assert note.input["rule"] in RULES, note.id
+        assert note.input["refusal"]["status"] >= 400, note.id
+        assert note.server in QUIRKS or note.server in SERVERS
+
+
+def test_every_note_of_a_request_has_a_source_and_an_id_of_its_own() -> None:
+    """A report's repository and number, or the address of a page."""
+    assert len({note.id for note in REQUEST_NOTES}) == len(REQUEST_NOTES)
+    for note in REQUEST_NOTES:
+        repository, _, number = note.source.partition("#")
+        assert note.source.startswith("https://") or (repository.count("/") == 1 and number.isdigit()), note.id
+        assert note.id.startswith(f"B-{note.server}-")
+        assert note.fact.endswith(".")
+        assert note.right.endswith(".")

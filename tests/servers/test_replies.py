@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.protocols.embeddings import read_reply as read_vectors
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import CallboardError
-from callboard.bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.base import Json
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
 from callboard.engine.objects.generate import read_json
+from labs.servers.rules import RULES, Asked
 
 from ..support.fake_http import FakeReply
+from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import WIRES as ALL_WIRES
 from ..support.wires import ChatWire, Wire
 from ..support.wires.reading import Reading, read_reply
@@ -137,3 +154,232 @@ def test_reasoning_alone_holds_no_object(answer: str) -> None:
         with pytest.raises(ValueError):
             read_json(text)
     assert read_json('Here: {"a": "</think>{"}') == {"a": "</think>{"}
+
+
+# -- Every field note on what must go back, played through the adapter: replies are read, and requests are
+# written.
+#
+# A step of `input.conversation` is one of these:
+#
+#  {"user": text} the user says it {"reply": object} the server replies, in the words of its wire. The adapter
+# reads the reply {"other": object} another provider's reply: `thinks`, `says`, and the names of the tools that
+# it `calls` {"results": [text]} the results of the last calls, in their order
+#
+# After the last step the adapter writes the request that the test looks at. Earlier requests obey the rule,
+# too.
+
+
+HISTORY_NOTES = list(notes("A"))
+SERVERS = {
+    "openai", "azure", "anthropic", "bedrock", "vertex", "gemini", "gemini-compatible", "openrouter", "deepseek",
+    "moonshot", "zai", "dashscope", "minimax", "mistral", "xai", "groq", "together", "fireworks", "cerebras",
+    "perplexity", "databricks", "huggingface", "cloudflare", "vllm", "sglang", "llama.cpp", "ollama", "lmstudio",
+    "litellm",
+}  # fmt: skip
+TYPES = {
+    "chat": "openai_compatible",
+    "messages": "anthropic",
+    "responses": "openai",
+    "gemini": "gemini",
+    "ollama": "ollama",
+}
+HISTORY = {"responses": "input", "gemini": "contents"}
+TOOLS = tuple(ToolDefinition(name, "", {"type": "object", "properties": {}}) for name in ("look", "find"))
+USAGE = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
+
+
+class HistoryWire:
+    """A transport that keeps the requests and gives one reply after the other."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.reply: Json = None
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        if not request.body:  # a question about the model
+            return FakeReply(b"{}", headers={"content-type": "application/json"})
+        self.requests.append(msgspec.json.decode(request.body))
+        self.paths.append(request.url)
+        return FakeReply(msgspec.json.encode(self.reply), headers={"content-type": "application/json"})
+
+    async def aclose(self) -> None:
+        pass
+
+
+def whole(wire: str, model: str, said: dict[str, Any]) -> Json:
+    """A whole reply with that content."""
+    match wire:
+        case "chat":
+            stop = "tool_calls" if said.get("tool_calls") else "stop"
+            choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": stop}
+            return {"id": "c", "object": "chat.completion", "model": model, "choices": [choice], "usage": USAGE}
+        case "messages":
+            called = any(block["type"] == "tool_use" for block in said["content"])
+            usage = {"input_tokens": 9, "output_tokens": 9}
+            head = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "stop_sequence": None}
+            return {**head, **said, "stop_reason": "tool_use" if called else "end_turn", "usage": usage}
+        case "responses":
+            usage = {"input_tokens": 9, "output_tokens": 9, "total_tokens": 18}
+            return {"id": "r", "object": "response", "status": "completed", "model": model, **said, "usage": usage}
+        case "gemini":
+            candidate = {"index": 0, "content": {"role": "model", **said}, "finishReason": "STOP"}
+            counts = {"promptTokenCount": 9, "candidatesTokenCount": 9, "totalTokenCount": 18}
+            return {"candidates": [candidate], "modelVersion": model, "usageMetadata": counts}
+        case "ollama":
+            message = {"role": "assistant", "content": "", **said}
+            return {"model": model, "message": message, "done": True, "done_reason": "stop", "eval_count": 9}
+    raise AssertionError(f"{wire} is not played")
+
+
+def foreign(said: dict[str, Any], number: int) -> Message:
+    """What another provider's model said."""
+    blocks: list[ContentBlock] = []
+    if "thinks" in said:
+        blocks.append(ThinkingBlock(said["thinks"], "Zm9yZWlnbg==", ProviderRaw("elsewhere", {}, "other")))
+    if "says" in said:
+        blocks.append(TextBlock(said["says"]))
+    for at, name in enumerate(said.get("calls", ())):
+        raw = ProviderRaw("elsewhere", {"id": f"call-from-elsewhere:{number}:{at}"})
+        blocks.append(ToolUseBlock(f"tu_{number}_{at}", name, {}, provider_raw=raw))
+    return Message(Role.ASSISTANT, tuple(blocks), id=f"msg_{number}")
+
+
+def play(note: Note) -> HistoryWire:
+    """Play the conversation. The last request is the one that the note is about."""
+    given, wire = note.input, HistoryWire()
+    name = "gemini" if note.server == "gemini-compatible" else note.server
+    options: dict[str, Any] = dict(given.get("options", {}))
+    if note.wire == "chat" and name in QUIRKS:
+        options.setdefault("quirks", name)
+    if note.wire == "ollama":
+        options.setdefault("num_ctx", 4096)
+    adapter = create_adapter(
+        TYPES[note.wire],
+        AdapterConfig(api_key="key-of-a-note", base_url="https://server.test", options=options, max_retries=0),
+        name="home",
+        clock=FakeClock(),
+        transport=wire,
+    )
+    history: list[Message] = []
+
+    async def ask(reply: dict[str, Any]) -> tuple[ContentBlock, ...]:
+        wire.reply = whole(note.wire, given["model"], reply)
+        request = CanonicalRequest(
+            request_id="req_1",
+            messages=tuple(history),
+            model=f"home:{given['model']}",
+            max_output_tokens=4096,
+            tools=TOOLS if given.get("tools", True) else (),
+            session_id="ses_1",
+            provider_options=given.get("provider_options", {}),
+        )
+        return (await adapter.complete(request)).content
+
+    async def go() -> None:
+        for number, step in enumerate(given["conversation"]):
+            ((kind, said),) = step.items()
+            match kind:
+                case "user":
+                    history.append(Message(Role.USER, (TextBlock(said),), id=f"msg_{number}"))
+                case "reply":
+                    history.append(Message(Role.ASSISTANT, await ask(said), id=f"msg_{number}"))
+                case "other":
+                    history.append(foreign(said, number))
+                case "results":
+                    calls = history[-1].tool_uses
+                    results = [ToolResultBlock(call.id, text) for call, text in zip(calls, said, strict=True)]
+                    history.append(Message(Role.TOOL, tuple(results), id=f"msg_{number}"))
+        await ask(LAST[note.wire])
+
+    run_virtual(go)
+    return wire
+
+
+LAST: dict[str, dict[str, Any]] = {
+    "chat": {"content": "Done."},
+    "messages": {"content": [{"type": "text", "text": "Done."}]},
+    "responses": {
+        "output": [
+            {
+                "type": "message",
+                "id": "msg_9",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "Done.", "annotations": []}],
+            }
+        ]
+    },
+    "gemini": {"parts": [{"text": "Done."}]},
+    "ollama": {"content": "Done."},
+}
+
+
+def lacks(fragment: Json, found: Json, place: str = "") -> list[str]:
+    """Where something is not as the fragment says. Keys that the fragment does not name may be anything."""
+    if isinstance(fragment, dict) and isinstance(found, dict):
+        faults = []
+        for key, value in fragment.items():
+            faults += (
+                lacks(value, found[key], f"{place}.{key}") if key in found else [f"{place}.{key} is not there"]
+            )
+        return faults
+    if isinstance(fragment, list) and isinstance(found, list) and len(fragment) == len(found):
+        return [
+            fault
+            for at, pair in enumerate(zip(fragment, found, strict=True))
+            for fault in lacks(*pair, f"{place}.{at}")
+        ]
+    return [] if fragment == found else [f"{place} is {found!r} and not {fragment!r}"]
+
+
+def faults(note: Note, history: Sequence[Json]) -> list[str]:
+    """What differs in the written history from what the note expects."""
+    expect, found = note.expect, []
+    if "roles" in expect:
+        roles = [entry.get("role", entry.get("type")) for entry in history if isinstance(entry, dict)]
+        found += lacks(expect["roles"], roles, "roles")
+    for at, fragment in expect.get("entries", {}).items():
+        found += lacks(fragment, history[int(at)], at)
+    text = msgspec.json.encode(history).decode()
+    found += [f"{word!r} is there" for word in expect.get("absent", ()) if word in text]
+    return found
+
+
+@pytest.mark.parametrize("note", HISTORY_NOTES, ids=lambda note: note.id)
+def test_a_history_goes_back_as_the_note_says(note: Note) -> None:
+    """The last request has what the note expects, and every request obeys the rule that it names."""
+    wire = play(note)
+    history = wire.requests[-1][HISTORY.get(note.wire, "messages")]
+    system = [entry for entry in history if entry.get("role") in ("system", "developer")]
+    assert faults(note, history[len(system) :]) == []
+    if "rule" in note.input:
+        rule = RULES[note.input["rule"]]
+        for path, body in zip(wire.paths, wire.requests, strict=True):
+            assert rule(Asked(note.wire, path, body, note.input)) is None
+
+
+def test_every_server_has_notes() -> None:
+    """At least one each, and sixty in all."""
+    assert {note.server for note in HISTORY_NOTES} == SERVERS
+    assert len(HISTORY_NOTES) >= 60
+
+
+def test_every_note_says_something_and_has_a_source() -> None:
+    """A report's repository and number, or the address of a page. A note without an expectation proves nothing."""
+    assert len({note.id for note in HISTORY_NOTES}) == len(HISTORY_NOTES)
+    for note in HISTORY_NOTES:
+        repository, _, number = note.source.partition("#")
+        assert note.source.startswith("https://") or (repository.count("/") == 1 and number.isdigit()), note.id
+        assert note.id.startswith(f"A-{note.server}-")
+        assert note.fact.endswith(".")
+        assert note.right.endswith(".")
+        assert note.expect.keys() & {"roles", "entries", "absent"}, note.id
+        assert note.expect.keys() <= {"roles", "entries", "absent"}, note.id
+
+
+def test_each_rule_is_of_a_kind_that_a_note_names() -> None:
+    """The lab applies a rule only where a note names it."""
+    named = Counter(note.input["rule"] for note in HISTORY_NOTES if "rule" in note.input)
+    assert {"reasoning_with_tool_calls", "thinking_with_tool_uses", "no_foreign_signatures"} <= named.keys()
+    assert {"user_after_tool", "alternating_roles"} <= named.keys()

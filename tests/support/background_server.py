@@ -268,11 +268,7 @@ class Told:
             self._after = max(self._after - 3, -1)
 
     def piece(self, now: float) -> bytes | None:
-        """What comes of it now; nothing if that is nothing yet, and None at its end.
-
-        Raises:
-            NetworkError: The connection breaks.
-        """
+        """What comes of it now; nothing if that is nothing yet, and None at its end."""
         if self._fault == "silent":
             return b""
         if self._fault in ("end", "garbage"):

@@ -19,13 +19,7 @@ from callboard.bus.errors import NetworkError
 
 
 class TextProvider:
-    """Both the provider and the network to it.
-
-    Args:
-        text: What it says.
-        breaks: What becomes of each request.
-        kind: ``messages``, or the way in which a server of Chat Completions takes a beginning.
-    """
+    """Both the provider and the network to it."""
 
     def __init__(self, text: str, breaks: list[int | str], kind: str = "messages", *, piece: int = 3) -> None:
         self.text, self.breaks, self.kind, self.piece = text, list(breaks), kind, piece

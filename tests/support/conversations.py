@@ -128,11 +128,7 @@ def _with_whole_tools(items: list[JsonObject]) -> list[Json]:
 
 
 def _part(*without: str) -> st.SearchStrategy[JsonObject]:
-    """A part of Gemini's, which holds one thing and what is said of it.
-
-    Args:
-        without: The things that it doesn't hold.
-    """
+    """A part of Gemini's, which holds one thing and what is said of it."""
     [kind] = _types("gemini", "part")
     found = fields(members_of(kind)[0])
     about: st.SearchStrategy[JsonObject] = st.fixed_dictionaries(

@@ -77,13 +77,7 @@ async def running(
 async def talking(
     *replies: Say, store: Path | None = None, **options: Any
 ) -> AsyncIterator[tuple[Session, Subscription]]:
-    """A session on such an engine, and the subscription.
-
-    Args:
-        replies: The replies, one to a request.
-        store: The file of the engine's store; None keeps nothing.
-        options: The options of the session.
-    """
+    """A session on such an engine, and the subscription."""
     async with running(*replies, store=store) as (engine, events):
         yield engine.session("s:m", **options), events
 

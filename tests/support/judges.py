@@ -55,12 +55,7 @@ def responses_faults(body: bytes | JsonObject) -> list[str]:
 
 
 def chat_faults(body: bytes | JsonObject, *, extensions: frozenset[str] = frozenset()) -> list[str]:
-    """Faults of a body for Chat Completions.
-
-    Args:
-        body: The body.
-        extensions: Keys of the body that only some servers know.
-    """
+    """Faults of a body for Chat Completions."""
     from openai.types.chat.completion_create_params import (
         CompletionCreateParamsNonStreaming,
         CompletionCreateParamsStreaming,

@@ -42,13 +42,7 @@ def ended(
 
 
 class Heard:
-    """A process that is listened to all the time: a pipe that is full would hold it up.
-
-    Args:
-        command: What is run, in the checkout.
-        on_line: Is told each whole line of its output, in a thread.
-        on_end: Is called when its output has ended, in that thread.
-    """
+    """A process that is listened to all the time: a pipe that is full would hold it up."""
 
     def __init__(
         self,

@@ -29,12 +29,7 @@ class ProviderServer:
 
 @contextmanager
 def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
-    """A server.
-
-    Args:
-        status: The status of every answer; None never answers.
-        body: The body of every answer.
-    """
+    """A server."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

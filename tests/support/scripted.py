@@ -33,16 +33,7 @@ CAPABILITIES = AdapterCapabilities(
 
 
 class Say:
-    """A reply: text fragments, then tool calls, then perhaps a failure.
-
-    Args:
-        fragments: The fragments of its text.
-        calls: The names and the arguments of its tool calls.
-        fails: The failure that ends it; None if it doesn't fail.
-        pause: What is waited for before each step.
-        usage: What it reports to have used.
-        thinking: What it thinks first.
-    """
+    """A reply: text fragments, then tool calls, then perhaps a failure."""
 
     def __init__(
         self,

@@ -16,13 +16,7 @@ Script = Callable[["Connection"], Awaitable[None]]
 
 
 class Connection:
-    """The server's end of one connection.
-
-    Args:
-        server: The server.
-        stream: The connection.
-        number: Its number, from 0 in the order of connecting.
-    """
+    """The server's end of one connection."""
 
     def __init__(self, server: Server, stream: anyio.abc.SocketStream, number: int) -> None:
         self.server = server
@@ -119,12 +113,7 @@ def quiet(listener: anyio.abc.Listener[anyio.abc.SocketStream], tls: ssl.SSLCont
 
 @asynccontextmanager
 async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    """A server on this machine.
-
-    Args:
-        script: What each connection follows, over and over until it raises EndOfStream.
-        tls: The server's side of encrypted connections; None encrypts nothing.
-    """
+    """A server on this machine."""
     server = Server(script)
     async with (
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
@@ -135,3 +124,8 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
         tasks.start_soon((listener if tls is None else quiet(listener, tls)).serve, server.serve)
         yield server
         tasks.cancel_scope.cancel()
+
+
+async def echo(connection: Connection) -> None:
+    """A script: it answers with what it was sent."""
+    await connection.reply(b"said " + await connection.request())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
 from callboard.bus.values.base import Json, JsonObject
@@ -34,3 +34,34 @@ def samples(kind: Any) -> list[JsonObject]:
     """A value of each of the types that a union is of, constants left out."""
     found = [sample(member) for member in members_of(kind) if fields(member)]
     return [value for value in found if isinstance(value, dict)]
+
+
+def at(value: Any, path: str) -> Any:
+    """The value at a dotted path."""
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def nested(path: str, value: Json) -> JsonObject:
+    """An object that holds only this value, at a dotted path."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def paths(value: Json, above: str = "") -> Iterator[str]:
+    """The dotted paths of all fields, at any depth. What stands in a list is left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{above}{key}"
+            yield from paths(inner, f"{above}{key}.")
+
+
+def objects(value: Json) -> Iterator[JsonObject]:
+    """All objects in a body, at any depth."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(inner)

@@ -13,7 +13,7 @@ from callboard.adapters.conformance.virtual_time import (
     run_virtual,
 )
 
-__all__ = ["BACKENDS", "Backend", "FakeClock", "VirtualLoop", "backend", "run_virtual", "runs_on"]
+__all__ = ["BACKENDS", "Backend", "FakeClock", "VirtualLoop", "backend", "on_both", "run_virtual", "runs_on"]
 
 
 def runs_on(*names: str, scope: str = "function") -> object:
@@ -24,3 +24,7 @@ def runs_on(*names: str, scope: str = "function") -> object:
         return backend(getattr(request, "param", names[0]))
 
     return anyio_backend
+
+
+on_both = pytest.mark.parametrize("anyio_backend", ["virtual-asyncio", "virtual-trio"], indirect=True)
+"""A test that runs on asyncio and trio, where the others run on asyncio: cancellation differs between them."""

@@ -11,12 +11,7 @@ from callboard.bus.values.messages import Message, Role
 
 
 def history_faults(path: str, body: JsonObject) -> list[str]:
-    """What is wrong with a request; empty if nothing is.
-
-    Args:
-        path: The path of the request, which tells the protocol.
-        body: The body of the request.
-    """
+    """What is wrong with a request; empty if nothing is."""
     if path.endswith("/messages"):
         return _messages(body["messages"])
     if path.endswith("/responses"):

@@ -1,14 +1,16 @@
-"""Recorded HTTP replays exactly, holds no secret, and says what differs when a request has changed."""
+"""Recorded HTTP replays exactly, holds no secret, names differences, and can be a configured provider."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from callboard.adapters import create_adapter
 from callboard.adapters.cassettes import (
     VOLATILE_FIELDS,
     CassetteMiss,
@@ -20,6 +22,10 @@ from callboard.adapters.cassettes import (
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.transport.transport import HttpReply, HttpRequest, Transport, read_body
 from callboard.bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
+from callboard.bus.values.base import Json
+from callboard.engine.models.configured import read_models_yaml
+from examples.adding_a_provider.kit import PARLEY
+from examples.adding_a_provider.parley import ParleyAdapter
 
 from ...support.fake_http import (
     EVERYTHING,
@@ -327,3 +333,62 @@ async def test_a_recording_can_be_saved_before_its_end(tmp_path: Path) -> None:
     await read_body(await via.send(post()))
     via.save()
     assert len(load_cassette(tmp_path / "c.json").exchanges) == 1
+
+
+# -- A provider that is a cassette, set up by configuration alone.
+
+
+PARLEY_TYPE = "examples.adding_a_provider.parley:ParleyAdapter"
+
+
+@pytest.fixture
+async def cassette(tmp_path: Path) -> Path:
+    """A stream and a whole reply of Parley's."""
+    file = tmp_path / "parley.json"
+    network = RecordingTransport(FakeTransport(PARLEY.streamed("Hello."), PARLEY.whole("Again.")), file)
+    adapter = ParleyAdapter(AdapterConfig(), transport=network, clock=FakeClock())
+    assert [event async for event in adapter.stream(request())]
+    await adapter.complete(request())
+    await adapter.close()
+    return file
+
+
+async def test_models_yaml_can_name_a_cassette(cassette: Path, tmp_path: Path) -> None:
+    """Calls are answered from it, streamed or not; one that wasn't recorded says so."""
+    file = tmp_path / "models.yaml"
+    options = {"type": PARLEY_TYPE, "file": str(cassette)}
+    adapters = {"demo": {"type": "cassette", "options": options}}
+    models = {"demo:one": {"adapter": "demo", "wire_name": "one"}}
+    file.write_bytes(msgspec.json.encode({"adapters": adapters, "models": models}))  # JSON is YAML
+    entry = read_models_yaml(file, {}).adapters["demo"]
+    adapter = create_adapter(entry.type, entry.config, name="demo", clock=FakeClock())
+    last = check_stream([event async for event in adapter.stream(request())])
+    assert [block.text for block in last.final_content if hasattr(block, "text")] == ["Hello."]
+    assert (await adapter.complete(request())).text == "Again."
+    with pytest.raises(CassetteMiss):
+        await adapter.complete(request())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"type": PARLEY_TYPE}, "missing required field `file`"),
+        ({"type": PARLEY_TYPE, "file": "no-such-file.json"}, "with `record: true` it is made"),
+        ({"type": "no_such_type", "file": "x", "record": True}, "no_such_type"),
+    ],
+)
+async def test_a_wrong_configuration_is_named(options: dict[str, Json], said: str) -> None:
+    """With the option that is wrong."""
+    with pytest.raises(ConfigurationError) as raised:
+        create_adapter("cassette", AdapterConfig(options=options), name="demo")
+    assert said in str(raised.value)
+
+
+async def test_recording_is_an_option(tmp_path: Path) -> None:
+    """The file is written when the adapter is closed."""
+    file = tmp_path / "new.json"
+    options: dict[str, Json] = {"type": PARLEY_TYPE, "file": str(file), "record": True}
+    adapter = create_adapter("cassette", AdapterConfig(options=options), name="demo")
+    assert isinstance(adapter, ParleyAdapter)
+    await adapter.close()
+    assert file.exists()

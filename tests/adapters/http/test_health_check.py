@@ -12,15 +12,11 @@ from callboard.bus.errors import NetworkError
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, ToyAdapter, request
 from ...support.provider_server import provider_server, refusing_url
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
 KEY = "sk-the-key-under-test"
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 async def check(adapter: HttpAdapter) -> AdapterHealth:

@@ -20,16 +20,11 @@ from callboard.bus.errors import AuthError, InvalidRequestError, NetworkError, O
 from ...support.certificate import local_certificate
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, serving
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 from ..operations.making import image_request
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    """Sockets, and respx below httpcore."""
-    return backend(request.param)
+anyio_backend = runs_on("asyncio", "trio")
 
 
 HOST = "https://api.example.com"

@@ -62,7 +62,7 @@ from ...support.fake_http import (
     whole,
 )
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 
 pytestmark = pytest.mark.anyio
 
@@ -328,6 +328,7 @@ async def test_a_slow_reader_is_not_the_providers_fault() -> None:
 CHUNKS = [sse(event) for event in EVERYTHING]
 
 
+@on_both
 async def test_cancelling_the_backoff_of_a_stream_ends_it() -> None:
     """With an empty cancelled message, since nothing had been said."""
     toy, _ = adapter(failing(429, b"", retry_after="50"))
@@ -364,6 +365,7 @@ async def test_closing_a_stream_that_another_task_reads_ends_its_read() -> None:
     assert transport.all_closed
 
 
+@on_both
 async def test_cancelling_at_any_checkpoint_leaves_nothing_open() -> None:
     """The same call again and again, cancelled by its host one checkpoint later each time."""
     for steps in range(60):
@@ -389,6 +391,7 @@ async def test_cancelling_at_any_checkpoint_leaves_nothing_open() -> None:
 
 
 @pytest.mark.parametrize("by", ["adapter", "host"])
+@on_both
 async def test_a_whole_reply_that_is_being_read_can_be_cancelled(by: str) -> None:
     """Its head has come and its body has begun; the adapter's call raises, the host's passes through."""
     toy, transport = adapter(FakeReply(b"[", HANG, headers={"content-type": "application/json"}))
@@ -465,6 +468,7 @@ async def test_requests_never_show_their_headers() -> None:
     assert shown == "HttpRequest(POST https://x.test, 2 bytes)"
 
 
+@on_both
 async def test_the_response_of_a_cancelled_stream_says_so() -> None:
     """It has what came, for whoever keeps the books."""
     toy, _ = adapter(FakeReply(sse(USAGE, TEXT, CALL, HALF, CALL_OVER), HANG))

@@ -17,10 +17,11 @@ from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, serving
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 from .test_wrong_addresses import WITH_ADDRESS
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio", "trio")
 
 KEY = "sk-very-secret-0123456789"
 
@@ -32,11 +33,6 @@ ECHO = (
     f"x-request-id: req-{KEY}\r\nrequest-id: req-{KEY}\r\nx-ratelimit-reset-tokens: {KEY}\r\n"
     f"x-ratelimit-limit-tokens: 5\r\nset-cookie: {KEY}\r\n"
 ).encode()
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 @pytest.mark.parametrize("kind", WITH_ADDRESS)

@@ -1,8 +1,9 @@
-"""What a reply can cost in memory and in time is bounded, however it comes and whoever reads it."""
+"""A reply costs bounded memory and time, and a call leaves nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Mapping
 
 import anyio
@@ -11,7 +12,9 @@ import trio
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http import stream as http_stream
+from callboard.adapters.http.call import HttpCall
 from callboard.adapters.http.stream import KEPT_ALIVE, HttpStream
+from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import AdapterError, RequestTimeoutError, StreamError
 from callboard.bus.streams.events import StreamEvent
@@ -20,6 +23,8 @@ from callboard.bus.values.usage import StopReason
 from ...support.fake_http import MORE, TEXT, FakeReply, FakeTransport, ToyAdapter, request, sse
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock, VirtualLoop
+from ...support.wires import WIRES, Wire
+from ..replies.test_broken_json import ask
 
 pytestmark = pytest.mark.anyio
 
@@ -157,3 +162,43 @@ async def test_an_event_between_comments_makes_the_limit_count_anew(pump: bool) 
     await (pumped if pump else iterated)(stream, events.append)
     assert check_stream(events).stop_reason is StopReason.END_TURN
     assert anyio.current_time() == pytest.approx(400.0)
+
+
+# -- What a call leaves behind is gone with its last reference, and needn't wait for the garbage collector.
+#
+# A request holds a whole conversation, and a reply may be large.
+
+
+async def called(wire: Wire, reply: FakeReply, *, streamed: bool) -> None:
+    adapter = wire.make(FakeTransport(reply), FakeClock(), max_retries=0)
+    if not streamed:
+        await adapter.complete(ask(wire))
+        return
+    async with adapter.stream(ask(wire)) as stream:
+        async for _ in stream:
+            pass
+
+
+@pytest.mark.parametrize("ending", ["whole", "streamed", "broken off"])
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+async def test_a_call_leaves_no_circle_of_references(wire: Wire, ending: str) -> None:
+    """However it ended."""
+    chunks = wire.chunks("Well, a walrus.", 0)
+    streams = {"streamed": wire.stream_of(*chunks), "broken off": wire.stream_of(*chunks[:-2])}
+    reply = streams.get(ending) or wire.whole("Well, a walrus.")
+    gc.freeze()  # what is there already isn't looked at
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        try:
+            await called(wire, reply, streamed=ending != "whole")
+        except AdapterError as error:
+            error.__traceback__ = None
+        gc.collect()
+        found = {type(each).__name__ for each in gc.garbage if isinstance(each, HttpCall | HttpStream | Assembler)}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        gc.unfreeze()
+    assert found == set()

@@ -23,17 +23,13 @@ from callboard.bus.errors import AdapterError, InvalidRequestError, NetworkError
 
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, Script, serving
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 from ..operations.making import MODELS, embedding_request, image_request, video_request
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
 
 Ask = Callable[[object, str, AttemptObserver], Awaitable[object]]
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 async def whole(adapter: object, model: str, on_attempt: AttemptObserver) -> None:

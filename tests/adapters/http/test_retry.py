@@ -1,14 +1,18 @@
-"""When an adapter tries again, and after how long."""
+"""When an adapter retries and after how long, also a host's own call; and the register of running calls."""
 
 from __future__ import annotations
 
+import gc
 import math
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callboard.adapters import retry
 from callboard.adapters.config import RetryPolicy
+from callboard.adapters.http.client import RunningCalls
 from callboard.adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
 from callboard.adapters.refusals.headers import reset_seconds
 from callboard.bus.errors import (
@@ -30,8 +34,11 @@ from callboard.bus.errors import (
     StreamError,
     UnsupportedToolChoiceError,
 )
+from callboard.bus.values.usage import TokenUsage
 
 from ...definition_of_done.rows import row
+
+pytestmark = pytest.mark.anyio
 
 NOW_US = 1_445_412_480_000_000  # Wed, 21 Oct 2015 07:28:00 GMT
 PLAIN = RetryPolicy(jitter=False)
@@ -203,3 +210,110 @@ def test_passing_failures_are_retried_exactly_as_often_as_allowed(kind: type[Ada
 def test_lasting_failures_are_never_retried(kind: type[AdapterError]) -> None:
     """Neither with a hint."""
     assert retry_delay(kind("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None
+
+
+# -- A host's own call is made again as an adapter makes its own.
+
+
+class Failing:
+    """Raises what it was given, one after the other, and then says "done"; with the moment of each call."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.moments: list[float] = []
+
+    async def __call__(self) -> str:
+        self.moments.append(anyio.current_time())
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+    @property
+    def waits(self) -> list[float]:
+        return [round(self.moments[n + 1] - self.moments[n], 6) for n in range(len(self.moments) - 1)]
+
+
+async def test_it_waits_as_the_policy_says_and_tells_its_observer() -> None:
+    """Longer each time, unless the provider says how long."""
+    told: list[tuple[type[AdapterError], int, float]] = []
+
+    def tell(error: AdapterError, attempt: int, delay: float) -> None:
+        told.append((type(error), attempt, delay))
+
+    slowly = RateLimitError("slowly", retry_after_seconds=7)
+    call = Failing(OverloadedError("busy"), slowly, OverloadedError("busy"))
+    policy = RetryPolicy(jitter=False, on_retry=tell)
+    assert await retry(call, max_retries=3, policy=policy) == "done"
+    assert call.waits == [1, 7, 4]
+    assert told == [(OverloadedError, 1, 1), (RateLimitError, 2, 7), (OverloadedError, 3, 4)]
+
+
+async def test_it_gives_up_after_so_many() -> None:
+    """The last error is raised, after one call more than there are retries."""
+    call = Failing(*(OverloadedError(f"busy {number}") for number in range(5)))
+    with pytest.raises(OverloadedError, match="busy 2"):
+        await retry(call, policy=PLAIN)
+    assert call.waits == [1, 2]
+
+
+@pytest.mark.parametrize("error", [AuthError("no"), ValueError("of the host's own")])
+async def test_what_would_fail_again_is_raised_at_once(error: Exception) -> None:
+    """An error that isn't retryable, and one that is no provider's."""
+    call = Failing(error)
+    with pytest.raises(type(error)):
+        await retry(call, policy=PLAIN)
+    assert len(call.moments) == 1
+
+
+async def test_without_retries_there_is_one_call() -> None:
+    """As with an adapter's max_retries=0."""
+    call = Failing(OverloadedError("busy"))
+    with pytest.raises(OverloadedError):
+        await retry(call, max_retries=0)
+    assert len(call.moments) == 1
+
+
+# -- The register of calls under way: it keeps none alive, and doesn't grow with those that are gone.
+
+
+class Call:
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def cancel(self, *, at_once: bool = False) -> None:
+        self.ended = True
+
+    def usage_so_far(self) -> TokenUsage | None:
+        return None
+
+
+def test_a_call_that_nobody_holds_is_gone() -> None:
+    calls, dropped = RunningCalls(), Call()
+    calls.add("req_1", dropped)
+    assert calls.get("req_1") is dropped
+    del dropped
+    gc.collect()
+    assert calls.get("req_1") is None
+    assert [*calls] == []
+
+
+def test_a_call_that_has_ended_is_found_by_its_id_alone() -> None:
+    """Somebody may yet ask what it used."""
+    calls, over, other = RunningCalls(), Call(), Call()
+    calls.add("req_1", over)
+    calls.add("req_2", other)
+    over.ended = True
+    assert calls.get("req_1") is over
+    assert [*calls] == [other]
+
+
+def test_entries_of_calls_that_are_gone_are_bounded() -> None:
+    """All that live stay, however many there are."""
+    calls = RunningCalls()
+    living = [Call() for _ in range(200)]
+    for number, call in enumerate(living):
+        calls.add(f"live_{number}", call)
+    for number in range(5_000):
+        calls.add(f"gone_{number}", Call())
+    assert len(calls._calls) <= 2 * len(living) + 64
+    assert [*calls] == living

@@ -75,12 +75,7 @@ class Ask(Protocol):
     """One way to ask an adapter."""
 
     def __call__(self, adapter: HttpAdapter, key: str | None = None, /) -> Awaitable[object]:
-        """Ask an adapter.
-
-        Args:
-            adapter: The adapter.
-            key: The name of the key; None names none.
-        """
+        """Ask an adapter."""
         ...
 
 

@@ -18,10 +18,9 @@ from callboard.bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 from ...support.wires.ollama import ask, body, last, line
-from .test_ollama_models import SHOWN
-from .test_ollama_request import LOOK
+from .test_ollama_request import LOOK, SHOWN
 
 pytestmark = pytest.mark.anyio
 
@@ -38,14 +37,7 @@ def streamed(*lines: Json) -> FakeReply:
 
 
 class Server:
-    """Ollama as a script.
-
-    Args:
-        chats: The replies to chats, in turn.
-        show: What it says of a model; None is 404.
-        tags: What it says of all models; None is 404.
-        wait: The seconds before it says anything of models.
-    """
+    """Ollama as a script."""
 
     def __init__(
         self, *chats: FakeReply | Exception, show: Json = SHOWN, tags: Json = None, wait: float = 0
@@ -233,6 +225,7 @@ async def test_a_busy_server_is_tried_again() -> None:
     assert len(server.asked("/api/show")) == 1
 
 
+@on_both
 async def test_cancelling_closes_the_connection() -> None:
     """Which is how the server is told; also while the model is still being loaded, or asked about."""
     for server in (
@@ -256,6 +249,7 @@ async def test_cancelling_closes_the_connection() -> None:
         assert all(reply.closed for reply in server.replies)
 
 
+@on_both
 async def test_a_cancelled_stream_may_be_read_on_for_its_usage() -> None:
     """The counts come in the last line."""
     server = Server(FakeReply(body(line(content="Hi")), 0.5, body(line(content=" you"), last()), headers=NDJSON))

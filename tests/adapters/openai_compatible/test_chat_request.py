@@ -1,4 +1,4 @@
-"""Requests as they go over the wire, and what is refused or left out on the way."""
+"""Chat Completions requests: the body, the quirks of each server, and marks of the prompt cache."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.providers.openai_compatible.quirks import QUIRKS, Quirks
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.openai_compatible.messages import keep_latest
+from callboard.adapters.providers.openai_compatible.quirks import HOSTS, QUIRKS, Quirks, choose_quirks, quirks_name
 from callboard.adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
 from callboard.adapters.requests.text import encode_json
 from callboard.adapters.schemas.tools import input_cleaner
-from callboard.bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+from callboard.bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ImageBlock,
@@ -26,6 +29,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
+from ...support.fake_http import FakeTransport
 from ...support.json_values import json_objects
 from ...support.wires.chat import ChatWire, ask, reply
 from ...support.wires.reading import read_whole
@@ -436,3 +440,153 @@ def test_json_that_utf8_can_t_hold_is_still_written() -> None:
     assert encode_json({"a": "x\ud800"}) == '{"a":"x�"}'.encode()
     with pytest.raises(InvalidRequestError):
         encode_json({"a": object()})  # type: ignore[dict-item]
+
+
+# -- Which server an address belongs to, where its endpoint is, and how a configuration chooses.
+
+
+@pytest.mark.parametrize(
+    ("base_url", "name", "endpoint"),
+    [
+        (None, "openai", "https://api.openai.com/v1/chat/completions"),
+        ("https://api.openai.com/v1/", "openai", "https://api.openai.com/v1/chat/completions"),
+        ("https://api.groq.com", "groq", "https://api.groq.com/openai/v1/chat/completions"),
+        ("https://api.groq.com/openai/v1", "groq", "https://api.groq.com/openai/v1/chat/completions"),
+        ("https://openrouter.ai/api/v1", "openrouter", "https://openrouter.ai/api/v1/chat/completions"),
+        ("https://api.z.ai/api/paas/v4", "zai", "https://api.z.ai/api/paas/v4/chat/completions"),
+        ("https://router.huggingface.co/v1", "huggingface", "https://router.huggingface.co/v1/chat/completions"),
+        (
+            "https://generativelanguage.googleapis.com/v1beta/openai/",
+            "gemini",
+            "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
+        ),
+        (
+            "https://generativelanguage.googleapis.com/v1beta",
+            "gemini",
+            "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
+        ),
+        (
+            "https://mine.openai.azure.com/openai/v1",
+            "azure",
+            "https://mine.openai.azure.com/openai/v1/chat/completions",
+        ),
+        (
+            "https://mine.openai.azure.com/openai/deployments/x",
+            "azure",
+            "https://mine.openai.azure.com/openai/deployments/x/chat/completions?api-version=2024-10-21",
+        ),
+        ("http://localhost:11434/v1", "ollama", "http://localhost:11434/v1/chat/completions"),
+        ("http://127.0.0.1:8080", "default", "http://127.0.0.1:8080/v1/chat/completions"),
+        ("http://proxy.test/openai/v1", "default", "http://proxy.test/openai/v1/chat/completions"),
+        ("http://proxy.test/llm/v4", "default", "http://proxy.test/llm/v4/chat/completions"),
+    ],
+)
+def test_addresses(base_url: str | None, name: str, endpoint: str) -> None:
+    """With or without its version suffix, an address leads to the same endpoint."""
+    adapter = OpenAICompatibleAdapter(AdapterConfig(base_url=base_url), transport=FakeTransport())
+    assert adapter.wire.quirks == QUIRKS[name]
+    assert adapter.base_url + adapter.wire.path == endpoint
+
+
+def test_the_host_table_names_quirks_that_exist() -> None:
+    """No address leads nowhere."""
+    assert set(HOSTS.values()) <= set(QUIRKS)
+    assert quirks_name("http://[broken") == "default"
+
+
+def test_single_fields_can_be_set() -> None:
+    """An object stands over the fields of its base, `tools` over the field of that name."""
+    quirks = choose_quirks({"quirks": {"base": "groq", "max_stop": 2}, "tools": "emulate"}, "http://x.test")
+    assert (quirks.max_stop, quirks.path, quirks.tools) == (2, QUIRKS["groq"].path, "emulate")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quirks": "unheard-of"},
+        {"quirks": 7},
+        {"quirks": {"max_stop": "many"}},
+        {"quirks": {"unheard_of": 1}},
+        {"quirks": {"fixed_sampling": "("}},
+        {"tools": "perhaps"},
+    ],
+)
+def test_wrong_options_are_configuration_errors(options: dict[str, Json]) -> None:
+    """The text names the key."""
+    with pytest.raises(ConfigurationError, match="quirks"):
+        choose_quirks(options, "http://x.test")
+
+
+def test_a_path_can_be_given() -> None:
+    """For endpoints that are nowhere where one would look."""
+    config = AdapterConfig(base_url="http://x.test", options={"path": "/chat"})
+    assert OpenAICompatibleAdapter(config, transport=FakeTransport()).wire.path == "/chat"
+
+
+# -- Marks of the prompt cache in Chat Completions: at most four, the last ones, and none on an empty text.
+
+
+MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
+
+
+def text(said: str, marked: bool = True) -> JsonObject:
+    return {"type": "text", "text": said, **(MARK if marked else {})}
+
+
+def marks(value: Json) -> list[str]:
+    """The texts and ids that are marked, in order."""
+    if isinstance(value, list):
+        return [found for entry in value for found in marks(entry)]
+    if not isinstance(value, dict):
+        return []
+    own = (
+        [str(value.get("text") or value.get("tool_call_id") or value.get("id"))]
+        if "cache_control" in value
+        else []
+    )
+    return own + [found for inner in value.values() for found in marks(inner)]
+
+
+def user(*texts: str) -> JsonObject:
+    return {"role": "user", "content": [text(each) for each in texts]}
+
+
+BODIES: list[tuple[str, JsonObject, list[str]]] = [
+    ("few", {"messages": [user("a"), user("b")]}, ["a", "b"]),
+    ("many", {"messages": [user(each) for each in "abcdef"]}, ["c", "d", "e", "f"]),
+    ("many in one message", {"messages": [user(*"abcdef")]}, ["c", "d", "e", "f"]),
+    ("the system's stay", {"messages": [{**user("s"), "role": "system"}, *map(user, "abcdef")]},
+     ["s", "d", "e", "f"]),
+    ("tools count", {"tools": [{"id": "t", **MARK}], "messages": [user(each) for each in "abcd"]},
+     ["t", "b", "c", "d"]),
+    ("an empty text", {"messages": [user(""), user("a", " \n")]}, ["a"]),
+    ("results and calls", {"messages": [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", **MARK}]},
+        {"role": "tool", "tool_call_id": "r1", "content": "ok", **MARK}, *map(user, "abc"),
+    ]}, ["r1", "a", "b", "c"]),
+    ("too many of the system's", {"messages": [{**user(*"abcdef"), "role": "system"}]}, ["c", "d", "e", "f"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "left"), [row[1:] for row in BODIES], ids=[row[0] for row in BODIES])
+def test_the_last_marks_are_kept(body: JsonObject, left: list[str]) -> None:
+    """The oldest of the conversation go first, then the oldest of the system text."""
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    copy = {**body, "messages": list(messages)}
+    keep_latest(copy)
+    assert marks(copy) == left
+
+
+def test_the_mark_of_the_whole_body_counts() -> None:
+    """OpenRouter takes one mark for the whole request."""
+    body: JsonObject = {"messages": [user(each) for each in "abcd"], **MARK}
+    keep_latest(body)
+    assert marks(body["messages"]) == ["b", "c", "d"]
+
+
+def test_the_hosts_blocks_are_not_changed() -> None:
+    """Messages that lose a mark are copied."""
+    first = user("a")
+    keep_latest({"messages": [first, *map(user, "bcde")]})
+    assert marks(first) == ["a"]

@@ -1,14 +1,21 @@
-"""Tools for models that have none: the constrained request, the history in words, the reply read as a call."""
+"""Chat Completions replies: emulated tools, text chunks, and differences between servers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import anyio
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.openai_compatible.quirks import Quirks
+from callboard.adapters.providers.openai_compatible.response import ChatNormaliser
+from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.emulation import call_schema, emulate, read_decision, read_response
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
@@ -29,8 +36,10 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock
+from ...support.virtual_time import FakeClock, on_both
 from ...support.wires.chat import DONE, STOP, USAGE, ask, body, chunk, reply
+
+pytestmark = pytest.mark.anyio
 
 LOOK = ToolDefinition(
     "look", "Look at it.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
@@ -274,6 +283,7 @@ async def test_failures_come_as_they_are() -> None:
 
 
 @pytest.mark.anyio
+@on_both
 async def test_a_cancelled_call_ends_its_stream() -> None:
     """In order, with what there is: nothing."""
     adapter = made(FakeReply(HANG))
@@ -296,3 +306,128 @@ async def test_a_stream_left_before_its_start_sends_nothing() -> None:
     async with adapter.stream(ask(tools=(LOOK,))) as stream:
         pass
     assert [event async for event in stream] == []
+
+
+# -- A streamed reply says the same whether its chunks are read as text alone or as anything at all.
+
+
+CHUNK_USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
+CALL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+DELTA = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.sampled_from(["a", "", None, "<think>b</think>", [{"type": "text", "text": "c"}]]),
+        "role": st.just("assistant"),
+        "refusal": st.sampled_from([None, "no"]),
+        "reasoning": st.sampled_from([None, "d"]),
+        "tool_calls": st.sampled_from([None, [CALL]]),
+        "annotations": st.just([{"type": "url_citation"}]),
+    },
+)
+CHOICE = st.fixed_dictionaries(
+    {"delta": DELTA},
+    optional={
+        "index": st.sampled_from([0, 0, 1, None]),
+        "logprobs": st.sampled_from([None, {"content": [{"token": "a"}]}]),
+        "finish_reason": st.sampled_from([None, "stop"]),
+        "content_filter_results": st.just({"hate": {"filtered": False}}),
+        "matched_stop": st.just("x"),
+    },
+)
+CHUNK = st.fixed_dictionaries(
+    {"choices": st.lists(CHOICE, max_size=2)},
+    optional={
+        "id": st.sampled_from(["r1", "r2", ""]),
+        "model": st.sampled_from(["m1", "m2", None]),
+        "usage": st.sampled_from([None, CHUNK_USAGE]),
+        "service_tier": st.sampled_from(["default", "flex", None]),
+        "system_fingerprint": st.just("fp"),
+        "citations": st.just(["https://example.com"]),
+    },
+)
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "choices": [{"index": 0, "delta": {"content": said}}], **more}
+
+
+def read(chunks: list[dict[str, Any]], quirks: Quirks) -> object:
+    """Everything that a stream says."""
+    reply = Assembler(
+        message_id="m",
+        provider="p",
+        requested_model="asked",
+        clock=FakeClock(),
+        estimate_usage=lambda _: TokenUsage(0, 0),
+    )
+    normaliser = ChatNormaliser(reply, quirks)
+    events = [
+        event for chunk in chunks for event in normaliser.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+    ]
+    events += normaliser.feed(b"data: [DONE]\n\n") + normaliser.close()
+    return [
+        *events,
+        *(reply.usage, reply.details, reply.warnings, reply.stop_reason, reply.response_id, reply.model),
+        str(normaliser.error),
+    ]
+
+
+@given(st.lists(CHUNK, min_size=1, max_size=8), st.sampled_from(["off", "paired"]))
+@example([text("a", service_tier="flex"), text("b", id="r2"), text("c", service_tier="flex")], "off")
+@example([text("a"), {"choices": [{"index": 1, "delta": {"content": "z"}}]}, text("c")], "off")
+@example([text("a"), text("b", service_tier="flex"), {"choices": [], "usage": CHUNK_USAGE}], "off")
+@example([{"choices": [{"index": 0, "delta": {"content": "a"}}]}, text("b")], "off")
+@example([text("a"), text("b", error={"message": "down"})], "off")
+@example([text("a"), text("<think>b"), text("c</think>d")], "paired")
+def test_a_stream_says_what_it_says_with_a_field_that_nobody_knows(
+    chunks: list[dict[str, Any]], tags: Any
+) -> None:
+    """Such a field has every chunk read in full."""
+    quirks = Quirks(think_tags=tags)
+    assert read(chunks, quirks) == read([{**chunk, "unheard_of": 1} for chunk in chunks], quirks)
+
+
+# -- What of a reply differs from server to server: who can stream, and what.
+
+
+JSON = {"content-type": "application/json"}
+
+
+def made_adapter(*replies: FakeReply, **config: object) -> OpenAICompatibleAdapter:
+    fields: dict[str, object] = {"base_url": "http://127.0.0.1:9", **config}
+    return OpenAICompatibleAdapter(
+        AdapterConfig(**fields),  # type: ignore[arg-type]
+        transport=FakeTransport(*replies),
+        clock=FakeClock(),
+    )
+
+
+def whole(value: JsonObject, **headers: str) -> FakeReply:
+    return FakeReply(msgspec.json.encode(value), headers={**JSON, **headers})
+
+
+@pytest.mark.parametrize(
+    ("streams", "tools", "whole_pieces"),
+    [("always", 1, False), ("without tools", 0, False), ("without tools", 1, True), ("never", 0, True)],
+)
+async def test_what_a_server_can_not_stream_comes_in_whole_pieces(
+    streams: str, tools: int, whole_pieces: bool
+) -> None:
+    """The plain call is made, and its reply has the same events as a stream's."""
+    streamed = FakeReply(body([chunk(content="Hi"), STOP, DONE]))
+    adapter = made_adapter(
+        whole(reply(content="Hi")) if whole_pieces else streamed, options={"quirks": {"streams": streams}}
+    )
+    request = ask(tools=(ToolDefinition("look"),) * tools)
+    stream = adapter.stream(request)
+    events = [event async for event in stream]
+    check_stream(events)
+    assert [event.type for event in events] == ["message.start", "text.delta", "message.complete"]
+    assert stream.response is not None
+    assert stream.response.text == "Hi"
+    assert isinstance(adapter.client.transport, FakeTransport)
+    asked = msgspec.json.decode(adapter.client.transport.requests[0].body)
+    assert asked.get("stream", False) is not whole_pieces
+    can = adapter.capabilities
+    assert can.supports_streaming is (streams != "never")
+    assert can.supports_streaming_tool_calls is (streams == "always")

@@ -112,13 +112,7 @@ def packed(*numbers: float) -> str:
 
 
 def answer(kind: str, vectors: Sequence[Sequence[float]], tokens: int | None = 7) -> FakeReply:
-    """A good reply.
-
-    Args:
-        kind: The protocol.
-        vectors: The vectors of the reply.
-        tokens: The tokens that the reply counts; None if it counts none.
-    """
+    """A good reply."""
     lists: list[Json] = [list(vector) for vector in vectors]
     items: list[Json] = [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(lists)]
     match kind:

@@ -23,16 +23,13 @@ from callboard.bus.errors import (
 )
 from tests.support.batch_server import BatchServer, batch_server, tokens_of
 from tests.support.batch_wires import MODELS, adapter_at, ended, items_of, request_of
-from tests.support.virtual_time import backend
+
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
 
 WIRES = pytest.mark.parametrize("wire", MODELS)
-
-
-@pytest.fixture
-def anyio_backend() -> object:
-    return backend("asyncio")
 
 
 @pytest.fixture(scope="module")

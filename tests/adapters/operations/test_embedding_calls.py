@@ -1,13 +1,14 @@
-"""Many texts become requests of the right size; each batch is retried by itself, and stands or falls by itself."""
+"""Embedding batches; and attempts, time limits and cancelling of every operation."""
 
 from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from callboard.adapters import (
     AttemptReport,
     AttemptStarted,
     AuthError,
+    CancelledError,
     ContextOverflowError,
     InvalidRequestError,
     ServerError,
@@ -28,7 +30,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.config import RetryPolicy
-from callboard.adapters.conformance.http_kit import FakeTransport, failing
+from callboard.adapters.conformance.http_kit import HANG, FakeReply, FakeTransport, failing
 from callboard.adapters.contract import AttemptFirstEvent
 from callboard.adapters.embeddings import (
     SHARE_OF_TOKENS,
@@ -40,10 +42,12 @@ from callboard.adapters.embeddings import (
     plan_batches,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.bus.errors import CapabilityError, NetworkError
+from callboard.bus.errors import CapabilityError, NetworkError, OutcomeUnknownError, RequestTimeoutError
 
 from ...support import fake_http
-from .making import answer, maker
+from ...support.batch_wires import items_of, request_of
+from ...support.virtual_time import on_both
+from .making import MODELS, answer, embedding_request, image_request, maker, video_request
 from .making import embedding_request as request
 
 pytestmark = pytest.mark.anyio
@@ -52,12 +56,7 @@ Fault = Callable[[tuple[str, ...]], AdapterError | None]
 
 
 class Embedder:
-    """Embeds a text as its number, ten texts at once at most.
-
-    Args:
-        fault: Gives the error of a batch; None if there is none.
-        pause: Gives the seconds that a batch takes, by its number from 1.
-    """
+    """Embeds a text as its number, ten texts at once at most."""
 
     name = "toy"
 
@@ -220,6 +219,7 @@ async def test_vectors_of_different_lengths_are_never_mixed() -> None:
         await embed_all(Changing(), asking(20), at_once=1)
 
 
+@on_both
 async def test_cancelling_ends_all_batches() -> None:
     adapter = Embedder(pause=lambda _: 100.0)
     with anyio.move_on_after(1.0):
@@ -291,3 +291,92 @@ async def test_an_embedding_is_recorded_and_played_back(tmp_path: Path) -> None:
     assert isinstance(adapter, HttpAdapter)
     again = await adapter.embed(request("voyage"))
     assert (again.vectors, again.usage) == (first.vectors, first.usage)
+
+
+# -- Attempts, time limits and cancelling are those of every other call over HTTP, for each operation alike.
+
+
+Ask = Callable[[HttpAdapter, float | None], Awaitable[object]]
+
+
+def embedding(kind: str) -> Ask:
+    return lambda adapter, timeout: adapter.embed(embedding_request(kind, "hello", timeout_seconds=timeout))
+
+
+def image(model: str) -> Ask:
+    return lambda adapter, timeout: adapter.make_images(image_request(model, timeout_seconds=timeout))
+
+
+def video(model: str) -> Ask:
+    return lambda adapter, timeout: adapter.create_video(video_request(model, timeout_seconds=timeout))
+
+
+def batch(kind: str) -> Ask:
+    asked = request_of(kind, items_of(kind, "hello"))
+
+    def ask(adapter: HttpAdapter, timeout: float | None) -> Awaitable[object]:
+        return adapter.create_batch(msgspec.structs.replace(asked, request_id="req_1", timeout_seconds=timeout))
+
+    return ask
+
+
+OPERATIONS: dict[str, Ask] = {
+    **{f"{kind} embedding": embedding(kind) for kind in MODELS},
+    "openai image": image("openai:gpt-image-2"),
+    "gemini image": image("gemini:gemini-2.5-flash-image"),
+    "openai video": video("openai:sora-2"),
+    "gemini video": video("gemini:veo-3.1-generate-preview"),
+    **{f"{kind} batch": batch(kind) for kind in ("anthropic", "openai", "gemini")},
+}
+"""By the type of the adapter and the operation."""
+
+each_operation = pytest.mark.parametrize("operation", OPERATIONS)
+
+
+def at(operation: str, *replies: FakeReply) -> tuple[HttpAdapter, FakeTransport, Ask]:
+    adapter, transport = maker(operation.partition(" ")[0], *replies)
+    return adapter, transport, OPERATIONS[operation]
+
+
+@each_operation
+async def test_a_refused_key_is_final_and_never_shown(operation: str) -> None:
+    adapter, transport, ask = at(operation, failing(401, b'{"message": "bad key a-secret-key"}'))
+    with pytest.raises(AuthError) as caught:
+        await ask(adapter, None)
+    assert len(transport.requests) == 1
+    assert "a-secret-key" not in str(caught.value) + caught.value.provider_message
+
+
+@each_operation
+async def test_the_time_of_a_request_is_bounded(operation: str) -> None:
+    """A request that costs money may have been carried out when its time is over."""
+    adapter, transport, ask = at(operation, FakeReply(HANG))
+    began = anyio.current_time()
+    with pytest.raises((RequestTimeoutError, OutcomeUnknownError), match="longer than 5 s") as caught:
+        await ask(adapter, 5.0)
+    assert isinstance(caught.value, OutcomeUnknownError) is transport.requests[-1].once
+    assert anyio.current_time() - began <= 6.0
+    assert transport.all_closed
+
+
+@each_operation
+@pytest.mark.parametrize("way", ["by its id", "by closing the adapter"])
+@on_both
+async def test_a_request_is_cancelled(operation: str, way: str) -> None:
+    adapter, transport, ask = at(operation, FakeReply(HANG))
+
+    async def cancelled() -> None:
+        with pytest.raises(CancelledError):
+            await ask(adapter, None)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancelled)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(InvalidRequestError, match="already running"):
+            await ask(adapter, None)
+        if way == "by its id":
+            assert await adapter.cancel("req_1")
+        else:
+            await adapter.close()
+    assert not await adapter.cancel("req_1")
+    assert transport.all_closed

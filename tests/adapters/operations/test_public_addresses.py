@@ -21,9 +21,10 @@ from callboard.adapters.videos import VideoJob
 from callboard.bus.errors import StreamError
 
 from ...support.scripted_server import Connection, serving
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio", "trio")
 
 PRIVATE = [
     *(
@@ -42,11 +43,6 @@ PRIVATE = [
     *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2001:0:0:0:0:0:80ff:fffe", "no address", ""),
 ]
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 @pytest.mark.parametrize("address", PRIVATE)

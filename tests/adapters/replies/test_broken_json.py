@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -12,15 +14,24 @@ from hypothesis import strategies as st
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.refusals.classify import read_error
-from callboard.adapters.replies.json_text import mend_body
-from callboard.bus.errors import StreamError
-from callboard.bus.values.base import Json
+from callboard.adapters.replies.block import GrowingArguments, Meaning
+from callboard.adapters.replies.decoders import SseDecoder
+from callboard.adapters.replies.json_text import is_whole, may_become_json, mend_body, parse_arguments
+from callboard.adapters.requests.text import mend_json, mend_text
+from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError, StreamError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message
 
 from ...support.json_values import json_objects
 from ...support.virtual_time import FakeClock
-from ...support.wires import CALLING_WIRES, WIRES, Wire
+from ...support.wires import CALLING_WIRES, WIRES, Wire, chat
+from ...support.wires.anthropic import AnthropicWire
+from ...support.wires.gemini import GeminiWire
+from ...support.wires.interactions import InteractionsWire
+from ...support.wires.reading import read_pieces, read_whole
+from ...support.wires.responses import ResponsesWire
+from ...support.wires.tgi import TGIWire
 
 TEXT = "Well, a walrus."
 BROKEN = {
@@ -143,3 +154,193 @@ def test_an_error_s_words_survive_its_odd_bytes() -> None:
     """The code decides what becomes of a call; a byte of its message must not hide it."""
     found = read_error(b'{"error":{"code":"rate_limit_exceeded","message":"slow \xff down","score":NaN}}')
     assert (found.code, found.message) == ("rate_limit_exceeded", "slow \ufffd down")
+
+
+# -- Arguments that arrive in pieces, or all of them so far in each chunk, are the same arguments in the end.
+
+
+KEYS = st.sampled_from(["a", "b", '{"a', "ab"])
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=6,
+)
+TEXTS = st.builds(
+    lambda value, spaces: json.dumps(value, indent=spaces),
+    st.dictionaries(KEYS, VALUES, min_size=1, max_size=2),
+    st.sampled_from([None, 1]),
+)
+CUTS = st.lists(st.integers(0, 60), max_size=8)
+
+
+def joined(fragments: list[str], meaning: Meaning = "either") -> str:
+    """What the fragments come to. The deltas must add up to it."""
+    arguments = GrowingArguments(meaning)
+    deltas = [arguments.add(fragment) for fragment in fragments]
+    so_far = arguments.text
+    deltas.append(arguments.settle())
+    assert "".join(deltas) == so_far == arguments.text == "".join(arguments.parts)
+    return so_far
+
+
+def places(text: str, cuts: list[int]) -> list[int]:
+    """Sorted places within a text."""
+    return sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
+
+
+@given(TEXTS, CUTS)
+def test_pieces_come_to_the_arguments_at_any_cut(text: str, cuts: list[int]) -> None:
+    """Even where a piece begins like all that came before it."""
+    ends = places(text, cuts)
+    assert joined([text[start:end] for start, end in zip([0, *ends], ends, strict=False)]) == text
+
+
+@given(TEXTS, CUTS)
+def test_arguments_sent_so_far_come_to_the_arguments_at_any_cut(text: str, cuts: list[int]) -> None:
+    """Each chunk is a longer beginning of the same JSON."""
+    assert joined([text[:end] for end in places(text, cuts)]) == text
+
+
+@given(TEXTS, CUTS)
+def test_arguments_in_a_string_are_unwrapped_however_they_come(text: str, cuts: list[int]) -> None:
+    """The JSON string that holds the object is cut, or resent, as the object would be."""
+    wrapped = json.dumps(text)
+    ends = places(wrapped, cuts)
+    pieces = [wrapped[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    for fragments in (pieces, [wrapped[:end] for end in ends]):
+        assert parse_arguments(joined(fragments)) == (json.loads(text), True)
+
+
+@pytest.mark.parametrize(
+    ("meaning", "fragments", "text"),
+    [
+        ("either", ['{"a":', '{"a":1}}'], '{"a":{"a":1}}'),
+        ("either", ['{"a":', '{"a":1}'], '{"a":1}'),
+        ("either", ['{"a":', '{"a":', "1}}"], '{"a":{"a":1}}'),
+        ("either", ['{"a":', '{"a":{', '{"a":{}}'], '{"a":{}}'),
+        ("either", ['{"a":1}', '{"a":1}'], '{"a":1}'),
+        ("either", ['{"a":1}', '{"a":1}{"b":2}'], '{"a":1}{"a":1}{"b":2}'),
+        ("either", ["", '{"a"', '{"a":1', '{"a"', '{"a":1}'], '{"a":1}'),
+        ("pieces", ['{"a":', '{"a":1}'], '{"a":{"a":1}'),
+        ("so_far", ['{"a":1}', '{"a":1} '], '{"a":1} '),
+    ],
+)
+def test_fragments_mean_what_makes_json(meaning: Meaning, fragments: list[str], text: str) -> None:
+    """What came before is replaced unless it was whole, or only the pieces make JSON. A quirk forces either."""
+    assert joined(fragments, meaning) == text
+
+
+@given(TEXTS)
+def test_every_beginning_of_json_may_become_json(text: str) -> None:
+    """And what no JSON begins with may not."""
+    assert all(may_become_json(text[:end]) for end in range(len(text) + 1))
+    assert is_whole(text)
+    assert not may_become_json(text + "}")
+    assert not may_become_json("{" + text)
+
+
+@pytest.mark.parametrize(
+    "text", ["{,", '{"a" 1', "[1 2", "{1", "tru3", "1.2.3", "]", '{"a":}', "[,", "nul}", '{"a":1,}']
+)
+def test_what_no_json_begins_with_is_told(text: str) -> None:
+    """Wherever the fault is."""
+    assert not may_become_json(text)
+
+
+# -- Halves of surrogate pairs never poison a reply or a history.
+
+
+@given(st.text(st.characters(exclude_categories=[]) | st.sampled_from('\ud83d\ude00\\u"/n')))
+def test_any_python_string_becomes_writable(text: str) -> None:
+    """As text and as JSON, and only the halves change."""
+    assert json.loads(msgspec.json.encode(mend_text(text))) == mend_text(text)
+    mended = msgspec.json.decode(mend_json(json.dumps(text).encode()))
+    assert mended == mend_text(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (rb'"\ud83d"', rb'"\ufffd"'),
+        (rb'"\uDE00 \ud83d"', rb'"\ufffd \ufffd"'),
+        (rb'"\ud83d\ude00"', rb'"\ud83d\ude00"'),
+        (rb'"\\ud83d"', rb'"\\ud83d"'),
+        (rb'"\\\ud83d"', rb'"\\\ufffd"'),
+        (rb'"\ud83d\ud83d\ude00"', rb'"\ufffd\ud83d\ude00"'),
+    ],
+)
+def test_only_halves_are_replaced(before: bytes, after: bytes) -> None:
+    """Pairs stand, and an escaped backslash before `ud83d` begins no escape."""
+    assert mend_json(before) == after
+
+
+def test_good_text_is_not_copied() -> None:
+    """The same object says that nothing was changed."""
+    text = "☃😀 \\u0041"
+    assert mend_text(text) is text
+    body = rb'{"a": "\u2603"}'
+    assert mend_json(body) is body
+
+
+# -- Errors that stand in a stream outside its events, on every wire that has events.
+
+
+BARE_ERROR_WIRES: list[Callable[[], Wire]] = [
+    chat.ChatWire, AnthropicWire, ResponsesWire, GeminiWire, InteractionsWire, TGIWire,
+]  # fmt: skip
+OVER = {"code": 400, "message": "the request exceeds the available context size", "type": "invalid_request_error"}
+LIMIT = {"error": {"message": "Rate limit reached", "type": "rate_limit_error", "code": "rate_limit_exceeded"}}
+FORMS: list[tuple[str, str, type[AdapterError]]] = [
+    ("a field named error", f"error: {json.dumps(OVER)}\n\ndata: [DONE]\n\n", ContextOverflowError),
+    ("a field named error, at the end", f"error: {json.dumps(OVER)}", ContextOverflowError),
+    ("an error event with a bare line", f"event: error\n{json.dumps({'error': OVER})}\n\n", ContextOverflowError),
+    ("an error event without data", "event: error\n\n", AdapterError),
+    ("an error event that is a text", "event: error\ndata: no context\n\n", AdapterError),
+    ("bare JSON", json.dumps({"error": OVER}), ContextOverflowError),
+    ("bare JSON on lines", json.dumps(LIMIT, indent=1), RateLimitError),
+    ("a detail", 'data: {"detail": "Rate limit reached"}\n\n', AdapterError),
+]
+
+
+@pytest.mark.parametrize("make", BARE_ERROR_WIRES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(("body", "kind"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
+def test_an_error_outside_the_events_is_that_error(make: Callable[[], Wire], body: str, kind: type) -> None:
+    """In one piece and byte by byte, with a type that words decide where there is nothing else."""
+    data = body.encode()
+    for chunks in ([data], [data[at : at + 1] for at in range(len(data))]):
+        assert type(read_pieces(make(), chunks).error) is kind
+
+
+@pytest.mark.parametrize("make", BARE_ERROR_WIRES[:-1], ids=lambda make: make.__name__)
+def test_an_error_after_text_is_that_error(make: Callable[[], Wire]) -> None:
+    """What was delivered stands, and the error is raised after it."""
+    wire = make()
+    events = [event for _, event in wire.events("Hi", 0, "end")]
+    begun = wire.stream(*events[: max(1, len(events) // 2)])
+    for bare in (json.dumps({"error": OVER}), f"error: {json.dumps(OVER)}\n\n"):
+        assert isinstance(read_pieces(wire, [begun + bare.encode()]).error, ContextOverflowError)
+
+
+@pytest.mark.parametrize("make", [*BARE_ERROR_WIRES], ids=lambda make: make.__name__)
+def test_a_whole_reply_that_is_an_error_is_that_error(make: Callable[[], Wire]) -> None:
+    """With status 200, in shapes that are none of the wire's own."""
+    spent: JsonObject = {"code": "x", "message": "Insufficient balance"}
+    bodies: list[JsonObject] = [
+        {"errors": [spent], "success": False}, {"base_resp": {"status_code": 1008, "status_msg": "no"}}, spent,
+    ]  # fmt: skip
+    for body in bodies:
+        assert type(read_whole(make(), body).error).__name__ == "QuotaExceededError"
+
+
+def test_lines_of_no_event_stay_aside() -> None:
+    """A bare line is the data of an error event only, and only where the event has none."""
+    decoder = SseDecoder()
+    assert decoder.feed(b"stray\nevent: x\nbare\n\nevent: error\nwhy\n\nevent: error\ndata: 1\n\n") == [
+        (b"error", b"why"),
+        (b"error", b"1"),
+    ]
+    assert decoder.stray == b"stray\nbare"

@@ -1,4 +1,4 @@
-"""What a provider said, and what was said to it, comes back equal after it was sent: for all that it supports."""
+"""What a provider said comes back equal; portable settings, films and data URLs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from callboard.adapters import AnthropicAdapter, OpenAIAdapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.requests.media import film_type, media_bytes, media_type_of, read_data_url, write_data_url
+from callboard.adapters.requests.settings import PORTABLE, put, write_settings
+from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
+    AudioBlock,
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -28,6 +33,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import TokenUsage
 
+from ...support.fake_http import ask, request
 from ...support.json_values import json_objects
 from ...support.virtual_time import FakeClock
 from ...support.wire_history import read_items, read_messages
@@ -48,12 +54,7 @@ class Side(ABC):
 
     @abstractmethod
     def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
-        """What a reply may hold: one block or item, or a few that belong together.
-
-        Args:
-            draw: What decides.
-            number: The number that their ids bear.
-        """
+        """What a reply may hold: one block or item, or a few that belong together."""
 
     @abstractmethod
     def whole(self, content: list[JsonObject]) -> JsonObject:
@@ -259,3 +260,183 @@ def test_a_session_at_home_survives_the_way_there_and_back(side: Side, data: st.
     """Every block, with all that the provider attached to it; nothing is lost, and nothing is reported so."""
     history = data.draw(histories(side))
     assert plain(side.send(history)) == plain(history)
+
+
+# -- Portable settings: written where a protocol has them, refused with a warning where it hasn't.
+
+
+ALL: dict[str, object] = {
+    "temperature": 0.0,
+    "top_p": 0.5,
+    "frequency_penalty": 0.0,
+    "presence_penalty": -1.0,
+    "seed": 0,
+    "user": "u_1",
+    "verbosity": "low",
+    "background": True,
+}
+
+
+def test_every_portable_setting_is_a_field_of_a_request_that_is_empty_by_default() -> None:
+    asked = request()
+    assert {name: getattr(asked, name) for name in PORTABLE} == dict.fromkeys(PORTABLE)
+    assert set(ALL) == set(PORTABLE)
+
+
+def test_settings_stand_where_the_protocol_has_them_and_zero_is_a_value() -> None:
+    body: JsonObject = {"text": {"format": {"type": "json_object"}}}
+    paths = {name: name for name in PORTABLE} | {"verbosity": "text.verbosity", "user": "metadata.user_id"}
+    assert write_settings(body, request(**ALL), paths, "toy") == []
+    assert body == {
+        "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+        "metadata": {"user_id": "u_1"},
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "frequency_penalty": 0.0,
+        "presence_penalty": -1.0,
+        "seed": 0,
+        "background": True,
+    }
+
+
+def test_what_the_protocol_or_the_model_has_not_is_left_out_with_a_warning_each() -> None:
+    body: JsonObject = {}
+    warnings = write_settings(
+        body,
+        request(seed=7, temperature=0.5, user="u_1"),
+        {"temperature": "temperature", "user": "user"},
+        "toy",
+        refused={"temperature": "it reasons"},
+    )
+    assert body == {"user": "u_1"}
+    assert [(warning.code, warning.message) for warning in warnings] == [
+        ("parameter_dropped", "temperature was not sent to toy: it reasons"),
+        ("parameter_dropped", "seed was not sent to toy: the protocol has no such parameter"),
+    ]
+
+
+def test_a_verbosity_that_nobody_knows_is_left_out_with_a_warning() -> None:
+    body: JsonObject = {}
+    (warning,) = write_settings(body, request(verbosity="chatty"), {"verbosity": "verbosity"}, "toy")
+    assert body == {}
+    assert warning.code == "parameter_dropped"
+    assert "low, medium, high" in warning.message
+
+
+def test_only_the_settings_asked_for_are_looked_at() -> None:
+    body: JsonObject = {}
+    assert write_settings(body, request(**ALL), {"seed": "seed"}, "toy", names=("seed",)) == []
+    assert body == {"seed": 0}
+
+
+def test_putting_at_a_path_makes_the_objects_on_the_way() -> None:
+    body: JsonObject = {"a": {"b": 1}}
+    put(body, "a.c.d", 2)
+    put(body, "e", 3)
+    assert body == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+
+
+# -- A document of unknown type whose address is plainly a film's goes to no model that takes no films.
+
+
+FILMS = [
+    ("https://www.youtube.com/watch?v=x", "video/mp4"), ("https://youtu.be/x", "video/mp4"),
+    ("https://m.youtube.com/watch?v=x", "video/mp4"), ("https://x.test/a.MOV?size=1", "video/quicktime"),
+    ("gs://x/a.avi", "video/avi"),
+]  # fmt: skip
+OTHERS = ["https://x.test/a.pdf", "https://x.test/report", "https://notyoutube.com/a", "https://[x/a.mp4", "mp4"]
+
+
+@pytest.mark.parametrize(("url", "media_type"), FILMS)
+def test_an_address_of_a_film_has_a_films_type(url: str, media_type: str) -> None:
+    assert film_type(DocumentBlock(url=url)) == media_type
+
+
+@pytest.mark.parametrize("url", OTHERS)
+def test_any_other_address_hides_its_type(url: str) -> None:
+    assert film_type(DocumentBlock(url=url)) is None
+
+
+def test_only_a_document_without_a_type_is_taken_for_a_film() -> None:
+    url = "https://x.test/a.mp4"
+    assert film_type(DocumentBlock(url=url, media_type="application/pdf")) is None
+    assert film_type(AudioBlock(url=url)) is film_type(ImageBlock(url=url)) is None
+
+
+@pytest.mark.parametrize("url", [url for url, _ in FILMS[:4]])
+@pytest.mark.parametrize("kind", [AnthropicAdapter, OpenAIAdapter])
+def test_a_model_without_films_refuses_one_now_and_leaves_out_one_of_long_ago(
+    kind: type[HttpAdapter], url: str
+) -> None:
+    adapter = kind(AdapterConfig())
+    model = f"{adapter.name}:some-model"
+    film = Message.user([DocumentBlock(url=url)])
+    can = adapter.get_capabilities(model)
+    with pytest.raises(CapabilityError, match="takes no video/"):
+        adapter.write_request(ask(film, model=model, capabilities=can), stream=False)
+    later = [film, Message.assistant("A dog."), Message.user("Thanks.")]
+    call = adapter.write_request(ask(*later, model=model, capabilities=can), stream=False)
+    assert [loss.block for loss in call.losses] == list(film.content)
+    assert url.encode() not in call.body
+
+
+@pytest.mark.parametrize("url", [url for url, _ in FILMS])
+def test_gemini_takes_them_all(url: str) -> None:
+    adapter = GeminiAdapter(AdapterConfig())
+    model = f"{adapter.name}:gemini-3-flash"
+    asked = ask(Message.user([DocumentBlock(url=url)]), model=model, capabilities=adapter.get_capabilities(model))
+    call = adapter.write_request(asked, stream=False)
+    assert not call.losses
+    assert url.encode() in call.body
+
+
+# -- Data URLs.
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("data:image/png;base64,eA==", ("image/png", b"x")),
+        ("DATA:Text/Plain;charset=utf-8,a%20b", ("text/plain", b"a b")),
+        ("data:,x", ("", b"x")),
+        ("data:image/jpeg;base64,_9j-4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
+        ("data:image/jpeg;base64,/9j+\n4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
+        ("data:image/png;base64,eA", None),
+        ("data:image/png", None),
+        ("https://x.test/a,b", None),
+    ],
+)
+def test_reading(url: str, found: tuple[str, bytes] | None) -> None:
+    """Type and bytes, or nothing."""
+    assert read_data_url(url) == found
+
+
+@pytest.mark.parametrize(
+    ("data", "true"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0" + bytes(8), "image/jpeg"),
+        (b"GIF89a" + bytes(8), "image/gif"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
+        (b"neither of them", "image/bmp"),
+    ],
+)
+def test_the_bytes_of_an_image_decide_its_type(data: bytes, true: str) -> None:
+    """The label decides only if the bytes are of no known type. A data URL is read in the same way."""
+    for block in (
+        ImageBlock(data=data, media_type="IMAGE/BMP"),
+        ImageBlock(url=write_data_url("image/bmp", data)),
+    ):
+        assert media_bytes(block) == (true, data)
+        assert media_type_of(block) == true
+
+
+def test_media_types_are_sent_without_parameters_and_capitals() -> None:
+    """Parameters of audio stay, because they tell how the samples are stored."""
+    text = DocumentBlock(data=b"x", media_type="Text/Plain; charset=utf-8")
+    sound = AudioBlock(data=b"x", media_type="audio/pcm;rate=16000")
+    assert (media_bytes(text), media_type_of(text)) == (("text/plain", b"x"), "text/plain")
+    assert (media_bytes(sound), media_type_of(sound)) == (("audio/pcm;rate=16000", b"x"), "audio/pcm;rate=16000")

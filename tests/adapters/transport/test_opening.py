@@ -17,15 +17,11 @@ from callboard.adapters.transport.transport import HttpRequest, exchange
 from callboard.bus.errors import AdapterError
 
 from ...support.programs import ended
-from ...support.scripted_server import Connection, serving
-from ...support.virtual_time import Backend, backend
+from ...support.scripted_server import echo, serving
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
+anyio_backend = runs_on("asyncio", "uvloop", "trio")
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +38,6 @@ async def transport() -> AsyncIterator[HttpTransport]:
         yield made
     finally:
         await made.aclose()
-
-
-async def echo(connection: Connection) -> None:
-    await connection.reply(b"said " + await connection.request())
 
 
 def post(url: str) -> HttpRequest:

@@ -34,15 +34,11 @@ from callboard.adapters.transport.transport import (
 )
 from callboard.bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
-from ...support.scripted_server import Connection, serving
-from ...support.virtual_time import Backend, backend
+from ...support.scripted_server import Connection, echo, serving
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
+anyio_backend = runs_on("asyncio", "uvloop", "trio")
 
 
 @asynccontextmanager
@@ -76,10 +72,6 @@ async def talk(via: HttpTransport, url: str, body: bytes = b"{}") -> bytes:
         return await read_body(reply)
     finally:
         await reply.aclose()
-
-
-async def echo(connection: Connection) -> None:
-    await connection.reply(b"said " + await connection.request())
 
 
 async def test_a_reply_arrives_with_lower_case_headers() -> None:

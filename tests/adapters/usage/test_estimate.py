@@ -1,4 +1,4 @@
-"""The token estimator counts what a request is made of; its rates are data, with a row for every request."""
+"""Token estimates, of requests and of any text, by the vocabulary of the model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from callboard.adapters.provider import providers
 from callboard.adapters.requests.media import image_pixels
+from callboard.adapters.usage import text_traits
 from callboard.adapters.usage.estimate import (
     RateRow,
     TokenRates,
@@ -18,7 +21,7 @@ from callboard.adapters.usage.estimate import (
     rate_rows,
     rates_for,
 )
-from callboard.adapters.usage.text_traits import text_tokens
+from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
 from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
@@ -130,3 +133,54 @@ def test_every_row_is_sensible_for_long_texts(row: RateRow) -> None:
 )
 def test_image_sizes_are_read_from_the_file(data: bytes, pixels: int | None) -> None:
     assert image_pixels(data) == pixels
+
+
+# -- Any text has an estimate, by the vocabulary nearest to that of its model, and is looked at once.
+
+
+@given(st.text(st.characters(), max_size=300), st.sampled_from([*VOCABULARIES]))
+def test_any_text_has_a_sensible_estimate(text: str, vocabulary: str) -> None:
+    """Also one with half a character: never below zero, and never more than a few tokens for each character."""
+    assert 0 <= text_tokens(text, vocabulary) <= 8 * len(text) + 2
+
+
+def test_every_trait_has_its_rate() -> None:
+    assert len(traits("plain")) == len(traits("ünlike")) == len(TextRates.__struct_fields__)
+
+
+def test_a_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation is estimated before each of its calls, and only what is new in it costs anything."""
+    text = "A text that nobody has estimated before, of some length."
+    first = text_tokens(text, "o200k")
+    monkeypatch.setattr(text_traits, "traits", lambda text: pytest.fail("looked at again"))
+    assert text_tokens(text, "o200k") == first
+
+
+@pytest.mark.parametrize(
+    ("protocol", "model", "vocabulary"),
+    [
+        ("anthropic", "claude-sonnet-4-5", "claude"),
+        ("anthropic", "my-deployment", "claude"),
+        ("openai_compatible", "anthropic/claude-3.5-sonnet", "claude"),
+        ("gemini", "gemini-2.5-pro", "gemma"),
+        ("ollama", "gemma3:4b", "gemma"),
+        ("ollama", "ollama:qwen3:8b", "qwen"),
+        ("ollama", "ollama:phi4", "o200k"),
+        ("ollama", "ollama:llama3.2", "llama"),
+        ("openai_compatible", "llama-3.3-70b-versatile", "llama"),
+        ("openai_compatible", "deepseek-r1-distill-llama-70b", "llama"),
+        ("openai_compatible", "deepseek-chat", "deepseek"),
+        ("openai_compatible", "Qwen/Qwen3-32B", "qwen"),
+        ("openai_compatible", "mistral-large-latest", "tekken"),
+        ("openai", "gpt-5-mini", "o200k"),
+        ("openai", "gpt-4o", "o200k"),
+        ("openai", "gpt-4.1", "o200k"),
+        ("openai", "gpt-4-turbo", "cl100k"),
+        ("openai", "text-embedding-3-small", "cl100k"),
+        ("openai_compatible", "anything", "o200k"),
+    ],
+)
+def test_a_model_is_counted_by_the_vocabulary_nearest_to_its_own(
+    protocol: str, model: str, vocabulary: str
+) -> None:
+    assert vocabulary_of(protocol, model) == vocabulary

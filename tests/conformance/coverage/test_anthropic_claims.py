@@ -29,7 +29,7 @@ from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds,
 
 from ...support.fake_http import ask
 from ...support.judges import messages_faults
-from ...support.sdk_samples import sample, samples
+from ...support.sdk_samples import at, nested, objects, paths, sample, samples
 from ...support.wires import WIRES
 from ...support.wires import anthropic as a
 from ...support.wires.reading import Reading, read_pieces, read_whole
@@ -56,19 +56,6 @@ def body_of(*messages: Message, **fields: object) -> JsonObject:
     )
     body: JsonObject = msgspec.json.decode(call.body)
     return body
-
-
-def at(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        value = value[key]
-    return value
-
-
-def nested(path: str, value: Json) -> JsonObject:
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    assert isinstance(value, dict)
-    return value
 
 
 @pytest.mark.parametrize("field", [f for _, f in claimed("request", "options") if f != "betas"])
@@ -117,21 +104,6 @@ def rich() -> Iterator[JsonObject]:
     yield body_of(reasoning_effort="none", model="anthropic:claude-haiku-5-5")
     waiting = OpaqueBlock("container", ProviderRaw("anthropic", {"type": "container", "id": "cont_1"}))
     yield body_of(Message.user("Hi"), Message.assistant([TextBlock("So"), waiting]))
-
-
-def paths(value: Json, above: str = "") -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield f"{above}{key}"
-            yield from paths(inner, f"{above}{key}.")
-
-
-def objects(value: Json) -> Iterator[JsonObject]:
-    """All objects in a body, at any depth."""
-    if isinstance(value, dict):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from objects(inner)
 
 
 def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it() -> None:

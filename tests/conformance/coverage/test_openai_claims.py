@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -33,7 +32,7 @@ from callboard.bus.values.usage import StopReason
 from scripts.wire_coverage import DECISIONS, SINGLE, Coverage, deep_fields, fields, kinds, load, read_coverage
 
 from ...support.fake_http import ask
-from ...support.sdk_samples import sample, samples
+from ...support.sdk_samples import at, nested, objects, paths, sample, samples
 from ...support.wires import WIRES
 from ...support.wires import chat as c
 from ...support.wires import responses as r
@@ -65,19 +64,6 @@ def claimed(coverage: Coverage, part: str, verdict: str) -> list[tuple[str, str]
     return [
         (kind, field) for (of, kind, field), row in coverage.rows.items() if (of, row.verdict) == (part, verdict)
     ]
-
-
-def at(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        value = value[key]
-    return value
-
-
-def nested(path: str, value: Json) -> JsonObject:
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    assert isinstance(value, dict)
-    return value
 
 
 @pytest.mark.parametrize(
@@ -136,21 +122,6 @@ def rich(coverage: Coverage) -> Iterator[JsonObject]:
     other = asked(coverage, Message.user([AudioBlock(data=b"RIFF\0\0\0\0WAVE")]), model="gpt-4o-audio-preview")
     if coverage is CHAT:
         yield body_of(coverage, other)
-
-
-def paths(value: Json, above: str = "") -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield f"{above}{key}"
-            yield from paths(inner, f"{above}{key}.")
-
-
-def objects(value: Json) -> Iterator[JsonObject]:
-    """All objects in a body, at any depth."""
-    if isinstance(value, dict):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from objects(inner)
 
 
 AS_SERVERS_CALL_IT = {"max_tokens", "user", "max_completion_tokens", "safety_identifier"}

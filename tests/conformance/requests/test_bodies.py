@@ -1,29 +1,56 @@
-"""The parts of a body that every wire has: its least, system texts, tools, schemas, sampling, host options."""
+"""Bodies on each wire: the least, system texts, tools, settings, calls with results, and media."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from callboard.bus.errors import InvalidRequestError
+from callboard.adapters import (
+    AdapterConfig,
+    AnthropicAdapter,
+    GeminiAdapter,
+    OpenAIAdapter,
+    OpenAICompatibleAdapter,
+)
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.requests.history import FAILED_SILENTLY, NO_RESULT, NOT_EXECUTED
+from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    ProviderRaw,
+    TextBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
-from ...support.wires import WIRES, Wire
+from ...support.fake_http import ask
+from ...support.wires import WIRES, ChatWire, Wire
 from .cases import (
     CHANGED,
     CHAT,
     CLAUDE,
     DROPPED,
     GEMINI,
+    LOST,
     OLDER_GEMINI,
     OLLAMA,
     OPENAI_CHAT,
     PATH,
+    PNG,
+    PNG_64,
     READ_FILE,
     RESPONSES,
     TGI,
     Case,
     Written,
+    ours,
     row,
     table,
 )
@@ -231,3 +258,341 @@ def test_host_options_are_merged_into_the_body(case: Case) -> None:
 def test_host_options_are_an_object(wire: Wire, options: Json) -> None:
     with pytest.raises(InvalidRequestError, match="object"):
         Written(wire, provider_options={wire.name: options})
+
+
+# -- Fields that a host gives to a part of the system text, such as a breakpoint of the prompt's cache.
+
+
+MARK: JsonObject = {"type": "ephemeral", "ttl": "1h"}
+ADAPTERS: dict[str, HttpAdapter] = {
+    "anthropic": AnthropicAdapter(AdapterConfig(api_key="k")),
+    "openai_compatible": OpenAICompatibleAdapter(AdapterConfig(api_key="k", base_url="https://x.test")),
+    "openai": OpenAIAdapter(AdapterConfig(api_key="k")),
+    "gemini": GeminiAdapter(AdapterConfig(api_key="k")),
+    "ollama": OllamaAdapter(AdapterConfig()),
+}
+IN_PARTS = ("anthropic", "openai_compatible")
+
+
+def asked(name: str, of: str, **fields: object) -> CanonicalRequest:
+    manual = TextBlock("The manual.", ProviderRaw(of, {"cache_control": MARK}))
+    instructions = Message(Role.SYSTEM, (manual, TextBlock("Be brief.")))
+    return ask(instructions, Message.user("Hi"), model=f"{name}:m", system_prompt="You sell screws.", **fields)
+
+
+def written(name: str, of: str, **fields: object) -> tuple[WireCall, JsonObject]:
+    call = ADAPTERS[name].write_request(asked(name, of, **fields), stream=False)
+    return call, msgspec.json.decode(call.body)
+
+
+def parts(*texts: str) -> list[JsonObject]:
+    return [
+        {"type": "text", "text": text} | ({"cache_control": MARK} if "manual" in text else {}) for text in texts
+    ]
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_a_part_of_the_system_text_keeps_the_fields_that_the_host_gave_it(name: str) -> None:
+    """The text then stands in parts, in its order, with what else has to be told at their end."""
+    call, body = written(name, name)
+    said = body["system"] if name == "anthropic" else body["messages"][0]["content"]
+    assert said == parts("You sell screws.", "The manual.", "Be brief.")
+    assert (call.losses, call.warnings) == ((), ())
+    _, body = written("openai_compatible", "openai_compatible", output_schema={"type": "object"})
+    assert body["messages"][0]["content"][-1]["text"] == "Reply with a JSON object."
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_another_providers_fields_leave_the_system_text_one_string(name: str) -> None:
+    call, _ = written(name, "another")
+    assert "You sell screws.\\n\\nThe manual.Be brief." in call.body.decode()
+    assert b"cache_control" not in call.body
+    assert call.losses == ()
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTERS.keys() - set(IN_PARTS)))
+def test_fields_that_have_no_place_in_a_system_text_are_a_loss(name: str) -> None:
+    """Where the text is one string."""
+    call, _ = written(name, name)
+    assert b"cache_control" not in call.body
+    assert [loss.reason for loss in call.losses] == [
+        "the system text has no parts here, so that its fields can't go with it"
+    ]
+    assert "You sell screws.\\n\\nThe manual.Be brief." in call.body.decode()
+
+
+def test_a_developers_message_keeps_its_fields() -> None:
+    """Where the provider has that role, and elsewhere as a part of the system text."""
+    for name, place in (("openai", "input"), ("anthropic", "system")):
+        text = TextBlock("The manual.", ProviderRaw(name, {"cache_control": MARK}))
+        request = ask(Message(Role.DEVELOPER, (text,)), Message.user("Hi"), model=f"{name}:m")
+        body = msgspec.json.decode(ADAPTERS[name].write_request(request, stream=False).body)
+        told = body[place] if name == "anthropic" else body[place][0]["content"]
+        assert told[0]["cache_control"] == MARK
+
+
+# -- Calls and their results in the words of each wire.
+
+
+AND: JsonObject = {"type": "text", "text": "And?"}
+SENT: JsonObject = {"path": "Köln"}
+
+
+def function(call_id: str, name: str, arguments: str) -> JsonObject:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def both(wire: Wire) -> tuple[Message, ...]:
+    """Two calls, one with an id of the provider's own; results in another order, one an error; then the user."""
+    own = ToolUseBlock("tu_2", "list", {}, provider_raw=ours(wire, id="own"))
+    results = (Message.tool_result("tu_2", "two"), Message.tool_result("tu_1", "gone", is_error=True))
+    calls = (TextBlock("So"), ToolUseBlock("tu_1", "read_file", {"path": "Köln"}), own)
+    return Message.user("Go"), Message.assistant(calls), *results, Message.user("And?")
+
+
+@table(
+    row(CLAUDE, "in the user's message", {
+        "messages.1.content": [
+            {"type": "text", "text": "So"}, {"type": "tool_use", "id": "tu_1", "name": "read_file", "input": SENT},
+            {"type": "tool_use", "id": "own", "name": "list", "input": {}}],
+        "messages.2": {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "tu_1", "content": "gone", "is_error": True},
+            {"type": "tool_result", "tool_use_id": "own", "content": "two"}, AND]},
+        "messages.3": None}),
+    row(RESPONSES, "an item each", {
+        "input.2": {
+            "type": "function_call", "call_id": "tu_1", "name": "read_file", "arguments": '{"path":"Köln"}'},
+        "input.3": {"type": "function_call", "call_id": "own", "name": "list", "arguments": "{}"},
+        "input.4": {"type": "function_call_output", "call_id": "tu_1", "output": "Error: gone"},
+        "input.5": {"type": "function_call_output", "call_id": "own", "output": "two"},
+        "input.6": {"role": "user", "content": "And?"}}),
+    row(CHAT, "a message each", {
+        "messages.1": {"role": "assistant", "content": "So", "tool_calls": [
+            function("tu_1", "read_file", '{"path":"Köln"}'), function("own", "list", "{}")]},
+        "messages.2": {"role": "tool", "tool_call_id": "tu_1", "content": "Error: gone"},
+        "messages.3": {"role": "tool", "tool_call_id": "own", "content": "two"},
+        "messages.4": {"role": "user", "content": "And?"}}),
+    row(GEMINI, "a content of their own", {
+        "contents.1.parts": [
+            {"text": "So"}, {"functionCall": {"id": "tu_1", "name": "read_file", "args": SENT}},
+            {"functionCall": {"id": "own", "name": "list", "args": {}}}],
+        "contents.2": {"role": "user", "parts": [
+            {"functionResponse": {"id": "tu_1", "name": "read_file", "response": {"error": "gone"}}},
+            {"functionResponse": {"id": "own", "name": "list", "response": {"output": "two"}}}]},
+        "contents.3": {"role": "user", "parts": [{"text": "And?"}]}}, model=OLDER_GEMINI),
+    row(OLLAMA, "a message each", {
+        "messages.1": {"role": "assistant", "content": "So", "tool_calls": [
+            {"id": "tu_1", "function": {"name": "read_file", "arguments": SENT}},
+            {"id": "own", "function": {"name": "list", "arguments": {}}}]},
+        "messages.2": {"role": "tool", "content": "Error: gone", "tool_name": "read_file", "tool_call_id": "tu_1"},
+        "messages.3": {"role": "tool", "content": "two", "tool_name": "list", "tool_call_id": "own"},
+        "messages.4": {"role": "user", "content": "And?"}}),
+)  # fmt: skip
+def test_results_follow_their_calls_in_the_order_of_these(case: Case) -> None:
+    """With the calls' ids, the provider's own where it gave one; what the user says comes after them."""
+    case.check(messages=both(case.wire))
+
+
+RESULT = {
+    "anthropic": "messages.2.content.0",
+    "openai": "input.2",
+    "openai_compatible": "messages.2",
+    "gemini": "contents.2.parts.0.functionResponse.response",
+    "ollama": "messages.2",
+}
+"""The path of the only result on each wire."""
+
+CALLED = (Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", {})]))
+CUT = (CALLED[0], Message.assistant([ToolUseBlock("tu_1", "look", {}, raw_arguments='{"a": ', incomplete=True)]))
+IMAGE = ImageBlock(data=PNG)
+BAD = TextBlock("bad")
+CLAUDES: JsonObject = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG_64}}
+FOLLOWS = "The result is an image; it follows."
+RESULTS: list[tuple[Wire, str, str | tuple[TextBlock | ImageBlock, ...], bool, JsonObject]] = [
+    *[(CLAUDE, *rest) for rest in [
+        ("empty", "", False, {"content": "(no output)"}),
+        ("blank", " \n", False, {"content": "(no output)"}),
+        ("empty text", (TextBlock(""),), False, {"content": "(no output)"}),
+        ("text and image", (TextBlock("one"), IMAGE, TextBlock(" ")), False,
+         {"content": [{"type": "text", "text": "one"}, CLAUDES]}),
+        ("error", "gone", True, {"content": "gone", "is_error": True}),
+        ("silent error", "", True, {"content": FAILED_SILENTLY, "is_error": True}),
+        ("error of an image", (IMAGE,), True, {"content": FAILED_SILENTLY, "is_error": True}),
+        ("error and image", (BAD, IMAGE), True, {"content": [{"type": "text", "text": "bad"}], "is_error": True}),
+    ]],
+    *[(RESPONSES, *rest) for rest in [
+        ("error", "12°", True, {"type": "function_call_output", "call_id": "tu_1", "output": "Error: 12°"}),
+        ("error and image", (BAD, IMAGE), True, {"output": [
+            {"type": "input_text", "text": "Error: "}, {"type": "input_text", "text": "bad"},
+            {"type": "input_image", "image_url": f"data:image/png;base64,{PNG_64}", "detail": "auto"}]}),
+    ]],
+    *[(wire, "image", (IMAGE,), False, {"content": FOLLOWS}) for wire in (CHAT, OLLAMA)],
+    *[(GEMINI, *rest) for rest in [
+        ("silent error", "", True, {"error": FAILED_SILENTLY, "output": None}),
+    ]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "content", "is_error", "expected"), [(row[0], *row[2:]) for row in RESULTS],
+                         ids=[f"{row[0].name}-{row[1]}" for row in RESULTS])  # fmt: skip
+def test_a_results_content_is_what_the_wire_accepts(
+    wire: Wire, content: str | tuple[TextBlock | ImageBlock, ...], is_error: bool, expected: JsonObject
+) -> None:
+    """Nothing is sent for no content, but a failure must say something."""
+    result = Written(wire, *CALLED, Message.tool_result("tu_1", content, is_error=is_error)).at(RESULT[wire.name])
+    assert isinstance(result, dict)
+    assert {key: result.get(key) for key in expected} == expected
+
+
+@table(
+    row(CLAUDE, "cut off", {"messages.2.content": [
+        {"type": "tool_result", "tool_use_id": "tu_1", "content": NOT_EXECUTED, "is_error": True}, AND]},
+        [LOST], messages=(*CUT, Message.user("And?"))),
+    row(GEMINI, "cut off", {RESULT["gemini"]: {"error": NOT_EXECUTED}}, [LOST], messages=CUT),
+    row(GEMINI, "unanswered", {RESULT["gemini"]: {"error": NO_RESULT}}, messages=CALLED),
+)  # fmt: skip
+def test_a_call_without_a_result_is_answered(case: Case) -> None:
+    """A cancelled call would make every later request fail."""
+    case.check()
+
+
+# -- Images, sounds and documents in the words of each wire, and those that are left out.
+
+
+PDF = b"%PDF-1.7"
+PDF_64 = "JVBERi0xLjc="
+AT, PDF_AT, FILES = "https://x.test/a.webp?b=c", "https://x.test/a.pdf", "https://x.test/files/abc"
+DATA = f"data:image/png;base64,{PNG_64}"
+
+
+def seen(wire: Wire, *parts: Json) -> JsonObject:
+    """A user's message that says See, and shows these."""
+    match wire.name:
+        case "gemini":
+            return {"role": "user", "parts": [{"text": "See"}, *parts]}
+        case "ollama":
+            return {"role": "user", "content": "See", **({"images": list(parts)} if parts else {})}
+        case "openai":
+            return {"role": "user", "content": [{"type": "input_text", "text": "See"}, *parts]}
+        case _:
+            return {"role": "user", "content": [{"type": "text", "text": "See"}, *parts]}
+
+
+def claude(kind: str, media_type: str, data: str, *, block: str = "image") -> JsonObject:
+    return {"type": block, "source": {"type": kind, "media_type": media_type, "data": data}}
+
+
+def claudes_url(block: str, url: str) -> JsonObject:
+    return {"type": block, "source": {"type": "url", "url": url}}
+
+
+def inline(media_type: str, data: str) -> JsonObject:
+    return {"inlineData": {"mimeType": media_type, "data": data}}
+
+
+def file(name: str, data: str) -> JsonObject:
+    return {"type": "input_file", "filename": name, "file_data": data}
+
+
+SHOWN: list[tuple[Wire, str, ContentBlock, Json]] = [
+    *[(CLAUDE, name, block, part) for name, block, part in [
+        ("image by url", ImageBlock(url=AT), claudes_url("image", AT)),
+        ("image of no stated type", ImageBlock(data=b"\xff\xd8\xffx"), claude("base64", "image/jpeg", "/9j/eA==")),
+        ("image of a type misspelt", ImageBlock(data=b"x", media_type="image/jpg"),
+         claude("base64", "image/jpeg", "eA==")),
+        ("image as a data url", ImageBlock(url=DATA), claude("base64", "image/png", PNG_64)),
+        ("image as a plain data url", ImageBlock(url="data:image/gif,%78"), claude("base64", "image/gif", "eA==")),
+        ("pdf", DocumentBlock(data=PDF), claude("base64", "application/pdf", PDF_64, block="document")),
+        ("pdf by url", DocumentBlock(url=PDF_AT), claudes_url("document", PDF_AT)),
+        ("text", DocumentBlock(url="data:text/plain,a%20b"),
+         claude("text", "text/plain", "a b", block="document")),
+        ("markdown", DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
+         claude("text", "text/plain", "a☃", block="document")),
+    ]],
+    *[(RESPONSES, name, block, part) for name, block, part in [
+        ("image", ImageBlock(data=PNG), {"type": "input_image", "image_url": DATA, "detail": "auto"}),
+        ("image by url", ImageBlock(url=AT, detail="low"),
+         {"type": "input_image", "image_url": AT, "detail": "low"}),
+        ("pdf", DocumentBlock(data=PDF, name="report.pdf"),
+         file("report.pdf", f"data:application/pdf;base64,{PDF_64}")),
+        ("nameless", DocumentBlock(data=b"a,b", media_type="text/csv"),
+         file("document.csv", "data:text/csv;base64,YSxi")),
+        ("pdf by url", DocumentBlock(url=PDF_AT), {"type": "input_file", "file_url": PDF_AT}),
+        ("pdf as a data url", DocumentBlock(url="data:application/pdf;base64,JVBERi0x"),
+         file("document.pdf", "data:application/pdf;base64,JVBERi0x")),
+    ]],
+    *[(CHAT, name, block, {"type": "image_url", "image_url": sent}) for name, block, sent in [
+        ("image", ImageBlock(data=PNG, detail="low"), {"url": DATA, "detail": "low"}),
+        ("image by url", ImageBlock(url=AT), {"url": AT}),
+    ]],
+    *[(GEMINI, name, block, part) for name, block, part in [
+        ("image", ImageBlock(data=PNG), inline("image/png", PNG_64)),
+        ("image of a type misspelt", ImageBlock(data=b"x", media_type="image/jpg"), inline("image/jpeg", "eA==")),
+        ("image as a data url", ImageBlock(url=DATA), inline("image/png", PNG_64)),
+        ("image by url", ImageBlock(url=AT), {"fileData": {"mimeType": "image/webp", "fileUri": AT}}),
+        ("image by a url of no type", ImageBlock(url=FILES), {"fileData": {"fileUri": FILES}}),
+        ("image in a bucket", ImageBlock(url="gs://b/a", media_type="image/png"),
+         {"fileData": {"mimeType": "image/png", "fileUri": "gs://b/a"}}),
+        ("sound", AudioBlock(data=b"ID3"), inline("audio/mp3", "SUQz")),
+        ("sound of another name", AudioBlock(data=b"x", media_type="audio/x-wav"), inline("audio/wav", "eA==")),
+        ("pdf", DocumentBlock(data=PDF), inline("application/pdf", PDF_64)),
+        ("json", DocumentBlock(data=b"{}", media_type="application/json"), inline("text/plain", "e30=")),
+    ]],
+    (OLLAMA, "image", ImageBlock(data=PNG), PNG_64),
+    (OLLAMA, "image as a data url", ImageBlock(url=DATA), PNG_64),
+    (OLLAMA, "image as a plain data url", ImageBlock(url="data:image/png,%89PNG%0D%0A%1A%0A"), PNG_64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "block", "part"), [(wire, block, part) for wire, _, block, part in SHOWN],
+                         ids=[f"{wire.name}-{name}" for wire, name, *_ in SHOWN])  # fmt: skip
+def test_media_go_in_the_form_that_the_wire_has_for_them(wire: Wire, block: ContentBlock, part: Json) -> None:
+    """A data URL is taken apart where the wire's own addresses are fetched."""
+    written = Written(wire, Message.user([TextBlock("See"), block]))
+    assert written.history == [seen(wire, part)]
+    assert written.codes == []
+
+
+LEFT_OUT: list[tuple[Wire, ContentBlock]] = [
+    *[(CLAUDE, block) for block in (
+        ImageBlock(url="file:///etc/passwd"), ImageBlock(url="/etc/passwd"), ImageBlock(url="data:nothing"),
+        ImageBlock(url="data:image/png;base64,e"), ImageBlock(data=b"x", media_type="image/tiff"),
+        DocumentBlock(data=b"PK", media_type="application/zip"),
+        DocumentBlock(data=b"\xff\xfe", media_type="text/plain"),
+        DocumentBlock(data=b" ", media_type="text/plain"), DocumentBlock(url="file:///etc/passwd"),
+        DocumentBlock(url="https://x.test/a.csv", media_type="text/csv"))],
+    *[(GEMINI, block) for block in (
+        ImageBlock(data=b"GIF89a"), ImageBlock(url="data:image/gif;base64,R0lG"), ImageBlock(url="file:///etc/passwd"),
+        ImageBlock(url="data:image/png;base64,x"), AudioBlock(data=b"x", media_type="audio/midi"),
+        DocumentBlock(data=b"x", media_type="application/zip"))],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "block"), LEFT_OUT, ids=[f"{row[0].name}-{n}" for n, row in enumerate(LEFT_OUT)])
+def test_media_that_would_spoil_the_history_are_left_out_and_reported(wire: Wire, block: ContentBlock) -> None:
+    """Nothing is read from disk for a URL; a message of nothing else keeps a note."""
+    written = Written(wire, Message.user([TextBlock("See"), block]))
+    assert (written.history, written.codes) == ([seen(wire)], [LOST])
+    alone = Written(wire, Message.user([block]), Message.assistant("What?"), Message.user("This"))
+    assert "left out: it can't be shown here" in str(alone.history[0])
+    assert alone.codes == [LOST]
+
+
+REFUSED: list[tuple[Wire, ContentBlock]] = [
+    (ChatWire("ollama"), ImageBlock(url=AT)),
+    (OLLAMA, ImageBlock(url=AT)),
+    (OLLAMA, ImageBlock(url="data:image/png;base64,iVBO?Rw0KGgo=")),
+    (OLLAMA, ImageBlock(data=b"GIF89a")),
+    (OLLAMA, AudioBlock(url="data:,x")),
+    (TGI, ImageBlock(url=AT)),
+]
+
+
+@pytest.mark.parametrize(("wire", "block"), REFUSED, ids=[f"{row[0].name}-{n}" for n, row in enumerate(REFUSED)])
+def test_media_that_can_t_be_shown_are_refused_now_and_lost_later(wire: Wire, block: ContentBlock) -> None:
+    """The current turn needs them, and is refused before any network; of older ones the response tells."""
+    with pytest.raises(CapabilityError):
+        Written(wire, Message.user([TextBlock("See"), block]))
+    past = Written(wire, Message.user([TextBlock("See"), block]), Message.assistant("So."), Message.user("And?"))
+    assert past.codes == [LOST]
+    assert "x.test" not in str(past.body)

@@ -166,13 +166,7 @@ def stop(index: int) -> JsonObject:
 
 
 def ending(reason: str | None = "end_turn", usage: Json = None, **fields: Json) -> list[JsonObject]:
-    """The last two events.
-
-    Args:
-        reason: The reason why the reply stopped.
-        usage: The usage; None is ten output tokens.
-        fields: Further fields beside the reason.
-    """
+    """The last two events."""
     usage = {"output_tokens": 10} if usage is None else usage
     changed: JsonObject = {"stop_reason": reason, "stop_sequence": None, **fields}
     return [event("message_delta", delta=changed, usage=usage), event("message_stop")]

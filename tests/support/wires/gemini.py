@@ -112,14 +112,7 @@ USAGE: JsonObject = {"promptTokenCount": 20, "candidatesTokenCount": 10, "totalT
 
 
 def chunk(*parts: Json, finish: Json = None, usage: Json = None, **fields: Json) -> JsonObject:
-    """A chunk with one candidate.
-
-    Args:
-        parts: The candidate's parts.
-        finish: The candidate's finish reason.
-        usage: The counts of the chunk.
-        fields: Further fields of the candidate.
-    """
+    """A chunk with one candidate."""
     candidate: JsonObject = {"content": {"parts": list(parts), "role": "model"}, "index": 0, **fields}
     if finish is not None:
         candidate["finishReason"] = finish

@@ -137,15 +137,7 @@ def asked(wire: Wire, **changes: object) -> CanonicalRequest:
 
 
 def read_reply(wire: Wire, reply: FakeReply, *, streamed: bool, seconds: float = 60, **changes: object) -> Reading:
-    """Ask for a reply that comes as it is.
-
-    Args:
-        wire: The wire.
-        reply: The reply.
-        streamed: Whether a stream is asked for.
-        seconds: The time after which nobody listens to a stream any more.
-        changes: Fields of the request, and `config` for the adapter's.
-    """
+    """Ask for a reply that comes as it is."""
     events: list[StreamEvent] = []
 
     async def read() -> Reading:

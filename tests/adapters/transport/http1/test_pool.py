@@ -1,12 +1,14 @@
-"""Connections over real sockets, on both loops of asyncio: which are kept, which are closed, and TLS."""
+"""Connections over real sockets, on both loops of asyncio: connecting, keeping, closing, and TLS."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -15,25 +17,22 @@ import pytest
 
 from callboard.adapters.transport.http1 import client as http1_pool
 from callboard.adapters.transport.http1 import connection as http1_connection
-from callboard.adapters.transport.http1.client import Http1Transport, Pool
+from callboard.adapters.transport.http1.client import Http1Transport, Pool, connect, tls_context
 from callboard.adapters.transport.http1.connection import Connection as Made
 from callboard.adapters.transport.http1.protocol import target_of
 from callboard.adapters.transport.transport import HttpRequest, exchange, read_body
 from callboard.bus.errors import NetworkError, RequestTimeoutError
-from tests.support.certificate import local_tls
 
+from ....support.certificate import local_tls
 from ....support.http1_wire import Line, Wire
-from ....support.scripted_server import Connection, serving
-from ....support.virtual_time import Backend, backend
+from ....support.scripted_server import Connection, echo, serving
+from ....support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
+anyio_backend = runs_on("asyncio", "uvloop")
+
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
 
 
 @asynccontextmanager
@@ -51,10 +50,6 @@ def post(url: str, body: bytes = b"{}", **changes: object) -> HttpRequest:
 
 async def talk(via: Http1Transport, url: str, body: bytes = b"{}") -> bytes:
     return (await exchange(via, post(url, body)))[1]
-
-
-async def echo(connection: Connection) -> None:
-    await connection.reply(b"said " + await connection.request())
 
 
 @asynccontextmanager
@@ -394,3 +389,67 @@ async def test_an_end_without_a_good_bye_is_the_end(tls: Contexts) -> None:
         assert await read_body(reply) == b"hello"
         with pytest.raises(NetworkError):
             await exchange(via, post(f"https://127.0.0.1:{port}/"))
+
+
+# -- A connection that is given up while it is made leaves nothing behind, and touches nobody else's.
+
+
+AFTERWARDS = 20
+"""Turns of the event loop in which whatever is left of a connection would have its say."""
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def contexts(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[ssl.SSLContext, ssl.SSLContext] | None]:
+    """Those of the server and the client; None without TLS."""
+    if not request.param:
+        yield None
+        return
+    with local_tls(tmp_path) as server:
+        yield server, tls_context()
+
+
+def made() -> Made:
+    return Made("a server", lambda connection: None, lambda connection: None)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def talk_over_a_new_socket() -> None:
+    """It has the number of the socket that was closed last."""
+    ours, theirs = socket.socketpair()
+    with theirs, anyio.fail_after(5):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        await turns(AFTERWARDS)
+        theirs.send(b"heard")
+        assert await reader.readexactly(5) == b"heard"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_whoever_has_the_sockets_number_next_is_let_alone(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+) -> None:
+    """At whatever turn of the event loop it is given up: also at that which ends the handshake."""
+
+    async def silent(connection: object) -> None:
+        await anyio.sleep_forever()
+
+    server_context, client_context = contexts or (None, None)
+    async with serving(silent, tls=server_context) as server:
+        origin = target_of(server.url).origin
+        for at in range(1000):
+            task = asyncio.create_task(connect(origin, client_context, made, public_only=False))
+            await turns(at)
+            if task.done():
+                (await task).abort()
+                break
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await talk_over_a_new_socket()
+        assert 1 < at < 999

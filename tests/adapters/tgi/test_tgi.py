@@ -1,0 +1,388 @@
+"""TGI's text endpoint and messages API: requests, stop sequences, emulated tools and limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.tgi.adapter import TGIAdapter
+from callboard.adapters.providers.tgi.request import TEMPLATES, PromptTemplate, choose_template, write_request
+from callboard.adapters.providers.tgi.response import StopTrimmer
+from callboard.bus.errors import ConfigurationError, InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import StopReason, UsageSource
+
+from ...support.fake_http import HANG, FakeReply, FakeTransport, pieces
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
+from ...support.wires import WIRES
+from ...support.wires import tgi as t
+from ...support.wires.reading import read, read_pieces, read_whole
+from ...support.wires.tgi import ask, body, details, end, token
+
+pytestmark = pytest.mark.anyio
+
+Plain = dict[str, Any]
+TALK = (Message.user("Hello"), Message.assistant("Hi."), Message.user([TextBlock("And"), TextBlock("now?")]))
+
+
+PLAIN = TEMPLATES["plain"]
+
+
+def wired(
+    request: CanonicalRequest, template: PromptTemplate = PLAIN, *, max_stop: int = 4, stream: bool = False
+) -> WireCall:
+    return write_request(request, provider="tgi", template=template, max_stop=max_stop, stream=stream)
+
+
+def written(request: CanonicalRequest, template: PromptTemplate = PLAIN, **options: Any) -> Plain:
+    body: Plain = msgspec.json.decode(wired(request, template, **options).body)
+    return body
+
+
+def parameters(request: CanonicalRequest, **options: Any) -> Plain:
+    found: Plain = written(request, **options)["parameters"]
+    return found
+
+
+def codes(request: CanonicalRequest, **options: Any) -> list[str]:
+    return [warning.code for warning in wired(request, **options).warnings]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("plain", "Be brief.\n\nUser: Hello\nAssistant: Hi.\nUser: And\n\nnow?\nAssistant:"),
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+            "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nAnd\n\nnow?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "llama3",
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nHi.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nAnd\n\nnow?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+    ],
+)
+def test_prompts_by_template(name: str, expected: str) -> None:
+    """As models were trained to read them."""
+    assert written(ask(*TALK, system_prompt="Be brief."), TEMPLATES[name])["inputs"] == expected
+
+
+def test_a_template_of_ones_own() -> None:
+    """Single fields over a base; what was said is never taken for a pattern."""
+    own = choose_template({"base": "plain", "user": "Q: {text}\n", "reply": "A:", "stop": ["\nQ:"]})
+    request = ask(Message.user("{text} {x}"), stop_sequences=("END",))
+    assert written(request, own)["inputs"] == "Q: {text} {x}\nA:"
+    assert written(request, own)["parameters"]["stop"] == ["\nQ:", "END"]
+
+
+@pytest.mark.parametrize("option", ["mistral", 3, None, {"base": "x"}, {"usr": "x"}, {"stop": "x"}], ids=str)
+def test_templates_that_are_none(option: Json) -> None:
+    """Named at once."""
+    with pytest.raises(ConfigurationError, match=r"options\.template"):
+        choose_template(option)
+
+
+def test_only_text_is_sent() -> None:
+    """Older images, and others' reasoning, are reported as lost."""
+    image = ImageBlock(url="https://example.com/a.png")
+    thought = ThinkingBlock("Hm.", provider_raw=ProviderRaw("ollama", {}))
+    past = ask(Message.user([image, TextBlock("?")]), Message.assistant([thought, TextBlock("So.")]), TALK[0])
+    assert codes(past) == ["content_dropped"] * 2
+    assert written(past)["inputs"] == "User: ?\nAssistant: So.\nUser: Hello\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"temperature": 0.0}, {"do_sample": False}),  # zero is refused
+        ({"temperature": 0.7}, {"do_sample": True, "temperature": 0.7}),
+        ({"top_p": 0.9}, {"top_p": 0.9}),
+        ({"top_p": 1.0}, {}),  # means nothing, and is refused
+        ({"seed": 7, "frequency_penalty": 0.5}, {"seed": 7, "frequency_penalty": 0.5}),
+        ({"reasoning_effort": "none"}, {}),
+    ],
+)
+def test_sampling_as_the_server_accepts_it(changes: Plain, expected: JsonObject) -> None:
+    """Without a warning, for nothing else is meant."""
+    request = ask(**changes)
+    sent = parameters(request)
+    for name in ("max_new_tokens", "details", "return_full_text", "stop"):
+        del sent[name]
+    assert sent == expected
+    assert codes(request) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"presence_penalty": 1.0}, {"verbosity": "low"}, {"user": "u"}, {"reasoning_effort": "high"}],
+    ids=str,
+)
+def test_what_the_server_doesn_t_know_is_left_out_with_a_warning(changes: Plain) -> None:
+    """It only tunes the reply."""
+    assert codes(ask(**changes)) == ["parameter_dropped"]
+    assert parameters(ask(**changes)) == parameters(ask())
+
+
+def test_the_templates_stops_come_first() -> None:
+    """Without them the model would go on for the user; what is beyond the server's limit is left out."""
+    request = ask(stop_sequences=("A", "B", "", "C", "D"))
+    assert parameters(request)["stop"] == ["\nUser:", "A", "B", "C"]
+    assert codes(request) == ["parameter_dropped"]
+    assert codes(request, max_stop=5) == []
+
+
+def test_details_are_not_the_hosts_to_leave_out() -> None:
+    """Without them the reply has no usage."""
+    with pytest.raises(InvalidRequestError, match="'details'"):
+        wired(ask(provider_options={"tgi": {"details": False}}))
+
+
+@settings(max_examples=60)
+@given(
+    st.text(min_size=1, max_size=12).filter(lambda text: text.strip() and "User:" not in text),
+    st.integers(0, 2000),
+)
+def test_a_reply_survives_the_round_trip(text: str, cut: int) -> None:
+    """What the model said stands in the next prompt as it was, but for the space before it."""
+    data = body(*map(token, text), end(text, details()))
+    said = read_pieces(WIRES[5], pieces(data, [1 + cut % (len(data) - 1)])).reply.text
+    sent = written(ask(Message.user("Hi"), Message.assistant(said), Message.user("And?")))["inputs"]
+    assert sent == f"User: Hi\nAssistant: {text.lstrip()}\nUser: And?\nAssistant:"
+
+
+# -- Stop sequences of TGI, which the server leaves at the end of the text.
+
+
+TGI = WIRES[5]
+
+
+@pytest.mark.parametrize(
+    ("asked", "generated", "reason", "text", "expected"),
+    [
+        ((), "Hi.\nUser:", "stop_sequence", "Hi.", StopReason.END_TURN),  # the template's own stop
+        (("END",), "Hi.END", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
+        (("END", "DEND"), "Hi.DEND", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
+        (("END",), "Hi.END", "length", "Hi.END", StopReason.MAX_TOKENS),  # it was no stop
+        (("END",), "Hi.EN", "eos_token", "Hi.EN", StopReason.END_TURN),
+        (("END",), "Hi. ENDEAVOUR", "eos_token", "Hi. ENDEAVOUR", StopReason.END_TURN),
+        (("END",), "Hi.", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),  # cut off by the server already
+        ((), "Hi.", "tired", "Hi.", StopReason.PROVIDER_SPECIFIC),
+        (("END",), "END", "stop_sequence", "", StopReason.STOP_SEQUENCE),
+    ],
+)
+def test_stop_sequences_are_no_text(
+    asked: tuple[str, ...], generated: str, reason: str, text: str, expected: StopReason
+) -> None:
+    """However the tokens cut them; streamed and whole are the same."""
+    last = t.end(generated, t.details(reason))
+    for reading in (
+        read(TGI, *map(t.token, generated), last, stop_sequences=asked),
+        read(TGI, t.token(generated), last, stop_sequences=asked),
+        read_whole(TGI, {"generated_text": generated, "details": t.details(reason)}, stop_sequences=asked),
+    ):
+        reply = reading.reply
+        assert (reply.text, reply.stop_reason, reply.raw_stop_reason) == (text, expected, reason)
+
+
+def test_a_stop_is_recognised_without_details() -> None:
+    """At the end of the text, where the template's own stands."""
+    assert read_whole(TGI, {"generated_text": "Hi\nUser:"}).reply.stop_reason is StopReason.END_TURN
+
+
+@given(
+    st.lists(st.text(alphabet="abX\n", max_size=4), max_size=8),
+    st.lists(st.text(alphabet="abX\n", min_size=1, max_size=4), max_size=4),
+    st.booleans(),
+)
+def test_trimming_loses_nothing_but_the_stop(parts: list[str], stops: list[str], stopped: bool) -> None:
+    """What is shown, and the stop, are the text; and no stop is left at its end."""
+    trimmer = StopTrimmer(stops)
+    shown = "".join(trimmer.feed(part) for part in parts)
+    rest, stop = trimmer.finish(stopped=stopped)
+    text = "".join(parts)
+    assert shown + rest + (stop or "") == text
+    ends = [one for one in stops if text.endswith(one)]
+    assert stop == (max(ends, key=len) if stopped and ends else None)
+
+
+# -- The adapter over a scripted server: emulated tools and limits; and TGI's messages API.
+
+
+JSON = {"content-type": "application/json"}
+LOOK = ToolDefinition(
+    "look", "Look at it", {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+)
+
+
+def answer(value: Json, status: int = 200, **headers: str) -> FakeReply:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return FakeReply(msgspec.json.encode(value), status=status, headers={**JSON, **named})
+
+
+def generated(text: str, **headers: str) -> FakeReply:
+    return answer({"generated_text": text, "details": details(input_length=None)}, **headers)
+
+
+def made(*replies: FakeReply, **config: object) -> tuple[TGIAdapter, FakeTransport]:
+    transport = FakeTransport(*replies)
+    adapter = TGIAdapter(AdapterConfig(**config), transport=transport, clock=FakeClock())  # type: ignore[arg-type]
+    return adapter, transport
+
+
+def sent(transport: FakeTransport, number: int = -1) -> JsonObject:
+    found: JsonObject = msgspec.json.decode(transport.requests[number].body)
+    return found
+
+
+async def test_a_plain_call() -> None:
+    """The prompt's size stands in the head of a whole reply."""
+    adapter, transport = made(generated(" Hi.", x_prompt_tokens="12"), api_key="hf_12345")
+    response = await adapter.complete(ask())
+    assert (response.text, response.stop_reason, response.model) == ("Hi.", StopReason.END_TURN, "tgi:any")
+    usage = response.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.source) == (12, 4, UsageSource.REPORTED)
+    (request,) = transport.requests
+    assert (request.method, request.url) == ("POST", "http://localhost:8080/generate")
+    assert request.headers["authorization"] == "Bearer hf_12345"
+
+
+@pytest.mark.parametrize("said", ["", "-1", "many", "9" * 30, "٣"])
+async def test_a_head_that_makes_no_sense_is_none(said: str) -> None:
+    """Then the prompt's size is estimated."""
+    adapter, _ = made(generated("Hi.", x_prompt_tokens=said))
+    assert (await adapter.complete(ask())).usage.source is UsageSource.ESTIMATED
+
+
+async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_its_model() -> None:
+    adapter, _ = made(generated("Hi."))
+    request = ask(Message.user("人工智能正在改变企业做出决策的方式。" * 20), model="tgi:Qwen/Qwen3-8B")
+    usage = (await adapter.complete(request)).usage
+    assert usage.input_tokens == adapter.estimate_input_tokens(request.messages, model="Qwen/Qwen3-8B")
+    assert usage.input_tokens != adapter.estimate_input_tokens(request.messages)
+
+
+def decided(value: Json) -> FakeReply:
+    return generated(msgspec.json.encode(value).decode())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_tool_is_called_by_a_grammar(streamed: bool) -> None:
+    """The tools stand in the prompt, the reply is held to a call or an answer, and a warning says what it is."""
+    adapter, transport = made(decided({"tool": "look", "arguments": {"at": 3}}))
+    response: CanonicalResponse | None
+    if streamed:
+        stream = adapter.stream(ask(tools=(LOOK,)))
+        last = check_stream([event async for event in stream])
+        response = stream.response
+        assert last.stop_reason is StopReason.TOOL_USE
+    else:
+        response = await adapter.complete(ask(tools=(LOOK,)))
+    assert response is not None
+    (use,) = response.tool_uses
+    assert (use.name, use.input, response.stop_reason) == ("look", {"at": 3}, StopReason.TOOL_USE)
+    assert [warning.code for warning in response.warnings if warning.code != "usage_estimated"] == [
+        "tools_emulated"
+    ]
+    request = sent(transport)
+    assert "- look: Look at it" in request["inputs"]
+    kinds = request["parameters"]["grammar"]["value"]["anyOf"]
+    assert [next(iter(kind["properties"])) for kind in kinds] == ["tool", "answer"]
+
+
+async def test_an_answer_instead_of_a_call_is_text() -> None:
+    """And a choice can be forced."""
+    adapter, transport = made(decided({"answer": "Rain."}), decided({"tool": "look", "arguments": {}}))
+    assert (await adapter.complete(ask(tools=(LOOK,)))).text == "Rain."
+    await adapter.complete(ask(tools=(LOOK,), tool_choice=ToolChoice("named", "look")))
+    assert sent(transport)["parameters"]["grammar"]["value"]["required"] == ["tool", "arguments"]
+
+
+async def test_a_call_and_its_result_are_told_in_words() -> None:
+    """The turn after a result asks for an answer, which streams."""
+    reply = FakeReply(body(token(" It rains."), end(" It rains.", details())))
+    adapter, transport = made(reply)
+    history = (
+        Message.user("How is it?"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {"at": 3})]),
+        Message.tool_result("tu_1", "Rain"),
+    )
+    last = check_stream([event async for event in adapter.stream(ask(*history, tools=(LOOK,)))])
+    assert last.final_content == (TextBlock("It rains."),)
+    request = sent(transport)
+    assert "grammar" not in request["parameters"]
+    assert request["inputs"] == (
+        "User: How is it?\nAssistant: I will use the tool look (at: 3).\n"
+        "User: The tool look returned: Rain\n\nNow answer the question in plain words.\nAssistant:"
+    )
+
+
+async def test_the_servers_limits_are_asked_for_at_the_start() -> None:
+    """Without an answer, cautious ones stand; nothing fails."""
+    adapter, transport = made(answer({"model_id": "x", "max_input_tokens": 7000, "max_total_tokens": 8192}))
+    await adapter.initialize()
+    assert transport.requests[0].url.endswith("/info")
+    can = adapter.get_capabilities("any")
+    assert (can.max_context_tokens, can.max_output_tokens) == (8192, 8192)
+    assert (can.supports_tools, can.supports_parallel_tool_calls, can.supports_images) == (True, False, False)
+    for reply in (answer([]), answer({"max_total_tokens": "many"}), answer({}, 404), FakeReply(b"<html>"),
+                  FakeReply(wait=HANG)):  # fmt: skip
+        adapter, _ = made(reply)
+        await adapter.initialize()
+        assert adapter.get_capabilities("any").max_context_tokens == 4096
+
+
+async def test_a_reply_gets_no_more_room_than_there_is() -> None:
+    """Prompt and limit together must fit the server's window, however little the model would say."""
+    adapter, transport = made(answer({"max_total_tokens": 1000}), generated("Hi."), generated("Hi."))
+    await adapter.initialize()
+    response = await adapter.complete(ask(max_output_tokens=1000))
+    room = sent(transport)["parameters"]["max_new_tokens"]
+    assert 900 < room < 1000
+    assert "parameter_changed" in [warning.code for warning in response.warnings]
+    await adapter.complete(ask(Message.user("word " * 2000), max_output_tokens=100))
+    assert sent(transport)["parameters"]["max_new_tokens"] == 100  # too long in any case: the server says so
+
+
+@pytest.mark.parametrize("options", [{"template": "x"}, {"templates": "plain"}, {"max_stop": "x"}], ids=str)
+def test_options_that_make_no_sense(options: JsonObject) -> None:
+    """Named at once."""
+    with pytest.raises(ConfigurationError):
+        made(options=options)
+
+
+async def test_the_messages_api_is_chat_completions_with_quirks() -> None:
+    """The schema goes as the format's value; a reply with a call ends with ``stop`` all the same."""
+    function: JsonObject = {"name": "look", "arguments": '{"at":3}'}
+    message: JsonObject = {
+        "role": "assistant",
+        "tool_calls": [{"id": "0", "type": "function", "function": function}],
+    }
+    usage: JsonObject = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+    choice: JsonObject = {"index": 0, "message": message, "finish_reason": "stop"}
+    transport = FakeTransport(answer({"id": "", "model": "m", "choices": [choice], "usage": usage}))
+    adapter = OpenAICompatibleAdapter(
+        AdapterConfig(base_url="http://localhost:8080", options={"quirks": "tgi"}), name="tgi", transport=transport
+    )
+    schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    request = ask(tools=(LOOK,), output_schema=schema, parallel_tool_calls=True, reasoning_effort="low")
+    response = await adapter.complete(request)
+    assert response.stop_reason is StopReason.TOOL_USE
+    assert response.tool_uses[0].input == {"at": 3}
+    assert sent(transport)["response_format"] == {"type": "json_object", "value": schema}
+    assert [warning.code for warning in response.warnings] == ["parameter_dropped"] * 2
