@@ -25,8 +25,8 @@ from callboard.bus import (
     ToolDefinition,
 )
 from callboard.engine import Engine, ModelChoice, Requirements, Session, Tool
-from callboard.engine.routing.model_choice import Model
-from callboard.engine.sessions.state import SessionState, configured, model_of
+from callboard.engine.routing.model_choice import Model, model_of
+from callboard.engine.sessions.state import SessionState, configured
 from callboard.tracestore import Capture, PriceTable, TraceStore
 from callboard.tracestore.writing.captured import bodies_of_setup, setup_of
 from callboard.tracestore.writing.spill import SpillFile

@@ -17,8 +17,9 @@ from callboard.engine.cli import main
 from callboard.tracestore import PriceRow, PriceTable, TraceStore
 from tests.support.engines import running
 from tests.support.scripted import Say
-from tests.tracestore.contract.test_unknown_costs import COUNTS, a_faulty_day
 from tests.tracestore.trace_making import Maker
+
+from ..tracestore.contract.test_queries import COUNTS, a_faulty_day
 
 pytestmark = pytest.mark.anyio
 
