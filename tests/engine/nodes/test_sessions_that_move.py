@@ -37,11 +37,6 @@ from ...support.scripted import Say
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-
-
 def texts(session: Any) -> list[str]:
     return [message.text for message in session.messages]
 

@@ -36,11 +36,6 @@ COSTS = 10 * 1000 + 5 * 2000
 """What it does cost."""
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-
-
 async def a_moment() -> None:
     await anyio.sleep(0.5)
 
