@@ -40,15 +40,15 @@ PAGES = [
 
 CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",
-    "embeddings.md": "tests/test_embeddings_page.py",
-    "generate.md": "tests/test_generate_page.py",
+    "embeddings.md": "tests/test_guide_pages.py",
+    "generate.md": "tests/test_guide_pages.py",
     "how-to/background.md": "tests/engine/operations/test_background_page.py",
-    "how-to/batches.md": "tests/test_batches_page.py",
-    "media.md": "tests/test_media_page.py",
-    "objects.md": "tests/test_objects_page.py",
+    "how-to/batches.md": "tests/test_guide_pages.py",
+    "media.md": "tests/test_guide_pages.py",
+    "objects.md": "tests/test_guide_pages.py",
     "routing.md": "tests/test_guide_pages.py",
     "sessions.md": "tests/test_guide_pages.py",
-    "tools.md": "tests/test_tools_docs.py",
+    "tools.md": "tests/test_guide_pages.py",
     "trace.md": "tests/test_guide_pages.py",
 }
 """Pages whose functions are called by tests of their own, and where."""

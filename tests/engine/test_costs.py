@@ -1,7 +1,11 @@
-"""What stored calls cost, asked without an engine."""
+"""Costs of calls: stated, computed, unknown, booked early, and prices that change."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -10,15 +14,52 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.bus import ConfigurationError, StoreError
-from callboard.bus.clock import SYSTEM_CLOCK
-from callboard.engine import costs, costs_sync, reprice, reprice_sync
+from callboard import AdapterEntry, JsonObject, ModelEntry
+from callboard.adapters import (
+    AdapterConfig,
+    CanonicalRequest,
+    Message,
+    NetworkError,
+    StopReason,
+    TokenUsage,
+    UsageSource,
+)
+from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedReply
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import (
+    AdapterError,
+    CancelledError,
+    ConfigurationError,
+    Cost,
+    CostSource,
+    LlmCallCompleted,
+    LlmCallFailed,
+    Lossless,
+    ServerError,
+    SessionTurnCompleted,
+    StoreError,
+)
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.streams.events import MessageStart, StreamEvent, TextDelta
+from callboard.engine import Engine, costs, costs_sync, reprice, reprice_sync
+from callboard.engine import pricing as price_watch
+from callboard.engine.cli import main
 from callboard.engine.functions import functions
+from callboard.engine.models.registry import published_name
 from callboard.tracestore import CallFilter, PriceTable, TraceStore
 from callboard.tracestore.prices.rows import PriceRow
-from tests.tracestore.trace_making import Maker
+
+from ..support.engines import running, said, serving
+from ..support.present import present
+from ..support.scripted import Say, adapter_type
+from ..tracestore.contract.test_queries import COUNTS, a_faulty_day
+from ..tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
+
+
+# What stored calls cost, asked without an engine.
+
 
 OPUS = "anthropic:claude-opus-4-6"
 NOW_US = SYSTEM_CLOCK.now_us()
@@ -117,3 +158,373 @@ def test_code_without_a_loop_asks_the_same(trace: Path, monkeypatch: pytest.Monk
     (row,) = costs_sync(by="model", since="1h", where=CallFilter(provider="openai"))
     assert (row["model"], row.usd) == ("openai:gpt-5", Decimal("0.000001234"))
     assert functions._of_loops == {}
+
+
+# What a provider says that a call cost is its cost, on every surface; what the table gives stands beside it.
+
+
+TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
+STATED = TokenUsage(10, 5, reported_cost_nano_usd=7)
+COST = Cost(7, CostSource.PROVIDER, TABLE.version, None, 10 * 1000 + 5 * 2000)
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+async def test_a_stated_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: bool) -> None:
+    """In the event, the message, the store and its sums, whether the reply was streamed or not."""
+    async with running(Say("one", usage=STATED), store=tmp_path / "t.db", prices=TABLE) as (engine, events):
+        session = engine.session("s:m")
+        message = await said(session, "Hi", streamed=streamed)
+        await engine.flush()
+        assert engine.store is not None
+        (row,), (total,) = await engine.store.calls(), await engine.store.costs(by=())
+        (ended,) = [e.data for e in events.take() if isinstance(e.data, LlmCallCompleted)]
+    assert ended.cost == present(message.metadata).cost == row.cost == row.at_call_time == COST
+    assert (total.cost_nano_usd, total.at_call_time_nano_usd) == (7, 7)
+
+
+async def test_a_call_that_failed_costs_what_the_provider_stated(tmp_path: Path) -> None:
+    """A gateway bills what it passed on before it broke; that figure counts as well."""
+    failure = ServerError("broke off")
+    failure.usage = STATED
+    async with running(Say(fails=failure), store=tmp_path / "t.db", prices=TABLE) as (engine, events):
+        with pytest.raises(ServerError):
+            await engine.session("s:m").send("Hi")
+        await engine.flush()
+        (row,) = await present(engine.store).calls()
+        (ended,) = [e.data for e in events.take() if isinstance(e.data, LlmCallFailed)]
+    assert ended.cost == row.cost == COST
+
+
+async def test_a_stated_cost_of_nothing_is_a_cost(tmp_path: Path) -> None:
+    """Zero is a figure like any other, and not a missing one."""
+    free = TokenUsage(10, 5, reported_cost_nano_usd=0)
+    async with running(Say("one", usage=free), store=tmp_path / "t.db", prices=TABLE) as (engine, _):
+        message = await engine.session("s:m").send("Hi")
+    assert message.metadata is not None
+    assert message.metadata.cost == Cost(0, CostSource.PROVIDER, TABLE.version, None, COST.computed_nano_usd)
+
+
+# A call of which nobody knows what it used: a budget, a turn and its events say so, and never nothing.
+
+
+MOST = 16_384
+WORST_NANO = 10 * 1000 + MOST * 2000
+"""One message of 10 tokens, and all the output that it may have."""
+
+
+async def test_a_turn_says_how_much_of_its_cost_is_known(tmp_path: Path) -> None:
+    """The sum of a turn whose call got no answer is no zero: its event has the counts, and no amount."""
+    async with running(Say(fails=NetworkError("dropped")), prices=TABLE) as (engine, events):
+        with pytest.raises(NetworkError):
+            await engine.session("s:m").send("Hi")
+        seen = [envelope.data for envelope in events.take()]
+    (failed,) = [event for event in seen if isinstance(event, LlmCallFailed)]
+    (turn,) = [event for event in seen if isinstance(event, SessionTurnCompleted)]
+    assert turn.attempts == turn.calls == 1
+    assert turn.estimated + turn.unknown == 1
+    assert (turn.cost_nano_usd is None) == (failed.usage is None)
+
+
+async def test_a_result_says_what_its_sum_is_made_of() -> None:
+    """The total of `generate` has the counts beside it."""
+    async with running(Say("one"), prices=TABLE) as (engine, _):
+        result = await engine.generate("s:m", "Hi")
+    assert result.total_cost.nano_usd == result.cost_sum.nano_usd == 20_000
+    assert (result.cost_sum.calls, result.cost_sum.complete) == (1, True)
+
+
+# -- Every command, over a file that a faulty day has filled
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What `callboard` prints, in this process, of a trace of a faulty day."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "180")
+
+    async def fill() -> None:
+        async with TraceStore(tmp_path / "trace.db") as store:
+            await a_faulty_day(store, Maker())
+
+    anyio.run(fill)
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_commands_say_unknown_and_never_nothing(command: Callable[..., str], tmp_path: Path) -> None:
+    """As tables, as JSON, as CSV and as a page."""
+    for name, value in {"cost": "--by", "stats": "--by"}.items():
+        (row,) = json.loads(f"[{command(name, value, 'total', '--json')}]")
+        assert {count: row[count] for count in ("estimated", "unpriced", "unknown")} == {
+            count: COUNTS[count] for count in ("estimated", "unpriced", "unknown")
+        }
+        (listed,) = csv.DictReader(io.StringIO(command(name, value, "total", "--csv")))
+        assert listed["unknown"] == "5"
+    assert "5 calls of unknown cost, and in no sum" in command("cost")
+    assert "5 attempts of unknown usage" in command("stats")
+    assert "+ 1 unpriced + 5 unknown" in command("sessions")
+    assert "+ 1 unpriced + 5 unknown" in command("traces")
+    assert command("traces", "--unknown", "--json").count("\n") == 5
+    (session,) = json.loads(f"[{command('sessions', '--json')}]")
+    assert session["unknown"] == 5
+    (tmp_path / "p.yaml").write_text("label: later\nprices:\n  - {model: 'openai:*', input: 2, output: 2}\n")
+    reprice = ("reprice", "--prices", str(tmp_path / "p.yaml"), "--dry-run")
+    assert "5 calls of unknown cost, and in no sum" in command(*reprice)
+    assert [row["unknown"] for row in csv.DictReader(io.StringIO(command(*reprice, "--csv")))] != []
+    command(*reprice, "--html", str(tmp_path / "page.html"))
+    assert "Of 5 calls more not even the usage is known." in (tmp_path / "page.html").read_text()
+
+
+# What an engine books for calls that did not come to their end: in the error, in the events, in the turn.
+
+
+EARLY_PRICES = PriceTable([PriceRow(model="s:*", input=1_000_000, output=100_000_000)])
+SAID = "word " * 200
+
+
+def failures(events: list[object]) -> list[LlmCallFailed]:
+    return [event for event in events if isinstance(event, LlmCallFailed)]
+
+
+class Unmetered:
+    """An adapter of somebody else's: it knows nothing of usage, and is crude."""
+
+    def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.name = name
+        self._inner = ScriptedAdapter(config, name=name, clock=clock, replies=["never"])
+        self.capabilities = self._inner.capabilities
+        self.get_capabilities = self._inner.get_capabilities
+        self.estimate_input_tokens = self._inner.estimate_input_tokens
+
+    async def complete(self, request: CanonicalRequest, **_: object) -> object:
+        raise LookupError("a bug")
+
+    def stream(self, request: CanonicalRequest, **_: object) -> _Crashing:
+        return _Crashing(request.message_id)
+
+    async def cancel(self, request_id: str) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+class _Crashing:
+    response = None
+
+    def __init__(self, message_id: str) -> None:
+        self._message_id = message_id
+
+    async def __aenter__(self) -> _Crashing:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        yield MessageStart(self._message_id, "m", "s")
+        yield TextDelta(SAID, 0, self._message_id)
+        await anyio.sleep(1)
+        raise LookupError("a bug")
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_an_adapter_that_crashes_and_counts_nothing_is_booked_by_estimate(streamed: bool) -> None:
+    """What was sent, and what had come; and the meter had said the same."""
+    async with Engine(models=serving(s=adapter_type(Unmetered)), trace=False, prices=EARLY_PRICES) as engine:
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        stream = engine.stream("s:m", "Hi") if streamed else None
+        with pytest.raises(AdapterError, match="a bug") as caught:
+            if stream is None:
+                await engine.generate("s:m", "Hi")
+            else:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        meter = stream.usage_so_far.usage
+        (end,) = failures([envelope.data for envelope in events.take()])
+        usage = caught.value.usage
+        assert usage is not None
+        assert (usage, caught.value.cost) == (end.usage, end.cost)
+        assert usage.source is UsageSource.ESTIMATED
+        assert usage.input_tokens > 0
+        assert (usage.output_tokens > 100) is streamed
+        assert not streamed or meter == usage
+
+
+async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
+    """Each attempt has usage and cost in its event, and no sum leaves one out."""
+
+    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ScriptedAdapter:
+        broken = ScriptedReply("a part", usage=TokenUsage(700, 1), stop=StopReason.ERROR)
+        fine = ScriptedReply("Fine.", usage=TokenUsage(10, 5))
+        return ScriptedAdapter(config, name=name, clock=clock, replies=[broken, broken, fine])
+
+    async with Engine(models=serving(s=adapter_type(make)), trace=False, prices=EARLY_PRICES) as engine:
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        result = await engine.generate("s:m", "Hi")
+        failed = failures([envelope.data for envelope in events.take()])
+    assert [end.will_retry for end in failed] == [True, True]
+    for end in failed:
+        assert end.usage is not None
+        assert (end.usage.input_tokens, end.usage.source) == (700, UsageSource.PARTIAL)
+        assert end.cost is not None
+    nano = [end.cost.nano_usd for end in failed if end.cost is not None]
+    assert result.total_cost.nano_usd == sum(each or 0 for each in nano) + 10 * 1_000 + 5 * 100_000
+
+
+async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
+    """Its error says so: a provider bills nothing for an error that it answers with."""
+    async with running(Say(fails=ServerError("busy", provider_status=503)), prices=EARLY_PRICES) as (engine, _):
+        with pytest.raises(ServerError) as caught:
+            await engine.generate("s:m", "Hi")
+        assert caught.value.usage is None
+        assert caught.value.cost is not None
+        assert (caught.value.cost.usd, caught.value.cost.reason) == (
+            0,
+            "a provider bills nothing for an error that it answers with",
+        )
+
+
+async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
+    """It waited for its slot: nothing was sent, and that is known; the meter says the same."""
+    held = anyio.Event()
+    async with running(Say("Fine.", pause=held.wait), Say("never"), prices=EARLY_PRICES) as (engine, events):
+        first, second = engine.session("s:m"), engine.session("s:m")
+        caught: list[CancelledError] = []
+
+        async def waits() -> None:
+            with pytest.raises(CancelledError) as cancelled:
+                await second.send("Hi")
+            caught.append(cancelled.value)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(first.send, "Hi")
+            await anyio.sleep(1)
+            slots = engine._runtime.adapters["s"].slots
+            while slots.try_acquire():
+                pass
+            group.start_soon(waits)
+            await anyio.sleep(1)
+            await second.cancel()
+            await anyio.sleep(1)
+            held.set()
+        (error,) = caught
+        (end,) = failures([envelope.data for envelope in events.take()])
+        assert error.usage == NOTHING_USED
+        assert error.cost == end.cost == Cost(0, CostSource.COMPUTED, None, "nothing was sent")
+        assert end.usage is None
+
+
+async def test_the_message_of_a_cancelled_turn_has_what_it_used_and_cost() -> None:
+    async with running(Say(SAID, SAID, pause=lambda: anyio.sleep(2)), prices=EARLY_PRICES) as (engine, _):
+        session = engine.session("s:m")
+        async with anyio.create_task_group() as group:
+
+            async def cancelled() -> None:
+                with pytest.raises(CancelledError):
+                    async with session.stream("Hi") as turn:
+                        await turn.message()
+
+            group.start_soon(cancelled)
+            await anyio.sleep(3)
+            await session.cancel()
+        kept: Message = session.messages[-1]
+        assert kept.text == SAID
+        assert kept.metadata is not None
+        assert kept.metadata.usage.source is UsageSource.PARTIAL  # the script says its usage at its start
+        assert kept.metadata.usage.output_tokens > 100
+        assert kept.metadata.cost.nano_usd is not None
+        assert kept.metadata.cost.nano_usd > 100 * 100_000
+
+
+# Whose published prices an adapter's models have.
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "url", "options", "prices_as", "expected"),
+    [
+        ("anthropic", "anthropic", None, {}, None, None),
+        ("work", "anthropic", None, {}, None, "anthropic:m"),
+        ("work", "anthropic", None, {}, "azure", "azure:m"),
+        ("work", "anthropic", "https://proxy.example/v1", {}, None, "anthropic:m"),
+        ("work", "openai_compatible", "https://openrouter.ai/api/v1", {}, None, "openrouter:m"),
+        ("work", "openai_compatible", "https://proxy.example", {"quirks": "groq"}, None, "groq:m"),
+        ("work", "openai_compatible", "https://proxy.example", {}, None, None),
+        ("box", "ollama", None, {}, None, "ollama:m"),
+        ("box", "openai_compatible", "http://localhost:1234/v1", {}, None, "local:m"),
+    ],
+)
+def test_it_is_the_setting_the_address_or_the_type(
+    name: str, kind: str, url: str | None, options: JsonObject, prices_as: str | None, expected: str | None
+) -> None:
+    """In this order; a type that many servers share says nothing."""
+    config = AdapterConfig(base_url=url, options=options)
+    adapter = AdapterEntry(name=name, type=kind, config=config, prices_as=prices_as)
+    assert published_name(adapter, ModelEntry(id="x:y", adapter=name, wire_name="m")) == expected
+
+
+def test_a_vendors_model_behind_any_address_has_the_vendors_prices() -> None:
+    """The trace keeps under which name; a model that no vendor's table has stays unpriced."""
+    config = AdapterConfig(api_key="k", base_url="http://127.0.0.1:9/v1")
+    gateway = AdapterEntry(name="gateway", type="openai_compatible", config=config)
+    known = ModelEntry(id="gateway:gpt-5.2", adapter="gateway", wire_name="gpt-5.2")
+    assert published_name(gateway, known) == "openai:gpt-5.2"
+    assert published_name(gateway, ModelEntry(id="gateway:mine", adapter="gateway", wire_name="mine")) is None
+
+
+# A repricing by somebody else reaches live messages.
+
+
+DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=9_000_000)], "dear")
+
+
+async def test_a_repricing_by_another_store_is_noticed_at_the_next_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live messages show the new cost and the event is published, for the way there and for the way back."""
+    monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
+    path = tmp_path / "trace.db"
+    async with running(*[Say("Hello")] * 4, store=path) as (engine, _):
+        session = engine.session("s:m")
+        with engine.bus.subscribe("pricing.repriced") as events:
+            await session.send("one")
+            await session.send("two")
+            await engine.flush()
+            async with TraceStore(path) as other:
+                await other.reprice(DEAR)
+            await session.send("three")
+            with anyio.fail_after(20):
+                envelope = await anext(events)
+            assert (envelope.data.pricing_version, envelope.data.calls) == (DEAR.version, 2)
+            assert engine.prices != DEAR, "new calls have the prices of this engine"
+            first = session.messages[1].metadata
+            assert present(first).pricing_version == DEAR.version
+            await engine.undo_reprice()
+            with anyio.fail_after(20):
+                envelope = await anext(events)
+            assert (envelope.data.pricing_version, envelope.data.calls) == ("", 0)
+            first = session.messages[1].metadata
+            assert present(first).pricing_version != DEAR.version
+
+
+async def test_looks_are_a_second_apart(tmp_path: Path) -> None:
+    """However many turns begin."""
+
+    class Still:
+        now = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now
+
+    clock = Still()
+    watch = price_watch.PriceWatch(TraceStore(tmp_path / "trace.db"), clock)  # type: ignore[arg-type]
+    assert [watch.due() for _ in range(3)] == [True, False, False]
+    clock.now = 1_000_000_000
+    assert [watch.due() for _ in range(2)] == [True, False]

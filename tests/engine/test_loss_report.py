@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from callboard import Engine, ModelRegistry, RequestLoss, RequestPreview, Session, tool
+from callboard import (
+    CallboardError,
+    CancelledError,
+    ModelRegistry,
+    RequestLoss,
+    RequestPreview,
+    Session,
+    WrongLoop,
+    tool,
+)
 from callboard.adapters import (
     AdapterConfig,
     AdapterError,
@@ -18,12 +30,14 @@ from callboard.adapters import (
     OpenAIAdapter,
     OpenAICompatibleAdapter,
     Role,
+    StopReason,
 )
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.bus import Clock
 from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
@@ -36,13 +50,18 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from tests.support.engines import entry, model, registry, serving
-from tests.support.fake_http import FakeReply, FakeTransport
-from tests.support.scripted import Say, adapter_type
-from tests.support.virtual_time import runs_on
+from callboard.engine import Engine
+
+from ..support.engines import entry, model, registry, serving
+from ..support.fake_http import FakeReply, FakeTransport
+from ..support.scripted import ADD, Say, adapter_type
+from ..support.virtual_time import runs_on
+from ..support.wires import responses as r
+from .slow_engines import WAYS, an_engine, drained
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
+
 
 INTERACTIONS = "interactions:gemini-3-pro-preview"
 CLAUDE, GPT, GEMINI = "claude:claude-opus-4-6", "gpt:gpt-5.2", "gemini:gemini-3-pro-preview"
@@ -335,3 +354,191 @@ async def test_what_a_preview_shows_is_what_a_turn_sends(name: str) -> None:
     [sent] = [request for request in transport.requests if request.method == "POST"][-1:]
     assert json.loads(sent.body) == json.loads(preview.body)
     assert sent.url.endswith(preview.path)
+
+
+# A turn of a model whose provider's own tools ask the host to act, over the Responses API.
+
+
+MAY_I: JsonObject = {
+    "type": "mcp_approval_request",
+    "id": "mcpr_1",
+    "name": "pay",
+    "server_label": "shop",
+    "arguments": "{}",
+}
+YOU_MAY: JsonObject = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+PAID: JsonObject = {"type": "mcp_call", "id": "mcp_1", "name": "pay", "server_label": "shop", "arguments": "{}"}
+
+
+def replies(streamed: bool, *outputs: list[JsonObject]) -> FakeTransport:
+    def reply(output: list[JsonObject]) -> FakeReply:
+        if not streamed:
+            return FakeReply(json.dumps(r.response(output=output)).encode())
+        items = [event for n, one in enumerate(output) for event in (r.added(n, one), r.done(n, one))]
+        return FakeReply(r.body([r.CREATED, *items, r.ending()]))
+
+    return FakeTransport(*map(reply, outputs))
+
+
+def engine_of(transport: FakeTransport) -> Engine:
+    def made(config: AdapterConfig, *, name: str, clock: Clock) -> OpenAIAdapter:
+        return OpenAIAdapter(config, name=name, clock=clock, transport=transport)
+
+    config = AdapterConfig(api_key="k", base_url="https://api.openai.com")
+    return Engine(models=serving(model("openai:gpt-5.2"), openai=entry("openai", adapter_type(made), config)))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_that_waits_for_approval_goes_on_when_it_is_given(streamed: bool) -> None:
+    """The turn ends with the request; what is said next has the answer, and the next turn has the result."""
+    transport = replies(streamed, [MAY_I], [PAID, r.message("Paid.")])
+    async with engine_of(transport) as engine:
+        session = engine.session("openai:gpt-5.2")
+        first = await session.stream("Pay").message() if streamed else await session.send("Pay")
+        assert first.metadata.stop_reason is StopReason.TOOL_USE
+        [asked] = first.content
+        assert isinstance(asked, OpaqueBlock)
+        assert asked.provider_raw.data == MAY_I
+        answer = [OpaqueBlock("mcp_approval_response", ProviderRaw("openai", YOU_MAY))]
+        preview = await engine.preview(session, answer)
+        assert preview.losses == ()
+        reply = await session.stream(answer).message() if streamed else await session.send(answer)
+        assert reply.text == "Paid."
+    sent = json.loads(transport.requests[1].body)["input"]
+    assert sent[1:] == [MAY_I, YOU_MAY]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_tool_of_ours_beside_an_approval_runs_and_the_request_stays_open(streamed: bool) -> None:
+    """The reply asks for both. Ours is answered within the turn; the request is the host's, and isn't lost."""
+    call = r.call("add", '{"a": 1, "b": 2}')
+    transport = replies(streamed, [call, MAY_I], [r.message("3, and may I?")], [r.message("Paid.")])
+    async with engine_of(transport) as engine:
+        session = engine.session("openai:gpt-5.2", tools=[ADD])
+        reply = await session.stream("Go").message() if streamed else await session.send("Go")
+        assert reply.text == "3, and may I?"
+        answer = [OpaqueBlock("mcp_approval_response", ProviderRaw("openai", YOU_MAY))]
+        reply = await session.stream(answer).message() if streamed else await session.send(answer)
+        assert reply.text == "Paid."
+    bodies = [json.loads(request.body)["input"] for request in transport.requests]
+    kinds = [[item.get("type") for item in body] for body in bodies]
+    assert kinds[1] == [None, "function_call", "function_call_output"]
+    assert kinds[2].count("mcp_approval_request") == kinds[2].count("mcp_approval_response") == 1
+
+
+# An engine that is used where or when it can't be: every way in says what is wrong, and harms nothing.
+
+
+OTHERS: dict[str, Callable[[Engine], Awaitable[object]]] = {
+    "submit": lambda engine: engine.session("s:m").submit({}),
+    "submit_stream": lambda engine: drained(engine.session("s:m").submit_stream({})),
+    "resume": lambda engine: engine.resume("ses_1"),
+    "sessions": lambda engine: engine.sessions(),
+    "delete_session": lambda engine: engine.delete_session("ses_1"),
+    "import_session": lambda engine: engine.import_session(b"{}"),
+    "reload": lambda engine: engine.reload(),
+    "reprice": lambda engine: engine.reprice("first"),
+    "undo_reprice": lambda engine: engine.undo_reprice(),
+    "flush": lambda engine: engine.flush(),
+    "resume_video": lambda engine: engine.resume_video("video_1", "s:m"),
+    "start": lambda engine: engine.start(),
+}
+EVERY_WAY = {**WAYS, **OTHERS}
+
+
+async def wrong_elsewhere(use: Callable[[], Any]) -> BaseException | None:
+    """What it raises in another thread, on a loop of its own."""
+
+    async def there() -> BaseException | None:
+        try:
+            async with asyncio.timeout(20):
+                found = use()
+                if inspect.isawaitable(found):
+                    await found
+        except Exception as error:
+            return error
+        return None
+
+    return await asyncio.to_thread(asyncio.run, there())
+
+
+@pytest.mark.parametrize("way", EVERY_WAY)
+async def test_a_closed_engine_says_so(way: str) -> None:
+    """Whatever is asked of it."""
+    engine = an_engine()
+    await engine.start()
+    await engine.aclose()
+    with pytest.raises(CallboardError, match="this engine is closed; make a new one"):
+        await EVERY_WAY[way](engine)
+
+
+@pytest.mark.parametrize("way", [*EVERY_WAY, "aclose", "attach"])
+async def test_another_loop_is_told_where_the_engine_is(way: str) -> None:
+    """It is refused before anything is waited for that would never come there."""
+    ways = {**EVERY_WAY, "aclose": Engine.aclose, "attach": lambda engine: engine.attach("trn_1")}
+    async with an_engine() as engine:
+        error = await wrong_elsewhere(lambda: ways[way](engine))
+        assert isinstance(error, WrongLoop)
+        assert "its own loop" in str(error)
+
+
+USES: dict[str, Callable[[Session, Any], Any]] = {
+    "Session.cancel": lambda session, turn: session.cancel(),
+    "cancel": lambda session, turn: turn.cancel(),
+    "message": lambda session, turn: turn.message(),
+    "iterate": lambda session, turn: drained_here(turn),
+    "text_stream": lambda session, turn: drained_here(turn.text_stream),
+    "exit": lambda session, turn: turn.__aexit__(None, None, None),
+}
+
+
+async def drained_here(events: Any) -> None:
+    async for _ in events:
+        pass
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_turn_is_left_alone_by_another_loop(use: str) -> None:
+    """It can't be awaited, cancelled or left there, and goes on where it is; the error says what can be done."""
+    async with an_engine() as engine:
+        session = engine.session("s:m")
+        async with session.stream("Hi") as turn:
+            assert await anext(aiter(turn))
+            error = await wrong_elsewhere(lambda: USES[use](session, turn))
+            assert isinstance(error, WrongLoop)
+            assert ("AbortController" in str(error)) is use.lower().endswith("cancel")
+            assert await turn.cancel()
+            with pytest.raises(CancelledError):
+                await turn.message()
+
+
+@pytest.mark.parametrize("use", ["cancel", "aclose", "result", "response"])
+@pytest.mark.parametrize("kind", ["stream", "stream_object"])
+async def test_a_stream_is_left_alone_by_another_loop(kind: str, use: str) -> None:
+    """The same of the streams without a session."""
+    async with an_engine() as engine:
+        made: Any = (
+            engine.stream("s:m", "Hi") if kind == "stream" else engine.stream_object("s:m", "Hi", schema=int)
+        )
+        async with made as stream:
+            use = "object" if (kind, use) == ("stream_object", "response") else use
+            error = await wrong_elsewhere(lambda: getattr(stream, use)())
+            assert isinstance(error, WrongLoop)
+            assert await stream.cancel()
+
+
+def test_without_a_loop_a_turn_is_refused_with_what_to_call_instead() -> None:
+    """Where a plain program forgets that it has none."""
+    engine = an_engine()
+    with pytest.raises(CallboardError, match=r"no event loop.*stream_sync\(\)"):
+        engine.stream("s:m", "Hi")
+    with pytest.raises(CallboardError, match=r"no event loop.*run_sync\(\)"):
+        engine.session("s:m").stream("Hi")
+
+
+async def test_an_engine_that_was_closed_can_be_closed_from_anywhere() -> None:
+    """There is nothing left to do, and the report is the same."""
+    engine = an_engine()
+    await engine.start()
+    report = await engine.aclose()
+    assert await asyncio.to_thread(asyncio.run, engine.aclose()) == report

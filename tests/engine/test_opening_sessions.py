@@ -1,28 +1,49 @@
-"""Sessions by their ids: gone on with, or begun, and never without what was said in them."""
+"""Opening a session again, what it promises then, and ending its turns."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import sqlite3
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
+import msgspec
 import pytest
 
-from callboard.bus import CallboardError, ConfigurationError, SessionCreated, SessionTakenOver
-from callboard.engine import Engine, Session
+from callboard import AbortController, CancelledError
+from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers import scripted
+from callboard.bus import (
+    AuthError,
+    CallboardError,
+    ConfigurationError,
+    SessionCreated,
+    SessionTakenOver,
+    StoreError,
+    TurnStatus,
+)
+from callboard.engine import Engine, ModelChoice, ModelRegistry, Session, Tool
+from callboard.engine.models.configured import entry_of
+from callboard.engine.routing.model_choice import Model
 from callboard.tracestore import SavedSession
-from tests.support.engines import keeping, registry, requests_of
-from tests.support.present import present
-from tests.support.programs import ended
-from tests.support.scripted import Say
-from tests.support.virtual_time import runs_on
+
+from ..support.engines import entry, keeping, registry, requests_of, running, serving
+from ..support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, ToyWire, sse, whole
+from ..support.present import present
+from ..support.programs import ended
+from ..support.scripted import Say, adapter_type
+from ..support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
 anyio_backend = runs_on("asyncio")
+
+
+# Sessions by their ids: gone on with, or begun, and never without what was said in them.
 
 
 @pytest.fixture
@@ -289,3 +310,210 @@ async def test_an_answer_that_was_handed_over_survives_kill_9(path: Path) -> Non
         session = await engine.open_session("x", model="s:m")
         assert texts(session) == ["First", "One."]
         assert (await session.send("Second")).text == "Two."
+
+
+# What a host holds of sessions, errors and registries means what it says.
+
+
+READ = Tool(ToolDefinition("read"), lambda arguments: "text")
+
+
+@pytest.mark.parametrize("model", ["s:m", ("s:m", "other:m"), ModelChoice(prefer="cheapest")])
+async def test_a_session_s_model_may_be_assigned_to_itself(model: Model) -> None:
+    """It is given back as it was given, and not in words."""
+    async with running(Say("yes"), other=[]) as (engine, _):
+        session = engine.session(model)
+        session.model = session.model
+        assert session.model == model
+        assert (await session.send("Still there?")).text == "yes"
+
+
+async def test_a_name_goes_to_the_provider_that_was_registered_last() -> None:
+    """Though it was resolved before, as a model of the default provider, by the registry that was there then."""
+    before = ModelRegistry({"s": entry("s", "scripted")}, {}, default_provider="s")
+    assert before.resolve("mine:m").model.adapter == "s"
+    mine = scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=(scripted.ScriptedReply(text="x"),))
+    after = before.with_adapter(entry_of("mine", mine))
+    assert after.resolve("mine:m").model.adapter == "mine"
+    assert before.resolve("mine:m").model.adapter == "s"
+
+
+async def test_a_session_that_cannot_be_deleted_from_the_store_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error leaves it as it was, in memory too; later it can be deleted."""
+    async with keeping(tmp_path / "trace.db", Say("one"), Say("two")) as engine:
+        session = engine.session("s:m")
+        await session.send("a")
+
+        async def fails(session_id: str) -> bool:
+            raise StoreError("trace.db: database or disk is full")
+
+        assert engine.store is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.store, "delete_session", fails)
+            with pytest.raises(StoreError):
+                await engine.delete_session(session.id)
+        assert [message.text for message in session.messages] == ["a", "one"]
+        await session.send("b")
+        assert await engine.delete_session(session.id)
+        assert session.messages == ()
+
+
+async def test_a_turn_that_is_asked_for_during_a_deletion_begins_the_session_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits, and its messages are the first ones, stored with a set-up of their own."""
+    path = tmp_path / "trace.db"
+    async with keeping(path, Say("one"), Say("two")) as engine:
+        session = engine.session("s:m", session_id="ses_x")
+        await session.send("a")
+        assert engine.store is not None
+        delete, group = engine.store.delete_session, anyio.create_task_group()
+
+        async def slowly(session_id: str) -> bool:
+            group.start_soon(session.send, "b")
+            await anyio.sleep(0.05)
+            return await delete(session_id)
+
+        monkeypatch.setattr(engine.store, "delete_session", slowly)
+        async with group:
+            assert await engine.delete_session("ses_x")
+        assert [message.text for message in session.messages] == ["b", "two"]
+    async with keeping(path) as engine:
+        assert [message.text for message in (await engine.resume("ses_x")).messages] == ["b", "two"]
+
+
+async def test_an_error_has_the_turn_that_it_ended() -> None:
+    """Its steps, messages and cost so far, which type checkers know; an error outside of a turn has none."""
+    async with running(Say("Reading.", calls=[("read", {})]), Say(fails=AuthError("no"))) as (engine, _):
+        with pytest.raises(AuthError) as caught:
+            await engine.session("s:m", tools=[READ]).send("a")
+    turn = caught.value.turn
+    assert turn is not None
+    assert turn.status == "failed"
+    assert [step.message.text for step in turn.steps] == ["Reading."]
+    assert [result.content for result in turn.steps[0].tool_results] == ["text"]
+    assert len(turn.messages) == 3
+    assert CallboardError("elsewhere").turn is None
+
+
+@pytest.mark.parametrize("status", get_args(TurnStatus))
+def test_each_status_of_a_turn_is_told_in_the_documentation(status: str) -> None:
+    """One list, in `TurnStatus`, and the page about sessions has them all."""
+    page = Path(__file__).parents[2] / "docs" / "sessions.md"
+    assert f"`{status}`" in page.read_text(encoding="utf-8")
+
+
+async def test_a_turn_that_ran_out_of_tool_rounds_says_so_in_its_reply() -> None:
+    """The last reply, in the history as well, has a warning; who allows no rounds wants none."""
+    calls = [("read", {})]
+    async with running(Say(calls=calls), Say(calls=calls), Say(calls=calls)) as (engine, _):
+        session = engine.session("s:m", tools=[READ])
+        reply = await session.send("a", max_tool_rounds=1)
+        assert [warning.code for warning in present(reply.metadata).warnings] == ["max_tool_rounds"]
+        assert session.messages[-1] == reply
+        result = await engine.generate("s:m", "a", tools=[READ], max_tool_rounds=0)
+        assert (result.status, result.warnings) == ("max_tool_rounds", ())
+
+
+class _ForgetfulWire(ToyWire):
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        call = super().write_request(request, stream=stream)
+        return msgspec.structs.replace(call, warnings=(CallWarning("image_left_out", "a picture"),))
+
+
+class Forgetful(ToyAdapter):
+    """It can't be told all of a history."""
+
+    wire_type = _ForgetfulWire
+
+
+def forgetful(reply: FakeReply) -> Engine:
+    transport = FakeTransport(reply)
+
+    def make(config: AdapterConfig, **_: object) -> Forgetful:
+        return Forgetful(config, name="toy", transport=transport)
+
+    models = serving(toy=entry("toy", adapter_type(make), AdapterConfig(max_retries=0)))
+    return Engine(models=models, trace=False)
+
+
+async def test_what_a_history_loses_is_told_by_a_session_s_reply() -> None:
+    """Its metadata has each loss, in the history as well."""
+    async with forgetful(whole(*HELLO)) as engine:
+        session = engine.session("toy:m")
+        reply = await session.send("a")
+        assert [warning.code for warning in present(reply.metadata).warnings] == ["image_left_out"]
+        assert session.messages[-1] == reply
+
+
+async def test_what_a_history_loses_is_told_where_a_session_s_stream_begins() -> None:
+    """Its first event has each loss, before there is any text."""
+    async with forgetful(FakeReply(sse(*HELLO))) as engine:
+        async with engine.session("toy:m").stream("a") as turn:
+            starts = [event async for event in turn if isinstance(event, MessageStart)]
+    assert [warning.code for start in starts for warning in start.warnings] == ["image_left_out"]
+
+
+# Giving up from anywhere: the signal and its controller.
+
+
+def test_the_first_reason_stays() -> None:
+    """A second abort changes nothing, and the signal never goes back."""
+    controller = AbortController()
+    controller.signal.raise_if_aborted()
+    assert (controller.signal.aborted, controller.signal.reason) == (False, "")
+    controller.abort("the user left")
+    controller.abort("something else")
+    assert (controller.signal.aborted, controller.signal.reason) == (True, "the user left")
+    with pytest.raises(CancelledError, match="the user left"):
+        controller.signal.raise_if_aborted()
+
+
+def test_every_watcher_is_called_once_even_if_one_fails() -> None:
+    """A watcher that raises keeps none of the others from hearing of it."""
+    controller, heard = AbortController(), list[int]()
+    controller.signal.watch(lambda: heard.append(1))
+    controller.signal.watch(lambda: 1 / 0)
+    forget = controller.signal.watch(lambda: heard.append(2))
+    controller.signal.watch(lambda: heard.append(3))
+    forget()
+    forget()
+    controller.abort()
+    controller.abort()
+    controller.signal.watch(lambda: heard.append(4))
+    assert heard == [1, 3, 4]
+
+
+@pytest.mark.anyio
+async def test_a_task_awaits_what_another_thread_gives_up() -> None:
+    """`await signal` gives the reason, before and after."""
+    controller = AbortController()
+    waiting = asyncio.create_task(controller.signal.wait())
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=controller.abort, args=("elsewhere",))
+    thread.start()
+    assert await waiting == "elsewhere"
+    assert await controller.signal == "elsewhere"
+    thread.join()
+
+
+def test_a_loop_that_is_gone_holds_nobody_up() -> None:
+    """What watched from a loop that has ended is not called, and nothing is raised."""
+    controller, heard = AbortController(), list[int]()
+
+    async def watch() -> None:
+        controller.signal.watch_from_loop(lambda: heard.append(1))
+
+    asyncio.run(watch())
+    controller.abort()
+    assert heard == []
+
+
+def test_a_thread_sleeps_until_it_is_given_up() -> None:
+    """`wait_in_thread` says whether it was, and doesn't wait if it already was."""
+    controller = AbortController()
+    assert controller.signal.wait_in_thread(0) is False
+    controller.abort()
+    assert controller.signal.wait_in_thread() is True

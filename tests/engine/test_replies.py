@@ -1,27 +1,56 @@
-"""What a turn gives back: a message that says how it came about, and that is a message in all else."""
+"""What a reply says: its text, its raw form, its provider's details, and none at all."""
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from callboard.adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
+from callboard.adapters import (
+    AdapterConfig,
+    CallWarning,
+    CanonicalRequest,
+    CanonicalResponse,
+    Message,
+    OpenAICompatibleAdapter,
+    Role,
+    ToolDefinition,
+    ToolUseBlock,
+)
+from callboard.bus import Clock, RawReply, WarningCode
 from callboard.bus.values.base import Json
-from callboard.engine import Engine, Reply, Tool
+from callboard.bus.values.content import TextBlock, ThinkingBlock
+from callboard.bus.values.messages import is_empty
+from callboard.bus.values.usage import StopReason
+from callboard.engine import Engine, ModelRegistry, Reply, Tool
+from callboard.engine.middleware import Guardrail, Held, MiddlewareLike
+from callboard.engine.middleware.ready_made import Cache
 from callboard.tracestore import PriceRow, PriceTable
-from tests.support.engines import keeping, registry
-from tests.support.scripted import Say
-from tests.support.virtual_time import runs_on
+
+from ..support.engines import entry, keeping, model, registry, requests_of, running, serving
+from ..support.fake_http import FakeReply, FakeTransport
+from ..support.reply_server import Chat, Responses
+from ..support.scripted import ADD, CALLS_ADD, Say, adapter_type, scripted_type
+from ..support.virtual_time import runs_on
+from ..support.wires.chat import ChatWire, chunk
 
 pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
+
+
+# What a turn gives back: a message that says how it came about, and that is a message in all else.
+
 
 ASKING = Say("Who?", calls=[("ask", {})])
 PASSIVE = Tool(ToolDefinition("ask"))
 DEAR = PriceTable([PriceRow(model="s:*", input=7_000_000, output=7_000_000)])
-
-anyio_backend = runs_on("asyncio")
 
 
 def on(*replies: Say) -> Engine:
@@ -130,3 +159,388 @@ async def test_a_cut_turn_warns_in_its_reply() -> None:
     assert isinstance(reply.tool_uses[0], ToolUseBlock)
     assert [type(warning) for warning in reply.warnings] == [CallWarning]
     assert reply.warnings[0].code == "max_tool_rounds"
+
+
+# Empty replies: a reply that ended well without a text and without a call.
+
+
+WAYS = ["session streamed", "generate", "generate streamed"]
+
+
+async def ask(engine: Engine, way: str, **options: Any) -> CanonicalResponse:
+    """The last reply, had in one of three ways."""
+    match way:
+        case "session streamed":
+            async with engine.session("s:m").stream("Hi", **options) as streamed:
+                return await streamed.response()
+        case "generate":
+            return (await engine.generate("s:m", "Hi", **options)).steps[-1].response
+        case _:
+            async with engine.stream("s:m", "Hi", **options) as generated:
+                return (await generated.result()).steps[-1].response
+
+
+def codes(response: CanonicalResponse) -> list[str]:
+    return [str(warning.code) for warning in response.warnings]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_empty_reply_has_a_warning(way: str, tmp_path: Path) -> None:
+    """It is told from a reply that says something, streamed and whole, and in the trace."""
+    async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
+        assert codes(await ask(engine, way)) == [WarningCode.EMPTY_REPLY]
+        assert codes(await ask(engine, way)) == []
+
+
+async def test_an_empty_reply_of_a_session_has_a_warning(tmp_path: Path) -> None:
+    """The reply of a plain `send` has the warning, too."""
+    async with keeping(tmp_path / "t.db", Say()) as engine:
+        reply = await engine.session("s:m").send("Hi")
+        assert reply.metadata is not None
+        assert [str(each.code) for each in reply.metadata.warnings] == ["empty_reply"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_empty_reply_is_asked_for_again_as_often_as_is_wanted(way: str, tmp_path: Path) -> None:
+    """Each time is a call of its own in the trace, with its own usage."""
+    async with keeping(tmp_path / "t.db", Say(), Say(), Say("Yes.")) as engine:
+        assert (await ask(engine, way, retry_empty=2)).text == "Yes."
+        assert len({request.request_id for request in requests_of(engine)}) == 3
+        await engine.flush()
+        assert engine._runtime.store is not None
+        calls = await engine._runtime.store.calls()
+        assert [call.usage.input_tokens for call in calls if call.usage is not None] == [10, 10, 10]
+        assert len({call.request_id for call in calls}) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_last_empty_reply_is_given(way: str, tmp_path: Path) -> None:
+    """After the last time the empty reply comes with its warning."""
+    async with keeping(tmp_path / "t.db", Say(), Say(), Say("Yes.")) as engine:
+        response = await ask(engine, way, retry_empty=1)
+        assert (response.text, codes(response)) == ("", ["empty_reply"])
+
+
+async def test_the_cost_of_empty_replies_is_the_turns(tmp_path: Path) -> None:
+    """The spending of the turn counts each call."""
+    async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
+        result = await engine.generate("s:m", "Hi", retry_empty=1)
+        assert result.cost_sum.calls == 2
+        assert result.text == "Yes."
+
+
+async def test_a_session_keeps_only_the_reply_that_says_something(tmp_path: Path) -> None:
+    """The empty replies before it are not in the history."""
+    async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
+        session = engine.session("s:m")
+        await session.send("Hi", retry_empty=3)
+        assert [message.text for message in session.messages] == ["Hi", "Yes."]
+
+
+def asking_again() -> ModelRegistry:
+    """A model that asks for empty replies again."""
+    return serving(model("s:m", retry_empty=1), s=scripted_type(Say(), Say("Yes.")))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_model_may_ask_again_by_itself(way: str, tmp_path: Path) -> None:
+    """`retry_empty` of models.yaml holds where the caller says nothing."""
+    async with keeping(tmp_path / "t.db", models=asking_again()) as engine:
+        assert (await ask(engine, way)).text == "Yes."
+    async with keeping(tmp_path / "u.db", models=asking_again()) as engine:
+        assert (await ask(engine, way, retry_empty=0)).text == ""
+
+
+async def test_a_cache_keeps_no_empty_reply() -> None:
+    """The next request with the same words is a call."""
+    async with Engine(models=registry(Say(), Say("Yes.")), trace=False, middleware=[Cache()]) as engine:
+        assert (await engine.generate("s:m", "Hi")).text == ""
+        assert (await engine.generate("s:m", "Hi")).text == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "empty"),
+    [
+        ((), StopReason.END_TURN, True),
+        ((), StopReason.TOOL_USE, True),
+        ((TextBlock(" \n"),), StopReason.END_TURN, True),
+        ((ThinkingBlock("Hm."),), StopReason.END_TURN, True),
+        ((TextBlock("x"),), StopReason.END_TURN, False),
+        ((), StopReason.STOP_SEQUENCE, False),
+        ((), StopReason.MAX_TOKENS, False),
+        ((), StopReason.REFUSAL, False),
+        ((), StopReason.PAUSE_TURN, False),
+    ],
+)
+def test_what_is_empty(content: Any, reason: StopReason, empty: bool) -> None:
+    """Reasoning and white space say nothing; a reply that ended otherwise is not an empty one."""
+    assert is_empty(content, reason) is empty
+
+
+# Replies as their providers sent them, by every way to ask, and where they may be kept.
+
+
+# A real loop: the store works in threads, and virtual time would run ahead of them
+
+SECRET = "the tide at half past four"
+
+
+def said_in(raw: RawReply | None) -> str:
+    """The text that the lines of a scripted reply have."""
+    assert raw is not None
+    steps = raw.events or [json.loads(line) for line in str(raw.body).splitlines()]
+    return "".join(step["piece"] for step in steps if isinstance(step, dict) and step["type"] == "said")
+
+
+def written_to(folder: Path) -> bytes:
+    """Everything in a folder's files."""
+    return b"".join(file.read_bytes() for file in folder.iterdir() if file.is_file())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("asked", [True, False, None])
+async def test_a_session_is_given_what_it_asks_for(streamed: bool, asked: bool | None) -> None:
+    """With each reply of a turn, and with none where nobody asked."""
+    async with running(CALLS_ADD, Say("It is ", "3.")) as (engine, _):
+        session = engine.session("s:m", tools=[ADD])
+        if streamed:
+            async with session.stream("1 + 2?", include_raw=asked) as turn:
+                reply = await turn.message()
+        else:
+            reply = await session.send("1 + 2?", include_raw=asked)
+        raws = [message.metadata.raw for message in session.messages if message.metadata is not None]
+        assert len(raws) == 2
+        if not asked:
+            assert raws == [None, None]
+            assert reply.raw is None
+            assert "raw" not in reply.to_dict()
+            return
+        assert [said_in(raw) for raw in raws] == ["Let me see.", "It is 3."]
+        assert reply.raw == raws[-1]
+        assert bool(reply.raw and reply.raw.events) is streamed
+        assert "piece" in str(reply.to_dict()["raw"])
+
+
+async def test_every_other_way_to_ask_has_it() -> None:
+    """One reply, a stream, a request as it is, whole and streamed."""
+    async with running(*[Say("Blue.")] * 4) as (engine, _):
+        request = CanonicalRequest(
+            request_id="r", model="s:m", messages=(Message.user("?"),), max_output_tokens=9, include_raw=True
+        )
+        whole = await engine.generate("s:m", "?", include_raw=True)
+        streamed = await engine.stream("s:m", "?", include_raw=True).response()
+        as_it_is = await engine.complete(request)
+        as_it_is_streamed = await engine.stream(request).response()
+        for response in (whole.response, streamed, as_it_is, as_it_is_streamed):
+            assert said_in(response.raw) == "Blue."
+
+
+async def test_it_is_in_the_trace_where_content_is(tmp_path: Path) -> None:
+    """Another process resumes the session with it."""
+    async with keeping(tmp_path / "t.db", Say(SECRET)) as engine:
+        session = await engine.open_session("ses", model="s:m")
+        reply = await session.send("?", include_raw=True)
+    async with keeping(tmp_path / "t.db") as other:
+        resumed = await other.open_session("ses", model="s:m")
+        metadata = resumed.messages[-1].metadata
+        assert metadata is not None
+        assert metadata.raw == reply.raw
+        assert said_in(metadata.raw) == SECRET
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_it_is_nowhere_where_content_is_not(tmp_path: Path, streamed: bool) -> None:
+    async with Engine(models=registry(Say(SECRET)), store=tmp_path / "t.db") as engine:
+        session = engine.session("s:m")
+        if streamed:
+            await session.stream("?", include_raw=True).message()
+        else:
+            await session.send("?", include_raw=True)
+        assert said_in(session.messages[-1].metadata.raw) == SECRET  # type: ignore[union-attr]
+    assert SECRET.encode() not in written_to(tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["changed", "same", "nothing"])
+async def test_a_hook_that_redacts_lets_none_pass(tmp_path: Path, kept: str) -> None:
+    """It would have what the hook takes out; the message is stored as the hook says."""
+
+    def redact(message: Message) -> Message | None:
+        if kept == "nothing":
+            return None
+        return message if kept == "same" else Message(message.role, "…", metadata=message.metadata)
+
+    async with keeping(tmp_path / "t.db", Say("the tide"), redact=redact) as engine:
+        session = await engine.open_session("ses", model="s:m")
+        reply = await session.send("?", include_raw=True)
+        assert said_in(reply.raw) == "the tide"
+    written = written_to(tmp_path)
+    assert b"piece" not in written
+    assert (b"the tide" in written) is (kept == "same")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_reply_that_a_guardrail_changed_has_none(streamed: bool) -> None:
+    """It would say what did not pass. A reply that passed as it was has it."""
+
+    def hide(held: Held) -> str:
+        return held.text.replace(SECRET, "…")
+
+    middleware: list[MiddlewareLike] = [Guardrail(hide)]
+    async with running(Say(SECRET), Say("nothing"), middleware=middleware) as (engine, _):
+        for text, found in (("…", None), ("nothing", "nothing")):
+            if streamed:
+                response = await engine.stream("s:m", "?", include_raw=True).response()
+            else:
+                response = (await engine.generate("s:m", "?", include_raw=True)).response
+            assert response.text == text
+            assert (response.raw and said_in(response.raw)) == found
+
+
+async def test_a_cache_answers_with_it_only_who_asks_for_it() -> None:
+    """A reply that was kept without it is asked for anew."""
+    async with running(Say("one"), Say("two"), middleware=[Cache()]) as (engine, _):
+        first = await engine.generate("s:m", "?")
+        second = await engine.generate("s:m", "?", include_raw=True)
+        again = await engine.generate("s:m", "?", include_raw=True)
+        assert (first.text, first.response.raw) == ("one", None)
+        assert second.text == again.text == "two"
+        assert second.response.raw == again.response.raw is not None
+
+
+# What a reply says beside its content, by every way to ask, and where it may be kept.
+
+
+# A real loop: the store works in threads, and virtual time would run ahead of them
+
+DETAILS = {"system_fingerprint": "fp_1", "citations": ["https://secret.test"]}
+
+
+def answering(streamed: bool = False, times: int = 1) -> ModelRegistry:
+    """A model that answers so often, and says more than its answer."""
+    wire = ChatWire()
+    whole = json.dumps({**wire.body("Blue.", 0, "end"), **DETAILS}).encode()
+    pieces = wire.stream(chunk(content="Blue."), {**chunk("stop"), **DETAILS})
+    replies = [FakeReply(pieces if streamed else whole) for _ in range(times)]
+
+    def made(config: AdapterConfig, *, name: str, clock: Clock) -> OpenAICompatibleAdapter:
+        return OpenAICompatibleAdapter(config, name=name, clock=clock, transport=FakeTransport(*replies))
+
+    config = AdapterConfig(api_key="k", base_url="https://x.test")
+    return serving(c=entry("c", adapter_type(made), config))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_sessions_reply_has_them(streamed: bool) -> None:
+    """On the reply, in its plain values and with its message; the reply is a key of a dict all the same."""
+    async with Engine(models=answering(streamed), trace=False) as engine:
+        session = engine.session("c:m")
+        reply = await session.stream("?").message() if streamed else await session.send("?")
+        assert reply.provider_details == DETAILS
+        assert reply.to_dict()["provider_details"] == DETAILS
+        assert session.messages[-1].metadata.provider_details == DETAILS  # type: ignore[union-attr]
+        assert reply in {reply: 1}
+
+
+async def test_they_are_in_the_trace_where_content_is(tmp_path: Path) -> None:
+    """Another process resumes the session with them; where content is not kept, neither are they."""
+    async with keeping(tmp_path / "t.db", models=answering()) as engine:
+        session = await engine.open_session("ses", model="c:m")
+        await session.send("?")
+    async with keeping(tmp_path / "t.db", models=answering()) as other:
+        resumed = await other.open_session("ses", model="c:m")
+        assert resumed.messages[-1].metadata.provider_details == DETAILS  # type: ignore[union-attr]
+    (tmp_path / "none").mkdir()
+    async with Engine(models=answering(), store=tmp_path / "none" / "t.db") as engine:
+        await engine.session("c:m").send("?")
+    assert b"secret.test" not in written_to(tmp_path / "none")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_hook_that_redacts_lets_no_details_pass(tmp_path: Path, kept: bool) -> None:
+    """They may say what the hook takes out."""
+
+    def redact(message: Message) -> Message | None:
+        return message if kept else None
+
+    async with keeping(tmp_path / "t.db", models=answering(), redact=redact) as engine:
+        session = await engine.open_session("ses", model="c:m")
+        assert (await session.send("?")).provider_details == DETAILS
+    assert b"secret.test" not in written_to(tmp_path)
+
+
+async def test_a_reply_that_a_guardrail_changed_has_no_details() -> None:
+    """A reply that passed as it was has them."""
+
+    def hide(held: Held) -> str:
+        return held.text.replace("Blue", "…")
+
+    def look(held: Held) -> str:
+        return held.text
+
+    for guard, found in ((hide, {}), (look, DETAILS)):
+        async with Engine(models=answering(), trace=False, middleware=[Guardrail(guard)]) as engine:
+            assert (await engine.generate("c:m", "?")).response.provider_details == found
+
+
+# OPENAI_BASE_URL at a server of any kind: the protocol is found out once, and kept.
+
+
+@contextmanager
+def server(*, responses: bool) -> Iterator[tuple[str, list[str]]]:
+    """A server of Chat Completions and, if asked for, of Responses; its URL, and the paths that it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(self.path)
+            status, reply = 200, Chat.whole()
+            if self.path == "/v1/embeddings":
+                assert body.get("encoding_format") != "base64"
+                vectors = [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}]
+                reply = {"object": "list", "data": vectors, "model": "m", "usage": {"prompt_tokens": 1}}
+            elif self.path == "/v1/responses":
+                status, reply = (200, Responses.whole()) if responses else (404, {"detail": "Not Found"})
+                if responses and not body:
+                    status, reply = 400, {"error": {"message": "model is required", "code": None}}
+            data = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}/v1", asked
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(
+    ("responses", "path"), [(False, "/v1/chat/completions"), (True, "/v1/responses")], ids=["chat", "responses"]
+)
+async def test_a_server_in_the_environment_is_asked_once_which_protocol_it_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, responses: bool, path: str, listed: bool
+) -> None:
+    """One empty request, which costs nothing. All calls after that speak the protocol that was found."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    if listed:
+        (tmp_path / "models.yaml").write_text("adapters: {openai: {type: openai, api_key_env: OPENAI_API_KEY}}")
+    with server(responses=responses) as (url, asked):
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        async with Engine(trace=False) as engine:
+            for _ in range(2):
+                assert (await engine.generate("openai:some-model", "Hi")).text.startswith("The curtain")
+            result = await engine.embed(["Hi"], model="openai:vectors")
+            assert [list(vector) for vector in result.vectors] == [[0.5, 0.25]]
+    assert asked == ["/v1/responses", path, path, "/v1/embeddings"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -22,8 +23,10 @@ from callboard.adapters import (
     Message,
     OpaqueBlock,
     ProviderRaw,
+    Role,
     ServerError,
     StopReason,
+    TextBlock,
     ToolDefinition,
 )
 from callboard.bus import CallboardError, NoTurnRunning, SessionMessageAppended
@@ -47,14 +50,16 @@ from callboard.engine.conversation.context import (
     Summarise,
     Truncate,
 )
-from callboard.engine.conversation.turn_context import provider_waits
+from callboard.engine.conversation.turn_context import SteeringQueue, provider_waits, steering_message
 from callboard.engine.middleware import Cache, Middleware, Next
-from tests.support.engines import keeping, registry, requests_of, running, said, serving
-from tests.support.present import present
-from tests.support.scripted import CAPABILITIES, Say, scripted_type
-from tests.support.virtual_time import FakeClock, run_virtual
+
+from ..support.engines import keeping, registry, requests_of, running, said, serving
+from ..support.present import present
+from ..support.scripted import CAPABILITIES, Say, scripted_type
+from ..support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio
+
 
 WORK = Say(calls=[("work", {})])
 PIXEL = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(8), media_type="image/png")
@@ -593,3 +598,83 @@ async def test_a_budget_that_refuses_the_next_step_gives_the_message_back(stage:
         clock.advance(3600)
         assert (await session.submit({}, max_output_tokens=10)).text == "Rome."
         assert (await session.send(undelivered.content, max_output_tokens=10)).text == "Yes."
+
+
+# The queue between a host that steers and its turn: nothing is lost, nothing comes twice.
+
+
+Act: TypeAlias = Literal["add", "take", "close", "close_if_empty"]
+ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")
+
+
+@given(st.lists(st.sampled_from(ACTS)))
+def test_it_does_what_a_list_with_a_flag_does(acts: list[Act]) -> None:
+    """Whatever is done in whatever order, each message is refused, taken or left over, in the order of adding."""
+    queue, waiting, closed = SteeringQueue(), list[Message](), False
+    for number, act in enumerate(acts):
+        match act:
+            case "add":
+                message = steering_message(f"message {number}", f"msg_{number}")
+                if closed:
+                    with pytest.raises(NoTurnRunning, match="why"):
+                        queue.add(message)
+                else:
+                    queue.add(message)
+                    waiting.append(message)
+            case "take":
+                assert queue.take() == tuple(waiting)
+                waiting.clear()
+            case "close":
+                queue.close("why")
+                closed = True
+            case "close_if_empty":
+                assert queue.close_if_empty("why") is (not waiting)
+                closed = closed or not waiting
+        assert queue.waiting == tuple(waiting)
+
+
+def test_messages_of_many_threads_are_taken_once_or_refused() -> None:
+    """While threads add, one takes and closes: no message is in two places, and none in no place."""
+    queue, refused, taken = SteeringQueue(), list[str](), list[str]()
+
+    def add(thread: int) -> None:
+        for number in range(200):
+            try:
+                queue.add(steering_message("more", f"{thread}.{number}"))
+            except NoTurnRunning:
+                refused.append(f"{thread}.{number}")
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(taken) < 100:
+        taken += [str(message.id) for message in queue.take()]
+    while not queue.close_if_empty("over"):
+        taken += [str(message.id) for message in queue.take()]
+    for thread in threads:
+        thread.join()
+    assert queue.waiting == ()
+    assert sorted(taken + refused) == sorted(f"{thread}.{number}" for thread in range(4) for number in range(200))
+
+
+def test_the_first_reason_for_closing_stays() -> None:
+    """A turn that was cancelled says so, even when it is over."""
+    queue = SteeringQueue()
+    queue.close("cancelled")
+    queue.close("over")
+    assert queue.close_if_empty("empty")
+    with pytest.raises(NoTurnRunning, match="cancelled"):
+        queue.add(steering_message("more", "msg_1"))
+
+
+@pytest.mark.parametrize("content", ["", " \n", [], [TextBlock("")]])
+def test_a_queue_refuses_an_empty_message(content: str | list[TextBlock]) -> None:
+    """No provider could be told it."""
+    with pytest.raises(ValueError, match="empty"):
+        steering_message(content, "msg_1")
+
+
+def test_an_image_alone_is_a_message() -> None:
+    """What is no text counts as content."""
+    image = ImageBlock(data=b"\x89PNG", media_type="image/png")
+    assert steering_message([image], "msg_1") == Message(Role.USER, (image,), id="msg_1", steers=True)

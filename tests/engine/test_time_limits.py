@@ -1,28 +1,46 @@
-"""Time limits of turns, calls and tools, and calls that do not want to end."""
+"""What ends a call or a stream: time limits, slots, closing, and owners that go."""
 
 from __future__ import annotations
 
-import anyio
-import pytest
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
 
-from callboard.adapters import (
-    CancelledError,
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callboard.adapters import RequestTimeoutError, StopReason, StreamEvent, TextBlock, ToolDefinition
+from callboard.bus import (
+    CallboardError,
+    Envelope,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Lossless,
     MessageComplete,
-    RequestTimeoutError,
-    StopReason,
-    StreamEvent,
-    TextBlock,
-    ToolDefinition,
-    UsageSource,
+    Subscription,
+    TurnComplete,
+    UnknownStream,
 )
-from callboard.bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
-from callboard.engine import Engine, Limits, Timeouts, Tool
+from callboard.bus.errors import CancelledError
+from callboard.bus.values.usage import UsageSource
+from callboard.engine import Engine, Limits, Timeouts, Tool, tool
 from callboard.engine.calls.call import CANCEL_GRACE_SECONDS
-from tests.support.engines import entry, registry, serving, talking
-from tests.support.present import present
-from tests.support.scripted import Say, ScriptedAdapter, scripted_type
+from callboard.engine.runtime.adapters import CallSlots
+
+from ..support.engines import entry, registry, serving, talking
+from ..support.present import present
+from ..support.scripted import Say, ScriptedAdapter, scripted_type
+from ..support.virtual_time import run_virtual
+from .slow_engines import WAYS, Slow, an_engine
 
 pytestmark = pytest.mark.anyio
+
+
+# Time limits of turns, calls and tools, and calls that do not want to end.
+
 
 SLOW = anyio.sleep_forever
 
@@ -235,3 +253,324 @@ async def test_a_call_whose_adapter_ignores_cancelling_ends_after_its_grace() ->
         partial = session.messages[-1]
         assert partial.metadata is not None
         assert present(partial.metadata.usage).source is UsageSource.PARTIAL
+
+
+# Slots: never more than there are, none lost, the earliest turn first.
+
+
+async def test_the_earliest_turn_goes_first() -> None:
+    """A later request of an earlier turn passes the requests of later turns; within a turn the order stays."""
+    slots, order = CallSlots(1), []
+    await slots.acquire()
+
+    async def call(turn: int, name: str) -> None:
+        await slots.acquire(turn)
+        order.append(name)
+        slots.release()
+
+    async with anyio.create_task_group() as group:
+        for turn, name in ((3, "3a"), (3, "3b"), (1, "1a"), (2, "2a"), (1, "1b")):
+            group.start_soon(call, turn, name)
+            await anyio.lowlevel.checkpoint()
+        slots.release()
+    assert order == ["1a", "1b", "2a", "3a", "3b"]
+
+
+async def test_a_slot_that_is_given_to_a_cancelled_call_goes_on_to_the_next() -> None:
+    """Cancelling at the very moment of the hand-over loses nothing."""
+    slots = CallSlots(1)
+    await slots.acquire()
+    got: list[str] = []
+
+    async def call(name: str, scope: anyio.CancelScope) -> None:
+        with scope:
+            await slots.acquire()
+            got.append(name)
+            slots.release()
+
+    scopes = [anyio.CancelScope(), anyio.CancelScope()]
+    async with anyio.create_task_group() as group:
+        for name, scope in zip("ab", scopes, strict=True):
+            group.start_soon(call, name, scope)
+            await anyio.sleep(0.1)
+        slots.release()
+        scopes[0].cancel()
+    assert got[-1] == "b"
+    assert (slots.used, slots.waiting) == (0, 0)
+
+
+async def test_fewer_and_more_slots_while_calls_wait() -> None:
+    """Resizing lets waiting calls in at once, and takes no slot from a running one."""
+    slots = CallSlots(1)
+    await slots.acquire()
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(slots.acquire)
+        await anyio.lowlevel.checkpoint()
+        slots.resize(3)
+        await anyio.lowlevel.checkpoint()
+        assert (slots.used, slots.waiting) == (3, 1)
+        slots.resize(1)
+        for left in (1, 1, 1, 0):  # three end before the fourth may begin
+            assert slots.waiting == left
+            slots.release()
+    assert (slots.used, slots.waiting) == (0, 0)
+
+
+@given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))
+def test_no_slot_is_lost_whatever_is_cancelled_when(seed: int, total: int, calls: int) -> None:
+    """Random waits, holds and cancels: never more at once than slots, and all are free in the end."""
+    rng = random.Random(seed)
+
+    async def scenario() -> None:
+        slots, running, most = CallSlots(total), 0, 0
+
+        async def call() -> None:
+            nonlocal running, most
+            await anyio.sleep(rng.randrange(4))
+            with anyio.move_on_after(rng.choice([0, 1, 2, 3, 50])):
+                await slots.acquire(rng.randrange(5))
+                running += 1
+                most = max(most, running)
+                try:
+                    await anyio.sleep(rng.randrange(3))
+                finally:
+                    running -= 1
+                    slots.release()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(calls):
+                group.start_soon(call)
+        assert most <= total
+        assert (slots.used, slots.waiting) == (0, 0)
+        with anyio.fail_after(1):
+            for _ in range(total):
+                await slots.acquire()
+
+    run_virtual(scenario)
+
+
+# An engine that is closed under whatever runs in it: callers get one kind of error, and each call has one end.
+
+
+CLOSED = "the engine was closed"
+
+
+@tool
+async def wait_long() -> None:
+    """Takes an hour."""
+    await anyio.sleep(3600)
+
+
+def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFailed]:
+    """The ends of all calls, of which each has one."""
+    starts = [envelope.request_id for envelope in envelopes if isinstance(envelope.data, LlmCallStarted)]
+    ends = [each for each in envelopes if isinstance(each.data, LlmCallCompleted | LlmCallFailed)]
+    assert sorted(starts) == sorted(each.request_id for each in ends)  # type: ignore[type-var]
+    return [each.data for each in ends]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_whatever_waits_for_an_engine_that_is_closed_is_told_so(way: str) -> None:
+    """One kind of error, in words, whatever was called; each call has one end, and that is a cancelled one."""
+    engine = an_engine()
+    events = engine.bus.subscribe("llm.*", policy=Lossless())
+    async with engine, anyio.create_task_group() as group:
+
+        async def close() -> None:
+            await anyio.sleep(2)
+            report = await engine.aclose()
+            assert present(report).clean
+
+        group.start_soon(close)
+        with pytest.raises(CancelledError, match=CLOSED):
+            await WAYS[way](engine)
+    ends = check_ends(events.take())
+    assert way.startswith("video") or ends
+    for end in ends:
+        assert end.model == "s:m"
+        assert isinstance(end, LlmCallCompleted) == way.startswith("video"), "the job of a video was created"
+        if isinstance(end, LlmCallFailed):
+            assert end.error_class == "cancelled"
+
+
+async def test_what_had_arrived_is_kept_with_its_usage() -> None:
+    """A reply that an engine is closed under ends as a cancelled one does: with its text, and what it used."""
+    engine = an_engine()
+    events = engine.bus.subscribe(">", policy=Lossless())
+    await engine.start()
+    session = engine.session("s:m")
+    async with session.stream("Hi") as turn:
+        reader = engine.attach(turn.stream_id)
+        await anyio.sleep(1)
+        await engine.aclose()
+        with pytest.raises(CancelledError, match=CLOSED) as caught:
+            await turn.message()
+    seen = [event async for event in reader]
+    (complete,) = [event for event in seen if isinstance(event, MessageComplete)]
+    assert complete.stop_reason is StopReason.CANCELLED
+    assert seen[-1] == TurnComplete("cancelled", "CancelledError: the engine was closed while this call ran")
+    assert session.messages[-1].text == '{"a": '
+    assert caught.value.content == session.messages[-1].content
+    assert present(caught.value.usage).source is UsageSource.PARTIAL
+    assert caught.value.turn.messages == session.messages  # type: ignore[attr-defined]
+    (end,) = check_ends([each for each in events.take() if each.topic.startswith("llm.")])
+    assert present(end.usage).source is UsageSource.PARTIAL
+
+
+async def test_turns_that_wait_for_their_session_end_as_well() -> None:
+    """Also those that had not begun, and a tool that takes its time."""
+    engine = an_engine(Say(calls=[("wait_long", {})]), base=ScriptedAdapter)
+    await engine.start()
+    session = engine.session("s:m", tools=[wait_long])
+    failures: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await session.send("Hi")
+        except CancelledError as error:
+            failures.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(ask)
+        await anyio.sleep(1)
+        await engine.aclose()
+    assert failures == ["the engine was closed while this call ran"] * 3
+
+
+class Deaf(Slow):
+    """Is cancelled in vain."""
+
+    async def cancel(self, request_id: str) -> bool:
+        return False
+
+
+async def test_a_call_that_does_not_obey_holds_a_closing_engine_up_for_half_of_its_time_at_most() -> None:
+    """Then its adapter is stopped; the error is the same."""
+    engine = an_engine(base=Deaf, timeouts=Timeouts(shutdown=6.0))
+    await engine.start()
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            with pytest.raises(CancelledError, match=CLOSED):
+                await engine.generate("s:m", "Hi")
+
+        group.start_soon(ask)
+        await anyio.sleep(1)
+        began = anyio.current_time()
+        await engine.aclose()
+        assert anyio.current_time() - began < 4.0
+
+
+async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
+    """Whoever was starting it learns that, and it doesn't come up again."""
+    engine = an_engine()
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            with pytest.raises(CallboardError, match="this engine is closed"):
+                await engine.generate("s:m", "Hi")
+
+        group.start_soon(ask)
+        await anyio.lowlevel.checkpoint()
+        assert present(engine._host.life).state == "starting"
+        await engine.aclose()
+    assert engine.closed
+
+
+async def test_an_engine_that_is_being_closed_takes_nothing_more() -> None:
+    """What is asked for meanwhile is refused like what comes afterwards."""
+    engine = an_engine(base=Deaf)
+    await engine.start()
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            with pytest.raises(CancelledError, match=CLOSED):
+                await engine.generate("s:m", "Hi")
+
+        group.start_soon(ask)
+        await anyio.sleep(1)
+        group.start_soon(engine.aclose)
+        await anyio.sleep(1)
+        with pytest.raises(Exception, match="this engine is closed; make a new one"):
+            await engine.generate("s:m", "Hi")
+
+
+# A stream with an owner can be attached to by that owner only.
+
+
+OWNED = {"owner": "ada"}
+
+
+async def of_a_session(engine: Engine, tags: Mapping[str, str]) -> str:
+    async with engine.session("s:m", tags=tags).stream("Hi") as turn:
+        await turn.message()
+    return turn.stream_id
+
+
+async def of_a_whole_reply(engine: Engine, tags: Mapping[str, str]) -> str:
+    session = engine.session("s:m", tags=tags)
+    await session.send("Hi")
+    return engine.streams.streams()[-1].stream_id
+
+
+async def of_a_fork(engine: Engine, tags: Mapping[str, str]) -> str:
+    async with engine.session("s:m", tags=tags).fork().stream("Hi") as turn:
+        await turn.message()
+    return turn.stream_id
+
+
+async def of_a_call(engine: Engine, tags: Mapping[str, str]) -> str:
+    async with engine.stream("s:m", "Hi", tags=tags) as result:
+        assert [event async for event in result]
+    return result.stream_id
+
+
+Makes = Callable[[Engine, Mapping[str, str]], object]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine(models=registry(*[Say("Hello.")] * 9), trace=False) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("make", [of_a_session, of_a_whole_reply, of_a_fork, of_a_call])
+async def test_a_stream_is_read_by_its_owner_only(engine: Engine, make: Makes) -> None:
+    """For another owner, and for none, it is an unknown stream, in the same words."""
+    owned, free = await make(engine, OWNED), await make(engine, {})  # type: ignore[misc]
+    with anyio.fail_after(5):
+        for stream_id, options in ((owned, {"owner": "ada"}), (owned, {"any_owner": True}), (free, {})):
+            events = [event async for event in engine.attach(stream_id, **options)]
+            assert events[-1] == TurnComplete("completed")
+            view = engine.attach(stream_id, view=True, **options)
+            assert "".join([text async for text in view.text_stream]) == "Hello."
+    for stream_id, other in ((owned, None), (owned, "bob"), (owned, ""), (free, "ada"), (free, "")):
+        for as_view in (False, True):
+            with pytest.raises(UnknownStream) as refused:
+                engine.attach(stream_id, owner=other, view=as_view)  # type: ignore[call-overload]
+            unknown = "trn_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+            with pytest.raises(UnknownStream) as missing:
+                engine.attach(unknown, owner=other, view=as_view)  # type: ignore[call-overload]
+            assert str(refused.value) == str(missing.value).replace(unknown, stream_id)
+
+
+async def test_the_engine_s_own_channel_refuses_others_too(engine: Engine) -> None:
+    """`engine.streams` is no way around the owner."""
+    stream_id = await of_a_session(engine, OWNED)
+    with pytest.raises(UnknownStream):
+        engine.streams.attach(stream_id)
+    assert engine.streams.attach(stream_id, owner="ada").stream_id == stream_id
+
+
+async def test_a_turn_is_cancelled_for_its_owner_only(engine: Engine) -> None:
+    """The operator names none, and cancels any."""
+    for owner, cancels in (("bob", False), ("ada", True), (None, True)):
+        async with engine.session("s:m", tags=OWNED).stream("Hi") as turn:
+            assert await engine.cancel(turn.stream_id, owner=owner) is cancels
+            if cancels:
+                with pytest.raises(CancelledError):
+                    await turn.message()
+            else:
+                await turn.message()

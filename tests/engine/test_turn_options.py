@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from callboard.adapters import AdapterConfig, AdapterError, NetworkError, RetryPolicy
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.bus import LlmCallCompleted, LlmCallFailed, Lossless
 from callboard.bus.errors import RequestTimeoutError
-from callboard.engine import Engine, Session, TimeoutConfig, Tool, tool
+from callboard.bus.streams.events import MessageStart, TextDelta
+from callboard.engine import Budget, Engine, ModelRegistry, Session, TimeoutConfig, Tool, tool
 from callboard.engine.calls.plain_call import require_known
 from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import EmbeddingOptions
 from callboard.engine.operations.images import ImageOptions
 from callboard.engine.operations.videos import VideoOptions
-from tests.support.engines import keeping, requests_of, running
-from tests.support.scripted import Say
-from tests.support.virtual_time import runs_on
+from callboard.tracestore import CallFilter, PriceRow, PriceTable
+
+from ..support.continuing_server import TextProvider
+from ..support.engines import entry, keeping, requests_of, running
+from ..support.engines import serving as models_on
+from ..support.scripted import Say
+from ..support.scripted_server import Connection, serving
+from ..support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
 anyio_backend = runs_on("asyncio")
+
 
 Ask = Callable[..., Awaitable[object]]
 
@@ -187,3 +197,115 @@ async def test_a_session_has_defaults_that_a_turn_may_replace(restarted: bool, t
         other = await engine.import_session(session.export(), session_id="ses_2")
         await other.send("Hi")
         assert requests_of(engine)[-1].temperature == 0.25
+
+
+# A reply that broke off and went on is one message, and two attempts in the trace, on the bill and in budgets.
+
+
+TEXT = "The tide comes in,\n\n  and the tide goes out;  twice a day.\n"
+MODEL = "anthropic:claude-sonnet-4-5"
+SENT_RATE, SAID_RATE = 333_337, 1_777_783
+PRICES = PriceTable([PriceRow(model=MODEL, input=SENT_RATE, output=SAID_RATE)])
+
+
+def engine_with(provider: TextProvider, store: Path | None = None, budgets: Sequence[Budget] = ()) -> Engine:
+    retry = RetryPolicy(base_delay=0.001, jitter=False)
+    adapter = AnthropicAdapter(AdapterConfig(api_key="k", retry=retry, max_retries=5), transport=provider)
+    return Engine(
+        models=ModelRegistry({}, {}),
+        providers={"anthropic": adapter},
+        store=store,
+        trace=store is not None,
+        capture_content=store is not None,
+        prices=PRICES,
+        budgets=budgets,
+    )
+
+
+async def test_two_attempts_and_one_message(tmp_path: Path) -> None:
+    """Each attempt has a row with its own usage and cost; the session has one reply, and the turn costs both."""
+    provider = TextProvider(TEXT, [20, 9])
+    async with engine_with(provider, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s", model=MODEL)
+        async with session.stream("Hm?", continue_broken=True) as turn:
+            events = [event async for event in turn]
+        reply = await turn.message()
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == TEXT == reply.text
+        assert sum(isinstance(event, MessageStart) for event in events) == 1
+        assert len(session.messages) == 2
+        await engine.flush()
+        assert engine.store is not None
+        rows = sorted(await engine.store.calls(CallFilter(), limit=None), key=lambda row: row.attempt)
+        assert [(row.status, row.reason) for row in rows] == [
+            ("failed", "first"),
+            ("failed", "continued"),
+            ("completed", "continued"),
+        ]
+        costs = []
+        for row, (sent, said) in zip(rows, provider.bill, strict=True):
+            assert row.usage is not None
+            assert row.cost is not None
+            assert row.usage.input_tokens == sent
+            if row.status == "completed":
+                assert row.usage.output_tokens == said
+            exact = row.usage.input_tokens * SENT_RATE + row.usage.output_tokens * SAID_RATE
+            assert row.cost.nano_usd == (exact + 500) // 1000
+            costs.append(row.cost.nano_usd)
+        assert turn.cost.nano_usd == sum(costs)
+
+
+async def test_the_budget_must_have_room_for_the_rest_as_well() -> None:
+    """Without it the break is the error, the text that came stands, and nothing is counted twice."""
+    provider = TextProvider(TEXT, [20])
+    one = (2000 * SAID_RATE // 1000 + 23_000) / 1e9  # room for one attempt that uses all it may, and for no more
+    async with engine_with(provider, budgets=[Budget(max_cost_usd=one)]) as engine:
+        stream = engine.stream(MODEL, "Hm?", continue_broken=True, max_output_tokens=2000)
+        with pytest.raises(NetworkError):
+            async for _event in stream:
+                pass
+        assert len(provider.bodies) == 1
+        (account,) = await engine.budgets()
+        assert account.spent.money == stream.cost.nano_usd
+        assert account.held.money == 0
+        assert 0 < account.spent.money < 200_000
+
+
+# A request that was sent twice is one attempt, and its event and its row say so.
+
+
+REPLY = (
+    b'{"model":"m","choices":[{"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
+)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_call_that_was_sent_twice_says_so(tmp_path: Path, comes_back: bool) -> None:
+    """Whether the second copy was answered or not; the call before it says no such thing."""
+    sent: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        sent.append(connection.number)
+        if len(sent) == 2 or (len(sent) > 2 and not comes_back):
+            raise anyio.EndOfStream
+        await connection.reply(REPLY, b"content-type: application/json\r\n")
+
+    async with serving(script) as server:
+        config = AdapterConfig(base_url=server.url.removesuffix("/v1/talk"), max_retries=0)
+        engine = Engine(models=models_on(s=entry("s", "openai_compatible", config)), store=tmp_path / "trace.db")
+        events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
+        async with engine:
+            await engine.session("s:m").send("Hi")
+            try:
+                await engine.session("s:m").send("Hi again")
+            except AdapterError:
+                assert not comes_back
+            await engine.flush()
+            rows = await engine.store.calls()
+            heard = [envelope.data for envelope in events.take()]
+    ends = [event for event in heard if isinstance(event, LlmCallCompleted | LlmCallFailed)]
+    assert sent == [0, 0, 1]
+    assert [end.resent for end in ends] == [False, True]
+    assert isinstance(ends[-1], LlmCallCompleted) is comes_back
+    assert [(row.attempt, row.retry_count, row.resent) for row in reversed(rows)] == [(1, 0, False), (1, 0, True)]

@@ -12,7 +12,7 @@ import pytest
 from callboard import EndedCall, Engine, generate_sync, run_sync, watch, watch_sync
 from callboard.adapters import OverloadedError, ServerError, StopReason, TokenUsage
 from callboard.bus import Cost, CostSource, LlmCallCompleted
-from tests.engine.test_embedding import embedder_type, small
+from tests.engine.operations.test_embeddings import embedder_type, small
 from tests.support.engines import registry, serving
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on

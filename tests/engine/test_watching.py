@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
 import anyio
+import msgspec
 import pytest
 
 from callboard import (
+    AdapterConfig,
+    AuthError,
     CancelledError,
+    ConfigurationError,
     Engine,
+    Limits,
+    ModelRegistry,
+    OpenAIAdapter,
+    ServerError,
 )
+from callboard.adapters import ImageBlock, Message, TextBlock
+from callboard.adapters.providers import scripted
+from callboard.bus.values.base import ITEMS, TEXT
+from callboard.engine.models.configured import entry_of
+from callboard.engine.presented import plain
 from callboard.engine.watching.now import made_us
-from tests.support.engines import registry, running
-from tests.support.scripted import CALLS_ADD, Say
 
+from ..definition_of_done.rows import row
+from ..support.engines import registry, running
+from ..support.present import present
+from ..support.scripted import ADD, CALLS_ADD, Say
 from .slow_engines import an_engine
 
 pytestmark = pytest.mark.anyio
@@ -173,3 +192,305 @@ def test_the_time_of_an_identifier_is_read_from_it() -> None:
     assert made_us("ses_mine") is None
     assert made_us("ses_01ARZ3NDEKTSV4RRFFQ69G5FA!") is not None
     assert made_us("ses_ilou3NDEKTSV4RRFFQ69G5FAVx") is None
+
+
+# `engine.statistics()`: one snapshot of everything that counts, at any time of an engine's life.
+
+
+async def test_an_engine_that_never_started_has_statistics() -> None:
+    """Everything is there, and at zero."""
+    fresh = Engine(models=registry(), trace=False)
+    counted = fresh.statistics()
+    assert (counted.state, counted.uptime_seconds, counted.sessions, counted.providers) == ("new", 0.0, 0, ())
+    assert counted.supervisor is None
+    assert counted.writer is None
+    assert counted.prices_version == fresh.prices.version
+
+
+async def test_a_running_turn_and_those_behind_it_are_counted() -> None:
+    """One runs and holds a slot of its provider; the second waits for its session."""
+    go = anyio.Event()
+    async with running(Say("one", pause=go.wait), Say("two")) as (engine, _):
+        session = engine.session("s:m")
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.send, "first")
+            group.start_soon(session.send, "second")
+            await anyio.sleep(1)
+            counted = engine.statistics()
+            go.set()
+        assert (counted.state, counted.sessions) == ("running", 1)
+        assert (counted.turns_running, counted.turns_waiting) == (1, 1)
+        (provider,) = counted.providers
+        assert (provider.provider, provider.running, provider.in_flight, provider.waiting) == ("s", True, 1, 0)
+        assert present(provider.adapter).calls == 1
+        assert counted.streams.open == 2
+        after = engine.statistics()
+        assert (after.turns_running, after.turns_waiting, after.providers[0].in_flight) == (0, 0, 0)
+        assert 0 < counted.uptime_seconds < after.uptime_seconds
+
+
+async def test_calls_that_wait_for_a_slot_are_counted() -> None:
+    """With one slot for a provider, the second session's call waits."""
+    go = anyio.Event()
+    script = [Say("one", pause=go.wait), Say("two")]
+    async with Engine(models=registry(*script), trace=False, limits=Limits(calls_per_provider=1)) as engine:
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(engine.session("s:m").send, "hello")
+            await anyio.sleep(1)
+            (provider,) = engine.statistics().providers
+            go.set()
+        assert (provider.in_flight, provider.waiting, provider.slots) == (1, 1, 1)
+
+
+async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_it() -> None:
+    """A key that is refused shows as an unavailable provider, with the reason."""
+    async with running(Say(fails=AuthError("no"))) as (engine, _):
+        with pytest.raises(AuthError):
+            await engine.session("s:m").send("hello")
+        await anyio.sleep(0.1)
+        counted = engine.statistics()
+        assert counted.supervisor is not None
+        names = [child.name for child in counted.supervisor.children]
+        assert names == ["availability", "session manager", "adapters"]
+        below = counted.supervisor.children[-1].supervisor
+        assert [child.name for child in present(below).children] == ["s"]
+        (known,) = counted.availability
+        assert (known.provider, known.state, known.reason) == ("s", "unavailable", "key refused")
+        assert known.retry_at_us is not None
+
+
+async def test_statistics_outlive_the_engine() -> None:
+    """After the end they still tell what was counted, and the uptime stands still."""
+    async with running(Say("one")) as (engine, _):
+        await engine.session("s:m").send("hello")
+        await anyio.sleep(2)
+    counted = engine.statistics()
+    assert counted.state == "closed"
+    assert not present(counted.supervisor).running
+    assert not counted.providers[0].running
+    await anyio.sleep(5)
+    assert engine.statistics().uptime_seconds == counted.uptime_seconds > 0
+
+
+async def test_statistics_can_be_sent_as_json() -> None:
+    """A host's metrics endpoint needs no more than an encoder."""
+    async with running(Say(fails=ServerError("no", retryable=False))) as (engine, _):
+        with pytest.raises(ServerError):
+            await engine.session("s:m").send("hello")
+        decoded = msgspec.json.decode(msgspec.json.encode(engine.statistics()))
+    assert decoded["bus"]["published"] > 0
+    assert decoded["providers"][0]["provider"] == "s"
+
+
+# Results that are looked at: in a console, in a notebook, as JSON.
+
+
+@dataclass
+class Person:
+    name: str
+    age: int
+
+
+async def test_the_repr_of_a_result_fits_a_screen() -> None:
+    """Whatever its length: the text's beginning, how it ended, what it used and cost."""
+    async with running(Say("Hello " * 5000)) as (engine, _):
+        result = await engine.generate("s:m", "Hi " * 5000)
+    shown = repr(result)
+    assert len(shown) < 1000
+    assert shown.startswith("GenerateResult(text='Hello Hello")
+    for part in ("29,880 more", "status='completed'", "model='s:m'", "steps=<1>", "messages=<2>"):
+        assert part in shown
+    assert max(len(repr(each)) for each in (result.message, result.response, result.steps[0])) < 3000
+
+
+TOTALS = ("total_usage", "total_cost")
+SHARED = ("text", "content", "thinking", "tool_uses", "stop_reason", "raw_stop_reason", *TOTALS)
+
+
+async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
+    """Code that reads one reads the others, as attributes and as a dict. Totals are those of the whole turn."""
+    replies = [Say("Adding.", calls=[("add", {"a": 1, "b": 2})], thinking="Hm"), Say("Three.", thinking="So")]
+    async with running(*replies, *replies) as (engine, _):
+        result = await engine.generate("s:m", "1 + 2?", tools=[ADD])
+        reply = await engine.session("s:m", tools=[ADD]).send("1 + 2?")
+    for name in SHARED:
+        assert getattr(reply, name) == getattr(result, name), name
+    assert {name: getattr(result.steps[-1], name) for name in SHARED[:6]} == {
+        name: getattr(result, name) for name in SHARED[:6]
+    }
+    assert (result.thinking, [call.name for call in result.steps[0].tool_uses]) == ("So", ["add"])
+    assert reply.total_usage == result.steps[0].usage + result.steps[1].usage != reply.usage
+    ours, theirs = reply.to_dict(), result.to_dict()
+    assert set(theirs) - {"messages"} == set(ours)
+    assert {name: ours[name] for name in SHARED} == {name: theirs[name] for name in SHARED}
+
+
+async def test_the_earlier_names_of_a_result_work_and_warn() -> None:
+    """`reasoning` and `tool_calls` of a result and a step are aliases."""
+    async with running(Say("Hello", thinking="Hm")) as (engine, _):
+        result = await engine.generate("s:m", "Hi")
+    for each in (result, result.steps[0]):
+        with pytest.warns(DeprecationWarning, match="use thinking"):
+            assert each.reasoning == "Hm"
+        with pytest.warns(DeprecationWarning, match="use tool_uses"):
+            assert each.tool_calls == ()
+
+
+def test_content_with_half_a_surrogate_pair_becomes_plain_values() -> None:
+    """A broken tokenizer may send one, and a log must still get its dict."""
+    assert plain(TextBlock("a\ud83d")) == {"type": "text", "text": "a\ud83d", "provider_raw": None}
+
+
+async def test_what_is_under_way_says_which_it_is() -> None:
+    """An engine, a session and a stream in a console, and no address of an object."""
+    async with running(Say("Hello")) as (engine, _):
+        session = engine.session("s:m", session_id="notes")
+        assert repr(session) == "Session(id='notes', model='s:m', messages=<0>)"
+        async with session.stream("Hi") as turn:
+            assert repr(turn) == f"TurnStream(stream_id='{turn.stream_id}', model=None, status=None)"
+            await turn.message()
+        assert repr(turn) == f"TurnStream(stream_id='{turn.stream_id}', model='s:m', status='completed')"
+        assert repr(session) == "Session(id='notes', model='s:m', messages=<2>)"
+        assert repr(engine) == "Engine(providers=['s'])"
+    assert repr(engine) == "Engine(providers=['s'], closed)"
+
+
+def test_values_that_may_be_large_are_shown_in_short() -> None:
+    """Text, bytes, lists and objects are cut, defaults left out, and what is small is shown whole."""
+    assert repr(TextBlock("Hi")) == "TextBlock(text='Hi')"
+    assert repr(TextBlock("a" * TEXT + "bc")) == f"TextBlock(text='{'a' * TEXT}'… 2 more)"
+    picture = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(4992))
+    assert repr(picture) == "ImageBlock(data=<5,000 bytes>, media_type='image/png')"
+    many = Message.user([TextBlock(str(number)) for number in range(ITEMS + 6)])
+    assert repr(many).endswith("TextBlock(text='3'), … 6 more))")
+    assert repr(Message.user("Hi")) == "Message(role='user', content=(TextBlock(text='Hi'),))"
+
+
+async def test_a_result_becomes_plain_values() -> None:
+    """Which any JSON library writes; money is exact text, and an object is there as such."""
+    async with running(Say("Hello"), Say('{"name": "Ann", "age": 3}')) as (engine, _):
+        result = await engine.generate("s:m", [TextBlock("Hi"), ImageBlock(data=b"GIF89a")])
+        found = await engine.generate_object("s:m", "Who?", schema=Person)
+    told = json.loads(json.dumps(result.to_dict()))
+    assert (told["text"], told["status"], told["stop_reason"], told["model"]) == (
+        *("Hello", "completed"),
+        *("end_turn", "s:m"),
+    )
+    assert told["usage"]["input_tokens"] == 10
+    assert told["cost"] == {"usd": None, "source": "unpriced"}
+    assert [message["role"] for message in told["messages"]] == ["user", "assistant"]
+    assert told["messages"][0]["content"][1]["data"] == "R0lGODlh"
+    assert found.to_dict()["output"] == {"name": "Ann", "age": 3}
+    reply = result.message.to_dict()
+    assert (reply["text"], "messages" in reply) == ("Hello", False)
+
+
+async def test_a_notebook_shows_the_text_and_what_it_cost() -> None:
+    """As Markdown, of a result and of a session's reply."""
+    async with running(Say("**Hello**"), Say("**Hello**")) as (engine, _):
+        result = await engine.generate("s:m", "Hi")
+        reply = await engine.session("s:m").send("Hi")
+    wanted = f"**Hello**\n\n---\n*s:m, {result.total_usage.total_tokens} tokens, unpriced*"
+    assert result._repr_markdown_() == wanted
+    assert reply._repr_markdown_() == wanted
+
+
+# Adapters that a host makes itself (M17; seed 2, row 8.1).
+
+
+HELLO = scripted.ScriptedReply(text="Hello")
+
+
+def own(*replies: scripted.ScriptedReply) -> scripted.ScriptedAdapter:
+    left = list(replies)
+    return scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=lambda request: left.pop(0))
+
+
+@row("8.1.2")
+async def test_an_engine_is_made_of_adapters() -> None:
+    """8.1: explicit instances, routed by their names, in the trace and in routing like any other."""
+    async with Engine(models=ModelRegistry({}, {}), providers={"mine": own(HELLO, HELLO)}, trace=False) as engine:
+        assert engine.providers == {"mine": "configured"}
+        result = await engine.generate("mine:anything", "Hi")
+        assert (result.text, result.response.model) == ("Hello", "mine:anything")
+        assert (await engine.generate("anything", "Hi", provider="mine")).text == "Hello"
+
+
+async def test_an_adapter_of_the_hosts_replaces_one_that_only_the_environment_offers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With or without a key; of a name in models.yaml it is still refused."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    providers = {"anthropic": own(HELLO), "openai": own(HELLO)}
+    async with Engine(providers=providers, trace=False) as engine:
+        assert (await engine.generate("anthropic:m", "Hi")).text == "Hello"
+        assert (await engine.generate("openai:m", "Hi")).text == "Hello"
+    (tmp_path / "models.yaml").write_text("adapters: {anthropic: {type: anthropic, api_key_env: A_KEY}}")
+    with pytest.raises(ConfigurationError, match="already"):
+        Engine(providers={"anthropic": own(HELLO)}, trace=False)
+
+
+async def test_an_adapter_joins_a_running_engine_and_stays_over_a_reload() -> None:
+    """The next turn knows it; what models.yaml says afterwards doesn't take it away."""
+    async with running(Say("configured")) as (engine, _):
+        engine.register("mine", own(HELLO, HELLO))
+        assert (await engine.generate("mine:m", "Hi")).text == "Hello"
+        change = await engine.reload(registry(Say("anew")))
+        assert "mine" not in (*change.adapters_removed, *change.adapters_changed)
+        assert (await engine.generate("mine:m", "Hi")).text == "Hello"
+
+
+async def test_what_makes_adapters_may_be_given() -> None:
+    """A function is asked for each adapter that is needed: one to ask beforehand, one to call."""
+    made: list[scripted.ScriptedAdapter] = []
+
+    def make() -> scripted.ScriptedAdapter:
+        made.append(own(HELLO))
+        return made[-1]
+
+    async with running() as (engine, _):
+        engine.register("mine", make)
+        assert (await engine.generate("mine:m", "Hi")).text == "Hello"
+    assert len(made) == 2
+
+
+async def test_looking_at_the_engine_s_health_leaves_the_host_s_adapter_alone() -> None:
+    """An adapter that the host has made is not closed by a check."""
+    closed: list[str] = []
+
+    class Watched(scripted.ScriptedAdapter):
+        async def close(self) -> None:
+            closed.append(self.name)
+            await super().close()
+
+    mine = Watched(AdapterConfig(), name="mine", replies=lambda request: HELLO)
+    engine = Engine(models=ModelRegistry({}, {}), providers={"mine": mine}, trace=False)
+    await engine.health()
+    assert closed == []
+    await engine.generate("mine:m", "Hi")
+    await engine.aclose()
+    assert closed == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "advice"),
+    [
+        ("s", own(), "register yours under another name"),
+        ("a:b", own(), "its models are called name:model"),
+        ("mine", object(), "give an object with all that `ProviderAdapter`"),
+    ],
+)
+async def test_what_can_t_be_registered_is_said(name: str, adapter: object, advice: str) -> None:
+    """A name that is taken, one that can't be, and no adapter."""
+    async with running() as (engine, _):
+        with pytest.raises(ConfigurationError, match=advice):
+            engine.register(name, adapter)  # type: ignore[arg-type]
+
+
+def test_a_provider_s_own_adapter_has_its_prices() -> None:
+    """Its class says whose it is; of any other, `prices_as` does."""
+    assert entry_of("mine", OpenAIAdapter(AdapterConfig(api_key="x"))).type == "openai"
+    assert entry_of("mine", own(), "openai").prices_as == "openai"

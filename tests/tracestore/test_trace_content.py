@@ -1,30 +1,52 @@
-"""Content in the store: off unless asked for, kept once, redacted first, gone when it has expired."""
+"""What was said, as it is captured, stored, shortened and erased."""
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
+import hypothesis.strategies as st
+import msgspec
 import pytest
+from hypothesis import given, settings
 
-from callboard.bus.events.envelope import Event
-from callboard.bus.events.sessions import SessionConfigured
-from callboard.bus.values.content import ImageBlock, TextBlock
-from callboard.bus.values.messages import Message, Role
-from callboard.tracestore import Capture, TraceStore
-from tests.support.present import present
-
-from .content_making import (
-    CONVERSATION,
-    PICTURE,
-    appended,
-    captured,
-    configured,
-    count,
-    everything,
+from callboard.bus.bus import Bus
+from callboard.bus.errors import StoreError
+from callboard.bus.events.codec import CatalogueEvent, decode_event
+from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
 )
+from callboard.bus.values.messages import CallSettings, Candidate, Message, MessageMetadata, Role, RoutingDecision
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from callboard.tracestore import Capture, TraceStore, WriterCore, WriterOptions
+from callboard.tracestore.codec import KEPT, decode_line, encode_event, encode_line, figures_of
+from callboard.tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
+from callboard.tracestore.writing.spill import SpillFile
+
+from ..support.present import present
+from .content_making import CONVERSATION, METADATA, PICTURE, appended, captured, configured, count, everything
 from .trace_making import Maker, make_file_before, sql
+from .writer_rig import DISK_FULL, QUICK, FakeSource, Rig, until
 
 pytestmark = pytest.mark.anyio
+
+
+# Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
 
 
 async def test_without_capture_nothing_of_the_content_reaches_the_file(store: TraceStore, make: Maker) -> None:
@@ -161,3 +183,352 @@ def test_events_without_a_session_are_not_captured_as_one() -> None:
 
 
 # -- One writer at a time
+
+
+# The writer and content: what spills of it, what is stored when the store recovers, and how much may wait.
+
+
+SCREENSHOT = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
+
+
+SAID = [Message.user([TextBlock("My name is Bob"), SCREENSHOT]), Message.assistant("Hi.\nBob")]
+
+
+def said(make: Maker) -> list[Envelope]:
+    return [
+        make(SessionMessageAppended(position=position, message=message), session_id="s")
+        for position, message in enumerate(SAID)
+    ]
+
+
+def spilled_by(folder: Path, capture: Capture | None) -> Path:
+    """The spill file of a writer whose store failed to the end."""
+    rig = Rig(folder, capture=capture)
+    rig.sink.failure = DISK_FULL
+    rig.source.put(*said(rig.make))
+    anyio.run(rig.core.close)
+    return rig.spill
+
+
+def test_the_spill_file_has_content_only_if_it_is_captured(tmp_path: Path) -> None:
+    """Without capture no byte of it reaches the disk; with it, what the hook made of it."""
+    for name in ("off", "on"):
+        (tmp_path / name).mkdir()
+    off = spilled_by(tmp_path / "off", None).read_bytes()
+    assert off.count(b"\n") == 2
+    assert b"Bob" not in off
+    seen: list[str] = []
+
+    def redact(message: Message) -> Message:
+        seen.append(message.text)
+        return Message.user("I am somebody") if message.role == "user" else message
+
+    on = spilled_by(tmp_path / "on", Capture(redact)).read_bytes()
+    assert on.count(b"\n") == 2
+    assert b"My name" not in on
+    assert b"I am somebody" in on
+    assert seen == [message.text for message in SAID], "each message was shown to the hook once"
+
+
+async def test_spilled_content_is_stored_when_the_store_recovers(store: TraceStore, tmp_path: Path) -> None:
+    """Media included, and the hook isn't asked again."""
+    asked = 0
+
+    def redact(message: Message) -> Message:
+        nonlocal asked
+        asked += 1
+        return message
+
+    class Flaky:
+        failing = True
+
+        async def write(self, envelopes: Sequence[Envelope], /) -> None:
+            if self.failing:
+                raise StoreError("disk full")
+            await store.write(envelopes)
+
+    sink, source = Flaky(), FakeSource()
+    core = WriterCore(sink, source, spill_path=tmp_path / "x.jsonl", options=QUICK, capture=Capture(redact))
+    async with anyio.create_task_group() as group:
+        group.start_soon(core.run)
+        source.put(*said(Maker()))
+        await until(lambda: core.state == "spilling" and core.statistics().spilled == 2)
+        sink.failing = False
+        await until(lambda: core.state == "ok")
+        group.cancel_scope.cancel()
+    assert await store.messages("s") == SAID
+    assert asked == len(SAID)
+
+
+async def test_a_dead_process_s_content_is_adopted_by_one_that_captures_none(
+    store: TraceStore, make: Maker
+) -> None:
+    """It was asked for when it was said."""
+    dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
+    dead.append([Capture().apply(envelope) for envelope in said(make)])
+    dead.close()
+    core = WriterCore.for_bus(store, bus := Bus())
+    bus.close()
+    with anyio.fail_after(5):
+        await core.run()
+    assert await store.messages("s") == SAID
+
+
+async def test_content_that_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
+    """A few large messages fill the memory as many small events do: first they spill, then the newest are lost."""
+    large = [Message.user(str(number) * 100_000) for number in range(6)]
+    options = WriterOptions(first_retry=60.0, memory_bytes=250_000, spill_bytes=250_000)
+    rig = Rig(tmp_path, options, Capture())
+    rig.sink.failure = DISK_FULL
+    for position, message in enumerate(large):
+        rig.source.put(rig.make(SessionMessageAppended(position=position, message=message), session_id="s"))
+        with pytest.raises(StoreError):
+            await rig.core.flush()
+    statistics = rig.core.statistics()
+    assert (statistics.state, statistics.spilled, statistics.lost) == ("dropping", 2, 2)
+    assert (statistics.lost_first_seq, statistics.lost_last_seq) == (5, 6)
+    assert statistics.waiting_bytes <= 250_000
+
+
+def test_few_large_events_are_read_back_at_a_time(tmp_path: Path, make: Maker) -> None:
+    """Whatever number is asked for, a spill file of large messages doesn't come into memory as a whole."""
+    spill = SpillFile(tmp_path / "x.jsonl", 10**8)
+    large = [SessionMessageAppended(position=n, message=Message.user(str(n) * 3_000_000)) for n in range(4)]
+    spill.append([Capture().apply(make(event, session_id="s")) for event in large])
+    found: list[int] = []
+    while spill.waiting:
+        batch, size = spill.peek(256)
+        assert 0 < len(batch) <= 2
+        found += [envelope.seq for envelope in batch]
+        spill.discard(len(batch), size)
+    assert found == [1, 2, 3, 4]
+
+
+# Messages of any blocks come back from their bodies, and from a line, as they were.
+
+
+texts = st.text(max_size=20) | st.sampled_from(["x" * 3000, "half a pair: \ud800", "\n", "\0"])
+
+
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+json_objects = st.dictionaries(texts, json_values, max_size=3)
+
+
+raws = st.builds(ProviderRaw, texts, json_objects, st.none() | texts)
+
+
+maybe_raws = st.none() | raws
+
+
+data = st.binary(min_size=1, max_size=40) | st.sampled_from([PICTURE, b"x" * 1024])
+
+
+def media(kind: type[ImageBlock] | type[AudioBlock] | type[DocumentBlock]) -> st.SearchStrategy[ContentBlock]:
+    by_data = st.builds(lambda body: kind(data=body, media_type="application/x-test"), data)
+    return by_data | st.builds(lambda url: kind(url=url), texts)
+
+
+text_blocks = st.builds(TextBlock, texts, maybe_raws)
+
+
+images, documents = media(ImageBlock), media(DocumentBlock)
+
+
+results = st.builds(
+    ToolResultBlock,
+    texts,
+    texts | st.lists(text_blocks | images | documents, max_size=3).map(tuple),
+    st.booleans(),
+)
+
+
+said_by_user = text_blocks | images | media(AudioBlock) | documents
+
+
+said_by_assistant = (
+    text_blocks
+    | images
+    | st.builds(ToolUseBlock, texts, texts, json_objects, st.none() | texts, st.booleans(), maybe_raws)
+    | st.builds(ThinkingBlock, texts, st.none() | texts, maybe_raws)
+    | st.builds(RedactedThinkingBlock, texts, maybe_raws)
+    | st.builds(OpaqueBlock, texts, raws)
+)
+
+
+counts = st.integers(0, 2**40)
+
+
+usages = st.builds(
+    TokenUsage,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    st.none() | counts,
+    st.sampled_from(UsageSource),
+    st.none() | st.sampled_from([b'{"prompt_tokens":10.50,"x":[1, 2]}', b"[]", b'"x"']).map(msgspec.Raw),
+    st.none() | counts,
+)
+
+
+words = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+metadatas = st.builds(
+    MessageMetadata,
+    provider=words,
+    model=words,
+    usage=usages,
+    cost=st.builds(Cost, st.none() | counts, st.sampled_from(CostSource), st.none() | words, st.none() | words),
+    stop_reason=st.sampled_from(StopReason),
+    raw_stop_reason=st.none() | words,
+    routing=st.none()
+    | st.builds(
+        RoutingDecision,
+        words,
+        words,
+        words,
+        words,
+        st.lists(st.builds(Candidate, words, st.none() | words, st.none() | words), max_size=2).map(tuple),
+    ),
+    request_id=st.none() | words,
+    latency_ms=st.none() | counts,
+)
+
+
+def messages_of(role: Role, blocks: st.SearchStrategy[ContentBlock]) -> st.SearchStrategy[Message]:
+    content = st.lists(blocks, max_size=4).map(tuple)
+    return st.builds(Message, st.just(role), content, st.none() | words, st.none() | texts, st.none() | metadatas)
+
+
+messages = (
+    messages_of(Role.SYSTEM, text_blocks)
+    | messages_of(Role.DEVELOPER, text_blocks)
+    | messages_of(Role.USER, said_by_user)
+    | messages_of(Role.ASSISTANT, said_by_assistant)
+    | messages_of(Role.TOOL, results)
+)
+
+
+@settings(max_examples=150)
+@given(messages)
+def test_a_message_of_any_blocks_comes_back_from_its_bodies_as_it_was(message: Message) -> None:
+    """Signatures, opaque data, numbers of any size, media and half surrogate pairs included."""
+    digest, bodies = bodies_of(message)
+    found = message_of(bodies[digest], bodies.__getitem__)
+    assert found == msgspec.structs.replace(message, id=None, metadata=None)
+    if message.metadata is not None:
+        assert decode_metadata(encode_metadata(message.metadata)) == message.metadata
+
+
+@settings(max_examples=100)
+@given(messages)
+def test_a_captured_message_comes_back_from_a_line_as_it_was(message: Message) -> None:
+    """One line in a spill file, whatever is in it."""
+    (envelope,) = captured(Maker()(SessionMessageAppended(position=3, message=message), session_id="s"))
+    line = encode_line(envelope)
+    assert line.count(b"\n") == 1
+    assert decode_line(line) == envelope
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    """A newer Callboard may add fields to messages, blocks and metadata."""
+    body = b'{"role":"user","mood":"good","content":[{"type":"text","text":"Hi","colour":{"r":1}}]}'
+    assert message_of(body, {}.__getitem__) == Message.user("Hi")
+    metadata = msgspec.json.decode(encode_metadata(METADATA))
+    metadata["usage"]["imagined_tokens"] = 4
+    metadata["planet"] = "Mars"
+    assert decode_metadata(msgspec.json.encode(metadata)) == METADATA
+
+
+# What stays of an event when its content is erased.
+
+
+MARK = "Zanzibar"
+FULL = {
+    CallSettings: CallSettings(server_address="api.example.org", stop_sequences=(MARK,), max_output_tokens=5),
+    RoutingDecision: RoutingDecision("m", "p:m", "p", "id", (Candidate("p:m", f"refused: {MARK}"),)),
+    TokenUsage: TokenUsage(3, 4, raw=msgspec.Raw(b'{"said":"Zanzibar"}')),
+    Cost: Cost(7, CostSource.COMPUTED),
+}
+
+
+def filled(kind: type[Event]) -> Event:
+    """An event with the mark in each field that may hold text of somebody's."""
+    values: dict[str, object] = {}
+    for field in msgspec.structs.fields(kind):
+        options = typing.get_args(field.type) or (field.type,)
+        known = next((each for each in options if each in FULL), None)
+        if known is not None:
+            values[field.name] = FULL[known]
+        elif dict in (field.type, typing.get_origin(field.type)):
+            values[field.name] = {MARK: MARK}
+        elif typing.get_origin(field.type) is tuple:
+            values[field.name] = (MARK,) if str in options else (1,)
+        elif str in (field.type, *options) and field.name not in KEPT:
+            values[field.name] = f"ValueError: {MARK}" if field.name == "error" else MARK
+    whole = {
+        field.name: value
+        for field in msgspec.structs.fields(kind)
+        for value in [_some(field)]
+        if value is not None
+    }
+    return kind(**{**whole, **values})
+
+
+def _some(field: msgspec.structs.FieldInfo) -> object:
+    if not field.required:
+        return None
+    options = (field.type, *typing.get_args(field.type))
+    if any(option in FULL for option in options):
+        return None
+    if typing.get_origin(field.type) is typing.Literal:
+        return options[1]
+    for option, value in ((str, "word"), (bool, True), (int, 3), (float, 0.5)):
+        if option in options:
+            return value
+    return next(
+        (each for option in options if isinstance(option, type) for each in option.__members__.values()), None
+    )
+
+
+KINDS = [
+    kind for kind in typing.get_args(CatalogueEvent) if kind not in (SessionMessageAppended, SessionConfigured)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.topic_of())
+def test_no_text_stays_of_an_event_unless_it_is_listed(kind: type[Event]) -> None:
+    """What stays can be read again, and is the same when it is erased once more."""
+    event = filled(kind)
+    bare = figures_of(event)
+    encoded = encode_event(bare)
+    tuples = {field.name for field in msgspec.structs.fields(kind) if MARK in str(getattr(bare, field.name))}
+    assert tuples <= {"warnings"}  # codes
+    again = decode_event(kind.topic_of(), encoded)
+    assert type(again) is kind
+    assert figures_of(again) == again == bare
+
+
+def test_of_the_error_of_a_turn_its_type_stays() -> None:
+    """The text behind it may quote the prompt."""
+    turn = SessionTurnCompleted(status="failed", calls=1, error=f"InvalidRequestError: {MARK}")
+    assert figures_of(turn).error == "InvalidRequestError"  # type: ignore[attr-defined]
+    odd = SessionTurnCompleted(status="failed", calls=1, error=f"said {MARK}: no")
+    assert figures_of(odd).error == ""  # type: ignore[attr-defined]
+
+
+def test_of_an_event_of_the_host_s_its_topic_stays() -> None:
+    """Nobody but the host knows what it means."""
+    own = UnknownEvent(topic="host.note", raw=msgspec.Raw(b'{"type":"host.note","text":"Zanzibar"}'))
+    assert bytes(figures_of(own).raw) == b'{"type":"host.note"}'  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
-"""Retention: what is old goes whole, what stays keeps its sums, and nobody else may delete."""
+"""What leaves a trace by its age, and copies of a trace file."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import stat
 from pathlib import Path
 
 import anyio
@@ -11,31 +12,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard.bus import ActorStarted, Cost, CostSource, Envelope, SessionCreated, StoreError
-from callboard.tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
-from callboard.tracestore.sql import pruning
+from callboard import ImageBlock, Message, SessionConfigured, TextBlock
+from callboard.bus import ActorStarted, SessionCreated, StoreError
+from callboard.tracestore import CallFilter, PostgresStore, PriceRow, PriceTable, PruneReport, TraceStore
+from callboard.tracestore.postgres import upkeep
+from callboard.tracestore.sql import expiry, pruning
+from callboard.tracestore.sqlite import upkeep as backup
 
+from .content_making import SETUP, appended, captured, count, everything
+from .contract.test_pruning import NOVEMBER, fill
 from .test_trace_file import integrity
-from .trace_making import T0, Maker, sql
+from .trace_making import T0, Maker, call, sql
 
 pytestmark = pytest.mark.anyio
 
+
+# Retention: what is old goes whole, what stays keeps its sums, and nobody else may delete.
+
+
 SECOND = 1_000_000
 PRICES = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
-
-
-def call(make: Maker, number: int, at: int, seconds: int = 1, session: str = "s") -> list[Envelope]:
-    """A call that began `at` seconds after T0, with a tag and a cost of its number."""
-    ids = {"session_id": session, "tags": {"n": str(number)}}
-    began = T0 + at * SECOND
-    start = make.started(f"req_{number}", ts_us=began, **ids)
-    cost = Cost(number, CostSource.COMPUTED, "000000000000")
-    end = make.completed(f"req_{number}", cost=cost, **ids)
-    return [start, Envelope(end.seq, end.run_id, began + seconds * SECOND, 0, end.data, **_ids(end))]
-
-
-def _ids(envelope: Envelope) -> dict[str, object]:
-    return {name: getattr(envelope, name) for name in ("session_id", "request_id", "attempt", "tags")}
 
 
 def counts(path: Path) -> dict[str, int]:
@@ -256,3 +252,229 @@ async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
     done = await store.prune(before=T0 + 500 * SECOND)
     assert (dry.attempts, dry.events) == (done.attempts, done.events) == (9, 18)
     assert counts(store.path)["call_tags"] == 1
+
+
+# What was captured goes with the sessions that are pruned, and nothing of what another session still says.
+
+
+OLD, YOUNG, CUTOFF = T0, T0 + 10**12, T0 + 10**11
+PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
+MANUAL = TextBlock("a manual that both of them were given " * 100)
+
+
+async def keep(
+    store: TraceStore, make: Maker, session: str, said: list[Message], ts_us: int, first: int = 0
+) -> None:
+    """A session whose messages are all said at one moment."""
+    begun = [
+        make(SessionCreated(model="sonnet"), session_id=session, ts_us=ts_us),
+        make(SessionConfigured(history=0, setup=SETUP, begins=True), session_id=session, ts_us=ts_us),
+    ]
+    made = appended(make, said, session, first, ts_us=ts_us)
+    await store.write(captured(*([] if first else begun), *made))
+
+
+async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore, make: Maker) -> None:
+    """Messages, large blocks, media and setup, all overwritten; another session that is younger stays whole."""
+    await keep(store, make, "old", [Message.user([TextBlock("the old secret"), PICTURE, MANUAL])], OLD)
+    kept = [Message.user([TextBlock("the young one"), MANUAL])]
+    await keep(store, make, "young", kept, YOUNG)
+    report = await store.prune(before=CUTOFF)
+    assert (report.sessions, report.bodies) == (1, 2)  # the message and the picture: manual and setup are shared
+    assert await store.saved_session("old") is None
+    assert await store.messages("young") == kept
+    await store.close()
+    for secret in (b"the old secret", PICTURE.data or b""):
+        assert secret not in everything(store)
+
+
+async def test_what_an_old_message_of_a_living_session_says_stays(store: TraceStore, make: Maker) -> None:
+    """A session that goes on keeps its beginning, with the blocks that it shares with one that was pruned."""
+    long_ago = [Message.user([TextBlock("look"), PICTURE]), Message.assistant([MANUAL])]
+    await keep(store, make, "old", long_ago, OLD)
+    await keep(store, make, "living", long_ago, OLD)
+    await keep(store, make, "living", [Message.user("And now?")], YOUNG, first=2)
+    report = await store.prune(before=CUTOFF)
+    assert (report.sessions, report.bodies) == (1, 0)
+    saved = await store.saved_session("living")
+    assert saved is not None
+    assert (list(saved.messages), saved.missing) == ([*long_ago, Message.user("And now?")], ())
+
+
+async def test_many_sessions_go_in_several_steps(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the size of a step, all that is old is gone and nothing else."""
+    monkeypatch.setattr(pruning, "SESSIONS_AT_ONCE", 2)
+    monkeypatch.setattr(expiry, "BODIES_AT_ONCE", 3)
+    for number in range(7):
+        await keep(store, make, f"old {number}", [Message.user(f"Said {number}"), Message.user("Bye")], OLD)
+    await keep(store, make, "young", [Message.user("Said 3")], YOUNG)
+    report = await store.prune(before=CUTOFF)
+    assert (report.sessions, report.bodies) == (7, 7)
+    assert count(store, "SELECT count(*) FROM session_messages") == 1
+    assert count(store, "SELECT count(*) FROM content") == 2
+    assert (await store.messages("young"))[0].text == "Said 3"
+
+
+async def test_a_dry_run_deletes_no_content(store: TraceStore, make: Maker) -> None:
+    """It says nothing of sessions and bodies, and leaves them."""
+    await keep(store, make, "old", [Message.user("Hi")], OLD)
+    await store.write([make(ActorStarted(actor="x"), ts_us=YOUNG)])
+    report = await store.prune(before=CUTOFF, dry_run=True)
+    assert (report.events, report.bodies) == (3, 0)
+    assert len(await store.messages("old")) == 1
+
+
+async def test_the_run_that_a_session_belongs_to_keeps_its_number(store: TraceStore, make: Maker) -> None:
+    """Its events may be gone; who else goes on with the session is still told from it."""
+    await keep(store, make, "s", [Message.user("Hi")], OLD)
+    later = Maker("run_later")
+    await store.write([later(ActorStarted(actor="x"), session_id="s", ts_us=YOUNG)])
+    await store.close_lost_runs()
+    await store.prune(before=CUTOFF)
+    assert await store.session_owner("s", "run_later") == ("run_test", 1)
+
+
+# A backup: whole, private, of one moment, made while others write, and never over anything.
+
+
+async def test_a_backup_is_a_trace_file_of_its_moment(
+    store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written while it is copied is not in it, and doesn't make it begin again; it opens as a store."""
+    monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
+    await store.write([make.started(f"req_{n}") for n in range(400)])
+    target = tmp_path / "copy.db"
+    seen: list[tuple[int, int]] = []
+    more = anyio.Event()
+
+    def told(done: int, pages: int) -> None:
+        seen.append((done, pages))
+        more.set()
+
+    async def write_on() -> None:
+        await more.wait()
+        while not target.exists():
+            await store.write([make.started("late")])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(write_on)
+        await store.backup(target, progress=told)
+    assert len(seen) > 10
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert len(await store.events(limit=None)) > 400
+    async with TraceStore(target) as copy:
+        assert len(await copy.events(limit=None)) == 400
+        assert await integrity(copy) == "ok"
+        assert await copy.close_lost_runs() == ["run_test"]
+        assert {row.status for row in await copy.calls()} == {"failed"}
+
+
+async def test_nothing_is_overwritten(store: TraceStore, tmp_path: Path) -> None:
+    """A file at the path stays as it is."""
+    (tmp_path / "there.db").write_text("mine")
+    with pytest.raises(StoreError, match=r"there\.db"):
+        await store.backup(tmp_path / "there.db")
+    assert (tmp_path / "there.db").read_text() == "mine"
+    with pytest.raises(StoreError, match="already"):
+        await store.backup(store.path)
+
+
+async def test_a_failed_or_cancelled_backup_leaves_nothing(
+    store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a file nor a part of one; the store goes on."""
+    monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
+    await store.write([make.started(f"req_{n}") for n in range(200)])
+    before = sorted(path.name for path in store.path.parent.glob("*"))
+
+    def stop(done: int, pages: int) -> None:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        await store.backup(tmp_path / "copy.db", progress=stop)
+    with anyio.CancelScope() as scope:
+        await store.backup(tmp_path / "copy.db", progress=lambda done, pages: scope.cancel())
+    assert scope.cancelled_caught
+    with pytest.raises(StoreError, match="nowhere"):
+        await store.backup(tmp_path / "nowhere" / "copy.db")
+    assert sorted(path.name for path in store.path.parent.glob("*")) == before
+    await store.backup(tmp_path / "copy.db")
+
+
+async def test_a_reader_can_make_a_backup(store: TraceStore, make: Maker, tmp_path: Path) -> None:
+    """Another process's file is copied without being opened for writing."""
+    await store.write([make.started()])
+    async with TraceStore.open_readonly(store.path) as reader:
+        await reader.backup(tmp_path / "copy.db")
+    async with TraceStore.open_readonly(tmp_path / "copy.db") as copy:
+        assert len(await copy.calls()) == 1
+
+
+# Retention in PostgreSQL: months are dropped, and nobody deletes anything otherwise.
+
+
+async def test_a_month_before_the_cutoff_is_dropped(postgres_dsn: str, tmp_path: Path) -> None:
+    """Its partition goes as a whole; what stays of it stands in a new one, under its old number."""
+    async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
+
+        async def months() -> dict[str, int]:
+            names = await store.sql(
+                "SELECT inhrelid::regclass::text, inhrelid::bigint FROM pg_inherits"
+                " WHERE inhparent = 'events'::regclass AND inhrelid::regclass::text ~ '[0-9]'"
+            )
+            return dict(names.rows)  # type: ignore[arg-type]
+
+        await fill(store)
+        numbered = {event.seq: number for number, event in await store.numbered_events(request_id="req_open")}
+        before = await months()
+        assert sorted(before) == ["events_202608", "events_202610", "events_202611"]
+        await store.prune(before=NOVEMBER)
+        after = await months()
+        assert sorted(after) == ["events_202608", "events_202611"]
+        assert after["events_202608"] != before["events_202608"]
+        assert after["events_202611"] == before["events_202611"]
+        kept = {event.seq: number for number, event in await store.numbered_events(request_id="req_open")}
+        assert kept == numbered
+
+
+async def test_a_month_that_somebody_reads_loses_its_rows_all_the_same(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drop waits for a reader a while, and then rows are deleted one by one."""
+    import psycopg
+
+    monkeypatch.setattr(upkeep, "LOCK_TIMEOUT", "50ms")
+    async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
+        await fill(store)
+        with psycopg.connect(postgres_dsn) as reader:
+            reader.execute("SELECT count(*) FROM callboard.events").fetchall()
+            report = await store.prune(before=NOVEMBER)
+        assert report.events == 8
+        assert [event.request_id for event in await store.events()] == ["req_open", "req_4", "req_4"]
+
+
+async def test_nobody_deletes_or_changes_what_is_kept(postgres_dsn: str, tmp_path: Path) -> None:
+    """Events, costs and prices are append-only for whoever is connected."""
+    import psycopg
+
+    async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
+        await fill(store)
+        with psycopg.connect(postgres_dsn, autocommit=True, options="-c search_path=callboard") as other:
+            for sql in (
+                *("DELETE FROM events", "DELETE FROM call_cost", "UPDATE call_cost SET cost_nano = 0"),
+                *("UPDATE events SET ts_us = 0", "UPDATE price_row SET input = 0"),
+            ):
+                with pytest.raises(psycopg.Error, match=r"append-only|immutable"):
+                    other.execute(sql.encode())
+
+
+async def test_a_backup_names_the_program_that_makes_one(postgres_dsn: str, tmp_path: Path) -> None:
+    """The error has a command and no password."""
+    async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
+        with pytest.raises(StoreError, match="pg_dump --format=custom") as refused:
+            await store.backup(tmp_path / "copy")
+    assert postgres_dsn not in str(refused.value)

@@ -1,18 +1,48 @@
-"""The costs of a repricing in a trace file, for other tools and for readers."""
+"""Repricings of a trace file, and the sums that are kept of its calls."""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date, timedelta
+from pathlib import Path
 
+import anyio
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from callboard.bus import StoreError
-from callboard.tracestore import TraceStore
+from callboard.bus import Envelope, StoreError
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource, usage_is_unknown
+from callboard.tracestore import (
+    CallFilter,
+    CallRow,
+    CostRow,
+    PriceRow,
+    PriceTable,
+    RepriceReport,
+    RepriceSums,
+    TraceStore,
+)
+from callboard.tracestore.sql import costs as cost_queries
+from callboard.tracestore.sql import repricing
+from callboard.tracestore.sql import sums as sum_keeping
+from callboard.tracestore.sql.columns import iso_day
+from callboard.tracestore.sql.sums import Difference, difference, sum_up
 
-from .contract.test_repricing import SECOND, fill
-from .trace_making import Maker
+from .changing import CHUNK, TABLES, Interrupted, calls, do, moments, stop
+from .contract.test_queries import COUNTS, a_faulty_day
+from .contract.test_repricing import FIRST, SECOND, fill
+from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 
 pytestmark = pytest.mark.anyio
+
+
+# The costs of a repricing in a trace file, for other tools and for readers.
 
 
 async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) -> None:
@@ -20,9 +50,9 @@ async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) ->
     await fill(store, make)
     await store.reprice(SECOND)
     other = sqlite3.connect(store.path)
-    for sql in ("UPDATE call_cost SET cost_nano = 0", "UPDATE price_row SET input = 0"):
+    for statement in ("UPDATE call_cost SET cost_nano = 0", "UPDATE price_row SET input = 0"):
         with pytest.raises(sqlite3.IntegrityError):
-            other.execute(sql)
+            other.execute(statement)
     other.close()
 
 
@@ -34,3 +64,547 @@ async def test_a_reader_can_ask_what_if(store: TraceStore, make: Maker) -> None:
         assert report.sum_after_nano_usd == 700_000
         with pytest.raises(StoreError, match="reading only"):
             await reader.reprice(SECOND)
+
+
+# The book of repricings: killed and resumed, undone, and what it says of each.
+
+
+DIES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.tracestore.contract.test_repricing import SECOND
+from callboard.tracestore import TraceStore
+from callboard.tracestore.sql import repricing
+
+repricing.CHUNK = 3
+
+def die(done, last):
+    if done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with TraceStore(Path(sys.argv[1])) as store:
+        await store.reprice(SECOND, by_session=sys.argv[3] == "sessions", progress=die)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies_at", "over", "by"), [(3, None, "sessions"), (9, FIRST, "sessions"), (6, FIRST, "all")]
+)
+async def test_a_killed_repricing_is_resumed_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int, over: PriceTable | None, by: str
+) -> None:
+    """After kill -9 nothing has changed; resumed, rows and report are those of one that was never interrupted."""
+    for name in ("whole.db", "killed.db"):
+        async with TraceStore(tmp_path / name) as store:
+            await fill(store, Maker(), 10)
+            if over is not None:
+                await store.reprice(over)
+    command = [sys.executable, "-c", DIES, str(tmp_path / "killed.db"), str(dies_at), by]
+    died = await anyio.run_process(command, check=False)
+    assert died.returncode == -9
+    monkeypatch.setattr(repricing, "CHUNK", 3)
+    async with TraceStore(tmp_path / "whole.db") as whole, TraceStore(tmp_path / "killed.db") as killed:
+        run, *_ = await killed.reprice_runs()
+        assert (run.state, run.done, run.last_call) == ("interrupted", dies_at, 11)
+        assert await killed.current_version() == (over and over.version)
+        seen: list[tuple[int, int]] = []
+        resumed = await killed.resume_reprice(progress=lambda *at: seen.append(at))
+        assert seen[0] == (dies_at + 3 if dies_at + 3 < 11 else 11, 11), "what was done is not done again"
+        assert resumed == await whole.reprice(SECOND, by_session=by == "sessions")
+        assert await killed.calls() == await whole.calls()
+        with pytest.raises(StoreError, match="no interrupted repricing"):
+            await killed.resume_reprice()
+
+
+# Repricings that are interrupted, resumed, undone and repeated while the file changes under them.
+#
+# Beside each run the test works out, call by call, what the run should report in the end: the cost before as the
+# file says, and the cost after as the price table does.
+
+
+class Expected:
+    """The sums of a run, worked out call by call from what the file says just before the run finishes."""
+
+    def __init__(self, table: PriceTable, rows: list[CallRow], days: dict[int, int]) -> None:
+        self._table = table
+        self._sums: dict[str, list[int]] = defaultdict(lambda: [0] * len(FIELDS))
+        for row in rows:
+            if row.usage is not None:
+                before, after = None if row.cost is None else row.cost.nano_usd, self.price(row)
+                for name in ("", f"model {row.model}", f"day {iso_day(days[row.call_id])}"):
+                    for place, more in enumerate(parts_of(before, after)):
+                        self._sums[name][place] += more
+
+    def price(self, row: CallRow) -> int | None:
+        """What replaying the call past the price table gives."""
+        assert row.usage is not None
+        return self._table.price(row.model, row.usage, T0, served_model=row.served_model).nano_usd
+
+    def check(self, report: RepriceReport) -> None:
+        told = {"": numbers(report.total)}
+        told |= {f"model {of.model}": numbers(of) for of in report.models}
+        told |= {f"day {of.day}": numbers(of) for of in report.days}
+        assert told == {"": [0] * len(FIELDS), **self._sums}
+        if report.sessions:
+            assert [sum(column) for column in zip(*map(numbers, report.sessions), strict=True)] == told[""]
+
+
+FIELDS = (
+    *("calls", "unpriced", "unpriced_before", "before_nano_usd", "after_nano_usd"),
+    *("newly_priced", "newly_priced_nano_usd", "no_longer_priced", "no_longer_priced_nano_usd"),
+)
+
+
+def numbers(of: RepriceSums) -> list[int]:
+    return [getattr(of, name) for name in FIELDS]
+
+
+def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
+    """What one call adds to each of the fields."""
+    if before is not None and after is not None:
+        return (1, 0, 0, before, after, 0, 0, 0, 0)
+    newly = (int(after is not None), after or 0)
+    no_longer = (int(before is not None), before or 0)
+    return (1, int(after is None), int(before is None), 0, 0, *newly, *no_longer)
+
+
+async def reprice_in_steps(
+    store: TraceStore, make: Maker, table: PriceTable, changes: list[object], which: str | None
+) -> None:
+    """Reprice, with one of `changes` after each chunk; check the report and every cost against the expectation."""
+    where = CallFilter(model="openai:*") if which == "filter" else CallFilter()
+    current, report, begun = await store.current_prices(), None, False
+    while report is None:
+        days = dict(await store._database.read("SELECT id, day FROM calls"))
+        expected = Expected(table, await store.calls(where), days)
+        with contextlib.suppress(Interrupted):
+            if begun:
+                report = await store.resume_reprice(progress=stop)
+            else:
+                report = await store.reprice(table, where=where, by_session=which == "sessions", progress=stop)
+        begun = True
+        if report is None:
+            assert await store.current_prices() == current, "nothing has changed for anybody"
+            if changes:
+                await do(store, make, changes.pop(0))
+    expected.check(report)
+    for row in await store.calls(where):
+        if row.usage is not None:
+            assert row.cost is not None
+            assert (row.cost.pricing_version, row.cost.nano_usd) == (table.version, expected.price(row))
+
+
+changes = st.one_of(st.lists(calls, min_size=1, max_size=4), st.tuples(st.just("prune"), moments))
+steps = st.one_of(
+    st.tuples(
+        st.sampled_from(TABLES),
+        st.lists(changes, max_size=4),
+        st.sampled_from([None, None, None, "filter", "sessions"]),
+    ),
+    st.sampled_from(["undo", "call time"]),
+)
+
+
+@given(
+    written=st.lists(calls, min_size=4, max_size=16),
+    story=st.lists(steps, min_size=2, max_size=5),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_calls_does(
+    tmp_path_factory: pytest.TempPathFactory, written: list[object], story: list[object]
+) -> None:
+    """Whatever is repriced over what, undone, written and pruned meanwhile: to the nano-dollar, chunk by chunk."""
+    make = Maker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repricing, "CHUNK", CHUNK)
+        async with TraceStore(tmp_path_factory.mktemp("resumed") / "t.db") as store:
+            await do(store, make, written)
+            for step in story:
+                match step:
+                    case "undo":
+                        with contextlib.suppress(StoreError):  # where there is nothing to undo
+                            await store.undo_reprice()
+                    case "call time":
+                        await store.use_prices(None)
+                    case (PriceTable() as table, list(changes), which):
+                        await reprice_in_steps(store, make, table, [*changes], which)
+            await assert_in_step(store, [CallFilter()])
+
+
+# The sums that a file keeps are those of its calls, whatever was done to them.
+
+
+ENDINGS = [("server_error", 503), ("server_error", None), ("network", None), ("cancelled", None), ("auth", 401)]
+MODELS = ("openai:gpt-5", "openai:gpt-5-mini", "other:thing")
+SUM_TABLES = [
+    PriceTable([PriceRow(model="openai:*", input=rate * 1_000_000, output=rate * 2_000_000)], f"table {rate}")
+    for rate in (1, 2, 3)
+]
+BY = ((), ("model",), ("provider",), ("day",), ("day", "provider", "model"), ("model", "day"))
+
+
+@contextlib.contextmanager
+def call_by_call() -> Iterator[None]:
+    """Inside, no sum is taken from what the file keeps."""
+
+    def never(*_: object) -> None:
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_queries, "_from_sums", never)
+        yield
+
+
+async def assert_in_step(store: TraceStore, wheres: list[CallFilter]) -> None:
+    """Every grouping that sums are kept for says under each version what the calls say, one by one."""
+    versions = [None, "none-such", *(table.version for table in SUM_TABLES)]
+    for where in wheres:
+        for by in BY:
+            for under in versions:
+                kept = await store.costs(where, by, under=under)
+                with call_by_call():
+                    assert kept == await store.costs(where, by, under=under), (where, by, under)
+
+
+summed_moments = st.integers(0, 4 * 24 * 4).map(lambda quarter: T0 + quarter * DAY_US // 96)
+costs = st.none() | st.integers(0, 10**9).map(lambda nano: Cost(nano, CostSource.COMPUTED, "0123456789ab"))
+usages = st.builds(
+    TokenUsage,
+    st.integers(0, 999),
+    st.integers(0, 99),
+    st.integers(0, 999),
+    st.integers(0, 9),
+    source=st.sampled_from(list(UsageSource)),
+)
+filters = st.builds(
+    CallFilter,
+    since=st.none() | summed_moments | summed_moments.map(lambda moment: moment // DAY_US * DAY_US),
+    until=st.none() | summed_moments | summed_moments.map(lambda moment: moment // DAY_US * DAY_US),
+    provider=st.sampled_from([None, None, "openai", "nobody"]),
+    model=st.sampled_from([None, None, "openai:*", "gpt-5", "other:thing"]),
+)
+summed_calls = st.tuples(
+    st.integers(0, 15), st.sampled_from(["start", "end", "both", "fail"]), summed_moments, usages, costs
+)
+sum_steps = st.one_of(
+    st.tuples(st.just("write"), st.lists(summed_calls, min_size=1, max_size=6)),
+    st.tuples(st.just("write"), st.lists(summed_calls, min_size=1, max_size=6)),
+    st.tuples(st.just("sum up"), st.none()),
+    st.tuples(st.just("reprice"), st.tuples(st.sampled_from(SUM_TABLES), st.none() | filters)),
+    st.tuples(st.just("undo"), st.none()),
+    st.tuples(st.just("use"), st.none() | st.sampled_from(SUM_TABLES)),
+    st.tuples(st.just("prune"), summed_moments),
+)
+
+
+def events(make: Maker, call: tuple[int, str, int, TokenUsage, Cost | None]) -> list[Envelope]:
+    """A start, an end or both. Those of one call may contradict each other about when it was."""
+    number, which, moment, usage, cost = call
+    request, model = f"req_{number}", MODELS[number % len(MODELS)]
+    start = make.started(request, model, ts_us=moment)
+    if which == "fail":
+        error_class, status = ENDINGS[number % len(ENDINGS)]
+        about = {"error_class": error_class, "provider_status": status, "usage": usage if number % 2 else None}
+        return [make.failed(request, model, ts_us=moment, cost=cost, **about)]
+    end = make.completed(request, model, ts_us=moment + DAY_US // 3, usage=usage, cost=cost)
+    return {"start": [start], "end": [end], "both": [start, end]}[which]
+
+
+@given(story=st.lists(sum_steps, min_size=2, max_size=14), wheres=st.lists(filters, min_size=1, max_size=3))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_the_sums_are_those_of_the_calls_whatever_happened(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[str, object]], wheres: list[CallFilter]
+) -> None:
+    """Written in any order, changed by late events, repriced, undone, chosen and pruned: to the nano-dollar."""
+    make = Maker()
+    async with TraceStore(tmp_path_factory.mktemp("sums") / "t.db") as store:
+        for step, detail in story:
+            match step, detail:
+                case "write", list(written):
+                    await store.write([event for call in written for event in events(make, call)])
+                case "sum up", _:
+                    await store._database.write(sum_up)
+                case "reprice", (PriceTable() as table, where):
+                    await store.reprice(table, where=where)  # type: ignore[arg-type]
+                case "undo", _:
+                    with contextlib.suppress(StoreError):  # where there is nothing to undo
+                        await store.undo_reprice()
+                case "use", table:
+                    with contextlib.suppress(StoreError):  # where that table was never used
+                        await store.use_prices(table.version if isinstance(table, PriceTable) else None)
+                case "prune", int(before):
+                    await store.prune(before=before)
+        await assert_in_step(store, [CallFilter(), *wheres])
+
+
+async def test_a_call_that_ends_after_an_undo_has_the_cost_of_the_run_before_it(
+    store: TraceStore, make: Maker
+) -> None:
+    """Two runs of one version, the second undone: it doesn't cover the call, and the sums know it."""
+    await store.reprice(SUM_TABLES[0])
+    await store.write([make.started("late", MODELS[0], ts_us=T0)])
+    await store.reprice(SUM_TABLES[0])
+    await store.undo_reprice()
+    await store.write([make.completed("late", MODELS[0], ts_us=T0, usage=TokenUsage(7, 0))])
+    (row,) = await store.costs(under=SUM_TABLES[0].version)
+    assert row.cost_nano_usd == 7 * 1_000
+    await assert_in_step(store, [CallFilter()])
+
+
+async def fill_days(store: TraceStore, make: Maker, count: int) -> None:
+    for number in range(count):
+        model = MODELS[number % 2]
+        at = T0 + number * DAY_US // 2
+        request, cost = f"r{number}", Cost(10 + number, CostSource.COMPUTED, "0123456789ab")
+        ids = {"session_id": "s", "ts_us": at}
+        await store.write([make.started(request, model, **ids), make.completed(request, model, cost=cost, **ids)])
+
+
+async def test_costs_by_day_and_model_are_read_from_the_sums(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole days are not added up again, but the calls of a day that the filter cuts are, and other groupings."""
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
+    await fill_days(store, make, 8)
+    sql(store.path, "UPDATE call_sums SET calls = 100")
+
+    async def counted(where: CallFilter, *by: str) -> int:
+        return sum(row.calls for row in await store.costs(where, by))
+
+    day = T0 // DAY_US * DAY_US
+    groups = len(sql(store.path, "SELECT * FROM call_sums"))
+    assert await counted(CallFilter()) == await counted(CallFilter(), "model", "day") == 100 * groups
+    assert await counted(CallFilter(), "session_id") == await counted(CallFilter(session_id="s"), "model") == 8
+    assert await counted(CallFilter(since=T0 + 1, until=T0 + DAY_US // 2)) == 0, "not even the first, nor the next"
+    whole = await counted(CallFilter(since=day + DAY_US, until=day + 2 * DAY_US))
+    assert whole == 100 * len(sql(store.path, f"SELECT * FROM call_sums WHERE day = {day // DAY_US + 1}"))
+    with_edges = CallFilter(since=day + 1, until=day + 2 * DAY_US + 1)
+    first_day = sql(store.path, f"SELECT count(*) FROM calls WHERE day = {day // DAY_US}")[0][0]
+    assert await counted(with_edges) == whole + first_day  # type: ignore[operator]
+
+
+async def test_new_calls_are_summed_up_once_there_are_enough(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of earlier, short-lived writers: the first write of a store counts what is waiting."""
+    await fill_days(store, make, 3)
+    assert sql(store.path, "SELECT up_to FROM summed_calls") == [(0,)]
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 4)
+    async with TraceStore(store.path) as second:
+        await second.write([make.started("one more")])
+    assert sql(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
+    assert sql(store.path, "SELECT sum(calls), sum(cost_nano) FROM call_sums") == [(4, 33)]
+
+
+async def test_sums_that_fail_lose_no_event(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no part of the transaction that stores events, and costs are right without them."""
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
+    sql(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
+    await fill_days(store, make, 3)
+    (row,) = await store.costs(by=())
+    assert (row.calls, row.cost_nano_usd) == (3, 33)
+    sql(store.path, "DROP TRIGGER no")
+    await store.write([make.started("one more")])
+    assert sql(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
+
+
+async def test_a_file_of_an_earlier_version_gets_its_sums(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its calls, and of what they cost under the versions that it knows."""
+    path = tmp_path / "old.db"
+    async with TraceStore(tmp_path / "new.db") as new:
+        await fill_days(new, make, 6)
+        await new.reprice(SUM_TABLES[1])
+    await make_file_before("call sums", path, monkeypatch)
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("ATTACH ? AS new", (str(new.path),))
+        copy_by_version(file)
+    async with TraceStore(path) as store:
+        assert sql(path, "SELECT up_to, (SELECT sum(calls) FROM call_sums) FROM summed_calls") == [(6, 6)]
+        await assert_in_step(store, [CallFilter()])
+        assert await store.costs(by=("model",)) == await cost_rows(tmp_path / "new.db")
+
+
+async def cost_rows(path: Path) -> list[CostRow]:
+    async with TraceStore(path) as store:
+        return await store.costs(by=("model",))
+
+
+async def test_a_backup_carries_the_sums(store: TraceStore, make: Maker, tmp_path: Path) -> None:
+    """The copy answers as the file does, from its own sums."""
+    await fill_days(store, make, 6)
+    await store._database.write(sum_up)
+    await store.reprice(SUM_TABLES[2])
+    copy = tmp_path / "copy.db"
+    await store.backup(copy)
+    assert await cost_rows(copy) == await store.costs(by=("model",))
+    assert sql(copy, "SELECT sum(calls) FROM call_sums") == [(6,)]
+
+
+# Costs belong to the repricing that gave them: in files of earlier versions, too, and the sums that are kept.
+
+
+BOOK = """
+    DELETE FROM reprice_run;
+    INSERT INTO reprice_run (id, version, filter, started_us, finished_us, last_call, done, replaced) VALUES
+        (1, '{first}', '{{}}', 1, 2, 4, 4, '[]'),
+        (2, '{second}', '{{}}', 3, 4, 4, 4, '["{first}"]'),
+        (3, '{first}', '{{"session_id":"s1"}}', 5, 6, 4, 4, '["{second}","{first}"]'),
+        (4, '{second}', '{{}}', 7, NULL, 4, 3, NULL);
+    DELETE FROM current_version;
+    INSERT INTO current_version (position, version) VALUES (0, '{first}'), (1, '{second}');
+"""
+
+
+async def test_a_file_with_costs_by_version_keeps_what_is_current(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The costs of a version become those of its latest run, which can be undone; what was interrupted resumes."""
+    path = tmp_path / "old.db"
+    async with TraceStore(tmp_path / "new.db") as new:
+        await fill(new, make)
+        await new.reprice(FIRST)
+        under_first = await new.calls()
+        await new.reprice(SECOND)
+        under_second = await new.calls()
+    await make_file_before("costs of runs", path, monkeypatch)
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("ATTACH ? AS new", (str(new.path),))
+        copy_by_version(file)
+        for table in ("price_row", "price_alias"):
+            file.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
+        file.executescript(BOOK.format(first=FIRST.version, second=SECOND.version))
+    async with TraceStore(path) as store:
+        assert await store.calls() == under_first, "the first of the current versions covers all"
+        await assert_in_step(store, [CallFilter()])
+        assert (await store.undo_reprice()).id == 3
+        assert await store.calls() == under_second
+        report = await store.resume_reprice(4)
+        assert (report.calls, report.sum_before_nano_usd) == (4, report.sum_after_nano_usd)
+        await assert_in_step(store, [CallFilter()])
+
+
+async def test_a_repricing_that_would_change_something_else_than_it_says_changes_nothing(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last transaction compares what all calls cost before and after with the report, and raises."""
+    await fill(store, make)
+    await store.reprice(FIRST)
+    before, current = await store.calls(), await store.current_prices()
+    monkeypatch.setattr(repricing, "add_repriced", lambda *_: None)
+    with pytest.raises(StoreError, match=r"would change the current costs by .* nothing was changed"):
+        await store.reprice(SECOND)
+    assert await store.calls() == before
+    assert (await store.current_prices()).runs == current.runs
+
+
+async def test_what_layers_of_repricings_differ_by_is_known_from_their_sums(
+    store: TraceStore, make: Maker
+) -> None:
+    """Only calls that more than one of them covers are looked at."""
+    await fill(store, make)
+    (then,) = await store.costs(by=())
+    for table, where in (
+        (FIRST, None),
+        (SECOND, CallFilter(session_id="s1")),
+        (FIRST, CallFilter(session_id="s3")),
+    ):
+        await store.reprice(table, where=where)
+        runs = (await store.current_prices()).runs
+        (now,) = await store.costs(by=())
+        found = await store._database.look(lambda statements, runs=runs: difference(statements, runs))
+        assert found == Difference(now.cost_nano_usd - then.cost_nano_usd, now.unpriced - then.unpriced)
+
+
+# Unknown is a number of its own: what every sum over stored calls says of calls that got no answer.
+
+
+TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
+UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
+ESTIMATE = TokenUsage(7, 3, source=UsageSource.ESTIMATED)
+
+
+async def test_counts_beside_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
+    """They have indexes of their own, so a million calls that are known cost nothing."""
+    from callboard.tracestore.sql.comparison import _WHICH
+
+    await a_faulty_day(store, make)
+    for which in _WHICH.values():
+        sql = f"EXPLAIN QUERY PLAN SELECT c.model, count(*) FROM calls AS c WHERE {which} GROUP BY 1"
+        with closing(sqlite3.connect(store.path)) as file:
+            plan = str(file.execute(sql).fetchall())
+        assert "INDEX calls_" in plan, plan
+
+
+async def test_a_lost_call_is_estimated_by_what_was_sent(tmp_path: Path, make: Maker) -> None:
+    """Its start says how much that was; it is priced for its own moment, and without that figure it is unknown."""
+    path = tmp_path / "t.db"
+    async with TraceStore(path) as store:
+        await store.write([make.started("known", estimated_input_tokens=40), make.started("unknown")])
+    async with TraceStore(path) as store:
+        assert await store.close_lost_runs(TABLE) == ["run_test"]
+        rows = {row.request_id: row for row in await store.calls()}
+        (total,) = await store.costs(by=())
+    known, unknown = rows["known"], rows["unknown"]
+    assert (known.error_class, known.usage) == ("process_lost", TokenUsage(40, source=UsageSource.ESTIMATED))
+    assert known.cost == Cost(40 * 3000, CostSource.COMPUTED, TABLE.version)
+    assert (unknown.usage, unknown.unknown) == (None, True)
+    assert total.cost_nano_usd == 120_000
+    assert (total.calls, total.estimated, total.unpriced, total.unknown) == (2, 1, 0, 1)
+
+
+async def test_a_file_of_an_earlier_version_counts_its_unknown_calls(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that it has summed up already, too."""
+    path, new = tmp_path / "old.db", tmp_path / "new.db"
+    async with TraceStore(new) as store:
+        await a_faulty_day(store, make)
+    await make_file_before("calls of unknown cost", path, monkeypatch)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("ATTACH ? AS new", (str(new),))
+        for table in ("runs", "events", "calls", "sessions"):
+            columns = ", ".join(name for _, name, *_ in file.execute(f"PRAGMA main.table_info({table})"))
+            file.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM new.{table}")
+        file.execute("UPDATE summed_calls SET up_to = 4")
+        file.execute("INSERT INTO call_sums SELECT day, provider, model, count(*), 0, 0, 0, 0, 0, 0, 0, 0 "
+                     "FROM calls WHERE id <= 4 GROUP BY 1, 2, 3")  # fmt: skip
+    async with TraceStore(path) as store:
+        (total,) = await store.costs(by=())
+    assert {name: getattr(total, name) for name in COUNTS} == COUNTS
+
+
+@pytest.mark.parametrize(
+    ("error_class", "status", "unknown"),
+    [
+        ("network", None, True),
+        ("network", 504, True),
+        ("cancelled", None, True),
+        ("process_lost", None, True),
+        ("server_error", None, True),
+        ("server_error", 503, False),
+        ("other", None, True),
+        ("auth", 401, False),
+        ("rate_limit", None, False),
+        ("invalid_request", None, False),
+        ("context_overflow", 400, False),
+    ],
+)
+def test_a_call_without_an_answer_may_have_used_something(
+    error_class: str, status: int | None, unknown: bool
+) -> None:
+    """One that was refused, or never sent, has not."""
+    assert usage_is_unknown(error_class, status) is unknown
+
+
+@given(st.integers(-700_000, 2_900_000))
+def test_a_day_is_its_iso_date(day: int) -> None:
+    """As the calendar of the standard library has it, as far as that goes."""
+    assert iso_day(day) == (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    assert iso_day(day + 400 * 146_097).endswith(iso_day(day)[4:])

@@ -30,7 +30,7 @@ from tests.support.present import present
 from tests.support.programs import started
 
 from .test_trace_file import integrity
-from .test_trace_projection import story, written
+from .test_trace_queries import story, written
 from .trace_making import Maker, sql
 
 pytestmark = pytest.mark.anyio

@@ -111,6 +111,20 @@ class Maker:
         return self(event, request_id=request, attempt=attempt, **ids)
 
 
+def call(make: Maker, number: int, at: int, seconds: int = 1, session: str = "s") -> list[Envelope]:
+    """A call that began `at` seconds after T0, with a tag and a cost of its number."""
+    ids = {"session_id": session, "tags": {"n": str(number)}}
+    began = T0 + at * 1_000_000
+    start = make.started(f"req_{number}", ts_us=began, **ids)
+    cost = Cost(number, CostSource.COMPUTED, "000000000000")
+    end = make.completed(f"req_{number}", cost=cost, **ids)
+    return [start, Envelope(end.seq, end.run_id, began + seconds * 1_000_000, 0, end.data, **_ids(end))]
+
+
+def _ids(envelope: Envelope) -> dict[str, object]:
+    return {name: getattr(envelope, name) for name in ("session_id", "request_id", "attempt", "tags")}
+
+
 def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
     """What another program gets for the last of these statements, which it makes in one transaction."""
     found: list[tuple[Any, ...]] = []

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
+import anyio
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from callboard.engine.budgets.budget import Budget, Payer, Window
+from callboard.adapters.usage.estimate import upper_end
+from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
+from callboard.bus.errors import ErrorClass
+from callboard.engine import BudgetExceededError
+from callboard.engine.budgets.budget import FOREVER, Budget, Payer, Window
+from callboard.engine.budgets.budgets import Budgets
+from callboard.engine.budgets.from_trace import Counted
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
+from callboard.engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
+from callboard.tracestore import PriceRow, PriceTable
+
+from ...support.virtual_time import FakeClock, run_virtual
 
 HOUR_US = 3_600_000_000
 SESSIONS = ("", "s1", "s2")
@@ -252,3 +266,343 @@ def test_a_name_is_held_once() -> None:
     ledger.reserve("a", PAYER, Amount(0, 1), 0)
     with pytest.raises(ValueError, match="'a' already"):
         ledger.reserve("a", PAYER, Amount(0, 1), 0)
+
+
+# When a budget begins anew.
+
+
+moments = st.integers(0, 4_000_000_000).map(lambda seconds: seconds * 1_000_000)
+zones = st.sampled_from(["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Africa/Cairo"])
+
+
+def us(text: str, zone: str = "UTC") -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()) * 1_000_000
+
+
+@given(
+    moment=moments,
+    window=st.builds(Window, calendar=st.sampled_from(["hour", "day", "month"]), zone=zones)
+    | st.builds(Window, rolling=st.timedeltas(timedelta(seconds=1), timedelta(days=90))),
+)
+def test_slots_lie_side_by_side(moment: int, window: Window) -> None:
+    """Each moment is in exactly one slot, and the next slot begins where one ends."""
+    slot = window.slot(moment)
+    assert slot.start_us <= moment < slot.end_us
+    assert window.slot(slot.start_us) == window.slot(slot.end_us - 1) == slot
+    assert window.slot(slot.end_us).start_us == slot.end_us
+
+
+@given(moment=moments, zone=zones, unit=st.sampled_from(["day", "month"]))
+def test_a_slot_of_the_calendar_is_one_date_of_its_zone(moment: int, zone: str, unit: str) -> None:
+    """All its moments have the date, or the month, that a clock on the wall shows."""
+    slot = Window(calendar=unit, zone=zone).slot(moment)  # type: ignore[arg-type]
+    pattern = "%Y-%m-%d" if unit == "day" else "%Y-%m"
+    shown = {
+        datetime.fromtimestamp(at // 1_000_000, ZoneInfo(zone)).strftime(pattern)
+        for at in (slot.start_us, moment, slot.end_us - 1_000_000)
+    }
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-06-01", 24)])
+def test_a_day_on_which_the_clock_is_set_has_23_or_25_hours(day: str, hours: int) -> None:
+    """A budget for a day in Zurich begins anew at midnight in Zurich."""
+    slot = Window(calendar="day", zone="Europe/Zurich").slot(us(f"{day}T12:00", "Europe/Zurich"))
+    assert slot.start_us == us(f"{day}T00:00", "Europe/Zurich")
+    assert slot.end_us - slot.start_us == hours * 3_600_000_000
+
+
+def test_an_hour_that_comes_twice_is_two_windows() -> None:
+    """When the clock is set back, two o'clock comes twice, and each has its budget."""
+    window = Window(calendar="hour", zone="Europe/Zurich")
+    first = int(datetime(2026, 10, 25, 0, 30, tzinfo=UTC).timestamp()) * 1_000_000
+    assert window.slot(first).end_us == window.slot(first + 3_600_000_000).start_us
+
+
+def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
+    """What was spent leaves at most a sixtieth of the window late, and never early."""
+    window = Window(rolling=timedelta(hours=1))
+    spent_at = us("2026-06-01T12:34:56")
+    forgotten = window.forgets_us(window.slot(spent_at))
+    assert 3_600_000_000 <= forgotten - spent_at <= 3_660_000_000
+
+
+def test_without_a_window_everything_counts_for_ever() -> None:
+    """A budget for good."""
+    assert Window().slot(0) == Window().slot(us("2262-01-01T00:00")) == FOREVER
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({}, "needs max_cost_usd=, max_tokens=, or both"),
+        ({"max_tokens": -1}, "max_tokens=-1: must not be negative"),
+        ({"max_cost_usd": "-1"}, "max_cost_usd=-1: must not be negative"),
+        ({"max_cost_usd": "much"}, "'much' is no amount of US dollars"),
+        ({"max_cost_usd": float("nan")}, "no amount of US dollars"),
+        (
+            {"max_tokens": 1, "per": "planet"},
+            "per='planet': must be one of engine, session, provider, model, or tag:NAME",
+        ),
+        ({"max_tokens": 1, "per": "tag:"}, "must be one of"),
+        ({"max_tokens": 1, "of": "acme"}, "say which with per="),
+        ({"max_tokens": 1, "window": "week"}, "'week' is no window"),
+        ({"max_tokens": 1, "window": timedelta(0)}, "too short"),
+        ({"max_tokens": 1, "window": "day", "zone": "Mars/Olympus"}, "'Mars/Olympus' is no time zone"),
+        ({"max_tokens": 1, "when_full": "beg"}, "must be 'refuse', 'wait' or 'cheaper'"),
+        ({"max_tokens": 1, "unpriced": "hide"}, "must be 'refuse' or 'allow'"),
+        ({"max_tokens": 1, "shorten_to": 0}, "must be at least 1"),
+        ({"max_tokens": 1, "low_at": 0}, "must be above 0 and at most 1"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_told_at_once(wrong: dict[str, object], told: str) -> None:
+    """A typing error in a limit must not become a limit."""
+    with pytest.raises(ValueError, match=told):
+        Budget(**wrong)  # type: ignore[arg-type]
+
+
+# The most that a call can cost, against what calls within its bounds do cost.
+
+
+rates = st.integers(0, 10_000)
+perhaps = st.none() | rates
+rows = st.builds(
+    PriceRow,
+    model=st.just("s:m"),
+    input=rates,
+    output=rates,
+    reasoning=perhaps,
+    cache_read=perhaps,
+    cache_write_5m=perhaps,
+    cache_write_1h=perhaps,
+    per_request=rates,
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> PriceTable:
+    """Tables with tiers of any price, dearer or cheaper ones."""
+    cliffs = draw(st.sets(st.integers(1, 200), max_size=2))
+    found = [draw(rows), *(_above(draw(rows), cliff) for cliff in cliffs)]
+    return PriceTable(found, "random")
+
+
+def _above(row: PriceRow, tokens: int) -> PriceRow:
+    return msgspec.structs.replace(row, above=tokens)
+
+
+@given(
+    table=tables(),
+    estimate=st.integers(0, 150),
+    most_output=st.integers(0, 300),
+    shares=st.lists(st.floats(0, 1), min_size=6, max_size=6),
+)
+def test_no_call_within_its_bounds_costs_more_than_its_worst_case(
+    table: PriceTable, estimate: int, most_output: int, shares: list[float]
+) -> None:
+    """However its input is split among plain, read and written tokens, and its output among said and thought."""
+    priced = Priced(table, "s:m", 0)
+    most = worst_case_of_reply(priced, estimate, most_output, {})
+    sent = int((upper_end(estimate) if estimate else 0) * shares[0])
+    cached = int(sent * shares[1])
+    written = int((sent - cached) * shares[2])
+    said = int(most_output * shares[3])
+    usage = TokenUsage(
+        sent - cached - written,
+        said,
+        cached_input_tokens=cached,
+        cache_creation_input_tokens=written,
+        cache_creation_1h_input_tokens=int(written * shares[4]),
+        reasoning_tokens=int(said * shares[5]),
+    )
+    cost = priced.nano_usd(usage)
+    assert most.nano_usd is not None
+    assert usage.total_tokens <= most.tokens
+    assert cost is None or cost <= most.nano_usd
+
+
+@pytest.mark.parametrize(
+    ("estimate", "output", "fees"),
+    [(None, 100, {}), (10, None, {}), (10, 100, None)],
+    ids=["no estimate", "no limit on the output", "tools without a limit"],
+)
+def test_a_call_that_nothing_bounds_has_no_worst_case(
+    estimate: int | None, output: int | None, fees: dict[str, int] | None
+) -> None:
+    """Its money is unknown, so that budgets refuse it or look away, as the host says."""
+    table = PriceTable([PriceRow(model="s:m", input=1, output=1)], "t")
+    assert worst_case_of_reply(Priced(table, "s:m", 0), estimate, output, fees).nano_usd is None
+
+
+@pytest.mark.parametrize(
+    ("options", "fees"),
+    [
+        ({}, {}),
+        ({"openai": {"tools": [{"type": "function", "name": "f"}]}}, {}),
+        ({"anthropic": {"tools": [{"type": "web_search_20250305", "max_uses": 3}]}}, {"web_search": 3}),
+        ({"anthropic": {"tools": [{"type": "web_search_20250305"}]}}, None),
+        ({"gemini": {"tools": [{"google_search": {}}]}}, None),
+    ],
+)
+def test_tools_that_the_provider_runs_are_counted_as_often_as_they_may_be_used(
+    options: dict[str, object], fees: dict[str, int] | None
+) -> None:
+    """A tool without a limit has no worst case."""
+    assert tool_fees(options) == fees  # type: ignore[arg-type]
+
+
+def test_fees_of_tools_are_in_the_worst_case() -> None:
+    """Three searches at ten dollars for a thousand."""
+    row = PriceRow(model="s:m", input=0, output=0, extra={"web_search": 10_000_000_000})
+    most = worst_case_of_reply(Priced(PriceTable([row], "t"), "s:m", 0), 1, 1, {"web_search": 3})
+    assert most.nano_usd == 30_000_000
+
+
+def test_images_are_priced_by_the_piece_or_by_tokens_whichever_is_known_and_dearer() -> None:
+    """Providers count one or the other."""
+    by_piece = PriceRow(model="s:m", extra={"image": 40_000_000_000})
+    assert worst_case(Priced(PriceTable([by_piece], "t"), "s:m", 0), most_of_images(0, 2)).nano_usd == 80_000_000
+    by_token = PriceRow(model="s:m", input=0, output=1_000)
+    most = worst_case(Priced(PriceTable([by_token], "t"), "s:m", 0), most_of_images(0, 2))
+    assert most == Amount(2 * 8192, 2 * 8192 + upper_end(0))
+
+
+# Many callers at once, in random interleavings: no overspend, no phantom refusal, nobody forgotten.
+
+
+LIMIT = 20
+
+
+class Caller(msgspec.Struct):
+    """One call: when it comes, what it asks, how long it takes, and how it ends."""
+
+    session: str
+    asks: int
+    comes: int
+    takes: int
+    ends: str
+    uses: int
+
+
+callers = st.builds(
+    Caller,
+    session=st.sampled_from(["a", "b"]),
+    asks=st.integers(0, LIMIT + 3),
+    comes=st.integers(0, 20),
+    takes=st.integers(0, 15),
+    ends=st.sampled_from(["settled", "unknown", "cancelled"]),
+    uses=st.integers(0, LIMIT),
+)
+limits = st.lists(
+    st.builds(
+        Budget,
+        max_tokens=st.just(LIMIT),
+        per=st.sampled_from(["engine", "session"]),
+        window=st.sampled_from([None, timedelta(seconds=60), "hour"]),
+        when_full=st.sampled_from(["refuse", "wait"]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def ended(caller: Caller) -> LlmCallFailed:
+    """The end of its attempt."""
+    unknown = caller.ends == "unknown"
+    return LlmCallFailed(
+        provider="s",
+        model="s:m",
+        error_class=str(ErrorClass.NETWORK),
+        error_type="NetworkError",
+        message="",
+        will_retry=False,
+        retry_count=0,
+        delay_seconds=0.0,
+        usage=None if unknown else TokenUsage(min(caller.uses, caller.asks)),
+        cost=None if unknown else Cost(0, CostSource.COMPUTED),
+        latency_ms=1,
+    )
+
+
+class World:
+    """Budgets under watch."""
+
+    def __init__(self, budgets: list[Budget]) -> None:
+        self.clock = FakeClock()
+        self.budgets = Budgets(budgets, Bus(clock=self.clock), self.clock, self.load)
+        self.counts: dict[str, int] = {}
+
+    async def load(self, budgets: object, now_us: int) -> Counted:
+        await anyio.sleep(1)
+        return Counted([])
+
+    def check(self) -> None:
+        for state in self.budgets.states():
+            assert state.left_tokens is not None
+            assert state.left_tokens >= 0, "overspent"
+
+    async def call(self, number: int, caller: Caller) -> str:
+        await anyio.sleep(caller.comes)
+        name, payer = f"{number}/1", Payer("s:m", caller.session)
+        asked = Amount(0, caller.asks)
+        try:
+            await self.budgets.reserve(name, payer, asked)
+        except BudgetExceededError:
+            refusals = self.budgets.ledger.would_refuse(payer, asked, self.clock.now_us())
+            assert refusals, "a phantom refusal"
+            return "refused"
+        self.check()
+        self.counts[name] = caller.asks
+        with contextlib.suppress(asyncio.CancelledError):
+            await anyio.sleep(caller.takes)
+        self.budgets.settle(name, payer, ended(caller), number)
+        if caller.ends != "unknown":
+            self.counts[name] = min(caller.uses, caller.asks)
+        self.check()
+        return "made"
+
+
+@settings(max_examples=150, deadline=None)
+@given(budgets=limits, crowd=st.lists(callers, max_size=14))
+def test_whatever_the_order_nothing_is_overspent_and_nobody_who_fits_is_left(
+    budgets: list[Budget], crowd: list[Caller]
+) -> None:
+    """Callers come, wait, are cancelled, end with any cost or none that is known; windows begin anew."""
+
+    async def run() -> None:
+        world = World(budgets)
+        tasks = [asyncio.ensure_future(world.call(number, caller)) for number, caller in enumerate(crowd)]
+
+        async def give_up(task: asyncio.Task[str], caller: Caller) -> None:
+            await anyio.sleep(caller.comes + caller.takes / 2)
+            if caller.ends == "cancelled":
+                task.cancel()
+
+        impatient = [
+            asyncio.ensure_future(give_up(task, caller)) for task, caller in zip(tasks, crowd, strict=True)
+        ]
+        await anyio.sleep(0.5)  # between the moments at which something happens
+        for _ in range(80):
+            await anyio.sleep(1)
+            world.check()
+            waiting = world.budgets._waiters
+            if waiting:
+                first = waiting[0]
+                refusals = world.budgets.ledger.would_refuse(first.payer, first.asked, world.clock.now_us())
+                assert refusals, "the first that waits has room"
+        for task in (*tasks, *impatient):
+            task.cancel()
+        ends = await asyncio.gather(*tasks, *impatient, return_exceptions=True)
+        assert not [end for end in ends if isinstance(end, AssertionError)]
+        assert world.budgets.waiting == 0
+        assert world.budgets.ledger.held == ()
+        for state in world.budgets.states():
+            if state.budget.window is None:
+                mine = [
+                    world.counts[f"{number}/1"]
+                    for number, caller in enumerate(crowd)
+                    if f"{number}/1" in world.counts and state.scope in ("", caller.session)
+                ]
+                assert state.spent.tokens + state.unknown.tokens == sum(mine)
+
+    run_virtual(run)

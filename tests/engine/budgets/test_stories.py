@@ -20,14 +20,12 @@ from callboard.engine.calls.outcome import output_is_unknown
 from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import running
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 ROOM = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,18 +11,12 @@ import anyio
 import pytest
 
 from callboard.engine.nodes.broker import Broker, ClosingTransport
-from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
+from tests.support.nats_server import NatsServer, why_no_nats
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
 ]
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with own_nats_server() as server:
-        yield server
 
 
 @asynccontextmanager

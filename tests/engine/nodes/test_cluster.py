@@ -21,11 +21,6 @@ pytestmark = pytest.mark.anyio
 STORE = "postgresql://u@127.0.0.1:1/d"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

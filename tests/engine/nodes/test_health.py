@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -13,24 +12,13 @@ from callboard.engine import Check, Cluster, Engine
 from callboard.engine.cli.command_line import main
 from callboard.engine.nodes.health import check_broker
 from tests.support.engines import registry
-from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
+from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
 ]
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with own_nats_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
 
 
 async def named(engine: Engine, prefix: str) -> list[Check]:

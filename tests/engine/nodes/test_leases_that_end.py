@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,23 +10,32 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard.bus import SessionTakenOver
+from callboard.bus import (
+    Envelope,
+    Event,
+    Message,
+    SessionConfigured,
+    SessionCreated,
+    SessionMessageAppended,
+    SessionSetup,
+    SessionTakenOver,
+)
 from callboard.engine import Cluster, Engine
 from callboard.engine.watching.health import check_store
-from callboard.tracestore import PostgresStore
-from tests.support.cluster_engines import node_engine
-from tests.support.engines import registry
-from tests.support.postgres_server import own_server, why_not
-from tests.support.scripted import Say
+from callboard.tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
+from callboard.tracestore.codec import decode_line, encode_event, encode_line
+from callboard.tracestore.nodes import NodeInfo
+from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
+
+from ...support.cluster_engines import node_engine
+from ...support.engines import registry
+from ...support.postgres_server import own_server, why_not
+from ...support.scripted import Say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
+
 LEASE = 1.5
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
 
 
 def held_after_the_first(gate: anyio.Event) -> Callable[[], Awaitable[None]]:
@@ -144,3 +154,226 @@ async def test_an_engine_that_captures_nothing_looks_into_the_shared_trace(
         async with Engine(models=models, store=path, cluster=cluster) as c:
             seen = await c.preview(session.id, "And then?")
             assert seen.input_tokens == (await a.preview(session.id, "And then?")).input_tokens
+
+
+# What a former owner still says of a session: refused by the shared store, and kept beside it.
+
+
+CAPTURE = Capture(None)
+
+
+class Says:
+    """The events of one run."""
+
+    def __init__(self, run_id: str, since_us: int = 1_795_000_000_000_000) -> None:
+        self.run_id = run_id
+        self.since_us = since_us
+        self.seq = 0
+
+    def created(self) -> Envelope:
+        return self._envelope(SessionCreated(model="s:m"))
+
+    def _envelope(self, data: Event, message_id: str | None = None) -> Envelope:
+        self.seq += 1
+        ts_us = self.since_us + self.seq
+        found = Envelope(self.seq, self.run_id, ts_us, self.seq, data, session_id="s", message_id=message_id)
+        return CAPTURE.apply(found)
+
+    def setup(self, history: int, epoch: int, *, begins: bool = False, prompt: str = "P") -> Envelope:
+        setup = SessionSetup(model="s:m", system_prompt=prompt)
+        return self._envelope(SessionConfigured(history=history, setup=setup, begins=begins, epoch=epoch))
+
+    def message(self, position: int, text: str, epoch: int, message_id: str | None = None) -> Envelope:
+        name = message_id or f"msg_{self.run_id}_{position}"
+        message = Message(Message.user(text).role, Message.user(text).content, id=name)
+        return self._envelope(SessionMessageAppended(position=position, message=message, epoch=epoch), name)
+
+
+class Shared:
+    """A shared store, and hosts that write into it: each directly, or by shipping a file."""
+
+    def __init__(self, dsn: str, folder: Path, way: str) -> None:
+        self.dsn = dsn
+        self.folder = folder
+        self.way = way
+        self.database = SharedDatabase(dsn)
+        self.ownership = PostgresOwnership(self.database)
+
+    async def claim(self, run_id: str) -> int:
+        """Take the session, whoever has it."""
+        found = await self.ownership.claim("s", run_id)
+        return found.epoch  # type: ignore[union-attr]
+
+    async def write(self, run_id: str, *envelopes: Envelope) -> None:
+        if self.way == "direct":
+            async with PostgresStore(self.dsn, path=self.folder / run_id) as store:
+                await store.write(envelopes)
+            return
+        path = self.folder / f"{run_id}.db"
+        async with TraceStore(path) as file:
+            await file.write(envelopes)
+        shipper = TraceShipper(path, self.dsn)
+        await shipper.ship()
+        await shipper.close()
+
+    async def saved(self, session_id: str = "s") -> SavedSession | None:
+        async with PostgresStore(self.dsn, path=self.folder / "reader") as store:
+            return await store.saved_session(session_id)
+
+    async def texts(self, session_id: str = "s") -> list[str] | None:
+        saved = await self.saved(session_id)
+        return None if saved is None else [message.text for message in saved.messages]
+
+
+@pytest.fixture(params=["direct", "shipped"])
+async def shared(request: pytest.FixtureRequest, postgres_dsn: str, tmp_path: Path) -> AsyncIterator[Shared]:
+    place = Shared(postgres_dsn, tmp_path, request.param)
+    yield place
+    await place.database.close()
+
+
+async def began(shared: Shared) -> tuple[Says, Says]:
+    """A says two messages in epoch 1; B takes the session and says two more in epoch 2."""
+    a, b = Says("run_a"), Says("run_b")
+    assert await shared.claim("run_a") == 1
+    await shared.write("run_a", a.setup(0, 1, begins=True), a.message(0, "a0", 1), a.message(1, "a1", 1))
+    assert await shared.claim("run_b") == 2
+    return a, b
+
+
+async def test_what_a_former_owner_says_is_kept_under_a_name_of_its_own(shared: Shared) -> None:
+    """It is never mixed in, and nothing of it is lost."""
+    a, b = await began(shared)
+    await shared.write("run_a", a.message(2, "late", 1))
+    await shared.write("run_b", b.setup(2, 2), b.message(2, "b2", 2))
+    await shared.write("run_a", a.message(3, "later", 1))
+    assert await shared.texts() == ["a0", "a1", "b2"]
+    assert await shared.texts("s.run_a") == ["a0", "a1", "late", "later"]
+
+
+async def test_a_claim_alone_is_enough_to_refuse(shared: Shared) -> None:
+    """The next owner has said nothing yet; it has read the history, and what comes now isn't in it."""
+    a, _ = await began(shared)
+    await shared.write("run_a", a.message(2, "late", 1))
+    assert await shared.texts() == ["a0", "a1"]
+
+
+async def test_a_run_that_owns_the_session_again_says_nothing_under_its_old_claim(shared: Shared) -> None:
+    """A, then B, then A: what A had left unsaid of its first time isn't in the session."""
+    a, b = await began(shared)
+    unsaid = a.message(2, "of the first time", 1)
+    await shared.write("run_b", b.setup(2, 2), b.message(2, "b2", 2))
+    assert await shared.claim("run_a") == 3
+    again, last = a.setup(3, 3), a.message(3, "a3", 3)
+    await shared.write("run_a", unsaid, again, last)
+    assert await shared.texts() == ["a0", "a1", "b2", "a3"]
+    assert await shared.texts("s.run_a") == ["a0", "a1", "of the first time"]
+
+
+async def test_a_message_that_the_next_owner_has_put_together_is_no_conflict(shared: Shared) -> None:
+    """The first owner's own copy comes later, and is the same. If it says more, it is kept beside."""
+    a, b = await began(shared)
+    await shared.write(
+        "run_b", b.setup(2, 2), b.message(2, "asked", 2, "msg_x"), b.message(3, "half an ans", 2, "msg_y")
+    )
+    await shared.write("run_a", a.message(2, "asked", 1, "msg_x"))
+    assert await shared.texts("s.run_a") is None
+    await shared.write("run_a", a.message(3, "half an answer", 1, "msg_y"))
+    assert await shared.texts() == ["a0", "a1", "asked", "half an ans"]
+    assert (await shared.texts("s.run_a") or [])[-1] == "half an answer"
+
+
+async def test_a_former_owner_s_setup_changes_nothing(shared: Shared) -> None:
+    """Not even one that begins the session anew."""
+    a, b = await began(shared)
+    await shared.write("run_b", b.setup(2, 2, prompt="B's"))
+    await shared.write("run_a", a.setup(2, 1, prompt="late"), a.setup(0, 1, begins=True, prompt="anew"))
+    saved = await shared.saved()
+    assert saved is not None
+    assert saved.setup is not None
+    assert (saved.setup.system_prompt, len(saved.messages)) == ("B's", 2)
+    assert await shared.saved("s.run_a") is None
+
+
+async def test_an_owner_that_comes_back_begins_where_the_session_is(shared: Shared) -> None:
+    """Messages of a former time beyond that go."""
+    a, _ = await began(shared)
+    assert await shared.claim("run_a") == 3
+    await shared.write("run_a", a.setup(1, 3), a.message(1, "a1 again", 3))
+    assert await shared.texts() == ["a0", "a1 again"]
+
+
+async def test_what_a_former_owner_says_comes_too_late_though_the_session_was_forgotten(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Its name is claimed anew, under a higher epoch than ever."""
+    shared = Shared(postgres_dsn, tmp_path, "direct")
+    _, b = await began(shared)
+    await shared.ownership.release("run_b", {"s": 2})
+    async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
+        assert await store.delete_session("s")
+    assert await shared.ownership.owner("s") is None
+    assert await shared.claim("run_c") == 3
+    c = Says("run_c")
+    await shared.write("run_c", c.setup(0, 3, begins=True), c.message(0, "c0", 3))
+    await shared.write("run_b", b.setup(1, 2), b.message(1, "late", 2))
+    assert await shared.texts() == ["c0"]
+    await shared.database.close()
+
+
+async def test_what_was_said_before_a_session_was_deleted_comes_back_under_no_name(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Not even beside the session that has begun anew, when the file of a node that died is shipped. What is said
+    there after the deletion is kept.
+    """
+    shared = Shared(postgres_dsn, tmp_path, "shipped")
+    a, _ = await began(shared)
+    async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
+        assert await store.delete_session("s")
+    await shared.ownership.release("run_b", {"s": 2})
+    await shared.write("run_a", a.message(2, "secret", 1))
+    c = Says("run_c", since_us=time.time_ns() // 1000 + 10**9)
+    await shared.claim("run_c")
+    await shared.write("run_c", c.created(), c.setup(0, 3, begins=True), c.message(0, "c0", 3))
+    await shared.write("run_c", c.message(1, "c1", 3))
+    await shared.write("run_a", a.message(3, "secret, too", 1))
+    assert await shared.texts() == ["c0", "c1"]
+    assert await shared.saved("s.run_a") is None
+    async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
+        assert [row.session_id for row in await store.sessions(None)] == ["s"]
+    a.since_us = c.since_us
+    await shared.write("run_a", a.message(4, "said later", 1))
+    assert await shared.texts("s.run_a") == ["said later"]
+    await shared.database.close()
+
+
+async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_that_lives(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Of one that has let go of it, it does, and the node says nothing more in it."""
+    shared = Shared(postgres_dsn, tmp_path, "direct")
+    await shared.ownership.renew(NodeInfo(node="run_a"), 0)
+    a, c = Says("run_a"), Says("run_c")
+    await shared.claim("run_a")
+    await shared.write("run_a", a.setup(0, 1, begins=True), a.message(0, "a0", 1))
+    async with PostgresStore(postgres_dsn, path=tmp_path / "c") as store:
+        assert not await store.claim_session("s", "run_c", 0, 1)
+        await shared.ownership.release("run_a", {"s": 1})
+        assert await store.claim_session("s", "run_c", 0, 1)
+        await store.write([c.setup(1, 0), c.message(1, "c1", 0)])
+    await shared.write("run_a", a.message(1, "late", 1))
+    assert await shared.texts() == ["a0", "c1"]
+    await shared.database.close()
+
+
+def test_the_epoch_is_stored_where_there_is_one_and_survives_a_spill_file() -> None:
+    """Outside of a cluster nothing more is written."""
+    says = Says("run_a")
+    for epoch in (0, 7):
+        for envelope in (says.setup(0, epoch), says.message(0, "Hi", epoch)):
+            assert (b'"epoch":7' in encode_event(envelope.data)) is bool(epoch)
+            assert (b'"epoch"' in encode_event(envelope.data)) is bool(epoch)
+            again = decode_line(encode_line(envelope).rstrip(b"\n"))
+            assert again == envelope
+            assert again.data.epoch == epoch  # type: ignore[attr-defined]

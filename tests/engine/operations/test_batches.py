@@ -26,16 +26,14 @@ from callboard.tracestore import CallFilter, CallRow
 from tests.support.batch_engines import OFTEN, engine_at, name_of, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
-from tests.support.virtual_time import backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
 WIRES = pytest.mark.parametrize("wire", MODELS)
 
 
-@pytest.fixture
-def anyio_backend() -> object:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture(scope="module")

@@ -23,16 +23,14 @@ from ...support.background_engines import MODEL, PRICES, calls_in, engine_at, na
 from ...support.background_server import SENT, WORDS, BackgroundServer, background_server
 from ...support.cluster_engines import node_engine
 from ...support.programs import ended
-from ...support.virtual_time import backend
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
 OFTEN = PollPolicy(first=0.02, longest=0.05, jitter=False)
 
 
-@pytest.fixture
-def anyio_backend() -> object:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture(autouse=True)

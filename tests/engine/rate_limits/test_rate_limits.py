@@ -17,7 +17,7 @@ from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
 
 from ...support.engines import entry, serving
-from ..test_middleware_of_all_calls import WAYS, Maker
+from ..test_middleware import WAYS, Maker
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -18,15 +18,40 @@ import msgspec
 import pydantic
 import pytest
 
-from callboard.adapters import ImageBlock, Message, TextBlock, ToolDefinition
-from callboard.bus import CancelledError, ToolFinished, ToolProgress, ToolStarted
-from callboard.engine import AbortSignal, Tool, ToolContext, ToolError, tool
+from callboard.adapters import ImageBlock, Message, Role, ServerError, TextBlock, ToolDefinition, ToolResultBlock
+from callboard.bus import (
+    CallboardError,
+    CancelledError,
+    ConfigurationError,
+    StepFinish,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+    TurnComplete,
+)
+from callboard.engine import (
+    AbortSignal,
+    Approved,
+    Denied,
+    Pending,
+    Session,
+    StepResult,
+    Tool,
+    ToolContext,
+    ToolError,
+    tool,
+)
 from callboard.engine.tools import threads
-from tests.support.programs import ended
 
+from ...definition_of_done.rows import row
+from ...support.engines import keeping, registry, requests_of, running, talking, topics
+from ...support.present import present
+from ...support.programs import ended
+from ...support.scripted import Say
 from .rounds import Told, call, result_of, run
 
 pytestmark = pytest.mark.anyio
+
 
 ROOT = Path(__file__).parents[3]
 
@@ -310,3 +335,300 @@ async def test_idle_threads_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -
     await anyio.to_thread.run_sync(ended.join, 10)
     assert not ended.is_alive()
     assert await threads.run_in_thread(lambda: 1) == 1
+
+
+# Turns that run tools, wait for somebody, and go on.
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool(needs_approval=True)
+async def pay(euros: int) -> str:
+    """Pay."""
+    return f"paid {euros}"
+
+
+ASK = Tool(ToolDefinition("ask", "Asks a person."))
+
+BOTH = Say(calls=[("add", {"a": 1, "b": 2}), ("pay", {"euros": 5}), ("ask", {})])
+
+
+def results(message: Message) -> list[tuple[str, bool]]:
+    return [(block.text, block.is_error) for block in message.content if isinstance(block, ToolResultBlock)]
+
+
+def everything(folder: Path) -> str:
+    """All that is in a folder's files."""
+    return "".join(each.read_bytes().decode("latin-1") for each in folder.iterdir())
+
+
+def pending(session: Session) -> dict[str, str]:
+    """The open calls' ids by their tools' names."""
+    return {call.name: call.id for call in session.pending_calls}
+
+
+async def test_active_calls_run_and_the_others_stay_open() -> None:
+    """8.7: what has a handler runs; what is passive or not approved waits, and ends the turn."""
+    async with talking(BOTH, tools=[add, pay, ASK]) as (session, events):
+        message = await session.send("go")
+        assert len(message.tool_uses) == 3
+        assert [m.role for m in session.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+        assert results(session.messages[2]) == [("3", False)]
+        assert [call.name for call in session.pending_calls] == ["pay", "ask"]
+        completed = [e.data for e in events.take() if e.topic == "session.turn_completed"]
+        assert completed[0].status == "awaiting_tools"  # type: ignore[attr-defined]
+
+
+async def test_submitting_answers_goes_on_with_the_turn() -> None:
+    """8.7: approved calls run, results are taken, and the model is sent all of them at once."""
+    async with running(BOTH, Say("done")) as (engine, events):
+        session = engine.session("s:m", tools=[add, pay, ASK])
+        await session.send("go")
+        open_ = pending(session)
+        events.take()
+        message = await session.submit({open_["ask"]: {"age": 7}, open_["pay"]: Approved()})
+        assert message.text == "done"
+        assert session.pending_calls == ()
+        assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], (
+            "in the order of the calls"
+        )
+        told = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
+        assert sum(len(each) for each in told) == 3
+        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], "one was run here"
+
+
+async def test_some_answers_leave_the_rest_open() -> None:
+    """Nothing is asked of the model before all have an answer."""
+    async with running(BOTH, Say("done")) as (engine, _):
+        session = engine.session("s:m", tools=[add, pay, ASK])
+        asked = await session.send("go")
+        open_ = pending(session)
+        again = await session.submit({open_["pay"]: Denied("too much")})
+        assert again == asked
+        assert list(pending(session)) == ["ask"]
+        assert len(requests_of(engine)) == 1
+        assert (await session.submit({open_["ask"]: ToolError("nobody is here")})).text == "done"
+        assert results(session.messages[3]) == [("The call was not approved: too much", True)]
+        assert results(session.messages[4]) == [("nobody is here", True)]
+
+
+async def test_calls_are_approved_and_denied_as_they_were_shown() -> None:
+    """Each by its call; the model is asked when all have an answer."""
+    both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
+    async with talking(both, Say("done"), tools=[pay]) as (session, _):
+        await session.send("go")
+        little, much = session.pending_calls
+        await session.deny(much, why="too much")
+        assert (await session.approve(little)).text == "done"
+        answers = [each for message in session.messages[2:4] for each in results(message)]
+        assert answers == [("The call was not approved: too much", True), ("paid 5", False)]
+
+
+async def test_calls_are_approved_and_denied_with_the_reply_as_a_stream() -> None:
+    """And what doesn't wait is refused before there is a stream."""
+    both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
+    async with talking(both, Say("do", "ne"), tools=[pay]) as (session, _):
+        await session.send("go")
+        little, much = session.pending_calls
+        async with session.deny_stream(much, why="too much") as turn:
+            assert (await turn.message()).text == ""
+        async with session.approve_stream(little) as turn:
+            assert [text async for text in turn.text_stream] == ["do", "ne"]
+        answers = [each for message in session.messages[2:4] for each in results(message)]
+        assert answers == [("The call was not approved: too much", True), ("paid 5", False)]
+        with pytest.raises(CallboardError, match="waits for no answer"):
+            session.approve_stream(little)
+
+
+async def test_nothing_is_approved_that_nobody_saw() -> None:
+    """No call, one with other arguments, one that is answered already: all are refused, and nothing runs."""
+    async with talking(Say(calls=[("pay", {"euros": 5})]), Say("done"), tools=[pay]) as (session, _):
+        await session.send("go")
+        (waiting,) = session.pending_calls
+        with pytest.raises(ValueError, match=r"session\.pending_calls"):
+            await session.approve()
+        with pytest.raises(CallboardError, match="waits with other arguments now"):
+            await session.approve(msgspec.structs.replace(waiting, input={"euros": 1}))
+        assert session.pending_calls == (waiting,)
+        await session.approve(waiting)
+        with pytest.raises(CallboardError, match="waits for no answer"):
+            await session.deny(waiting)
+
+
+async def test_a_submitted_turn_can_be_streamed() -> None:
+    """Tools first, then the reply, then the end."""
+    async with talking(Say(calls=[("pay", {"euros": 1})]), Say("done"), tools=[pay]) as (session, _):
+        await session.send("go")
+        async with session.submit_stream({pending(session)["pay"]: Approved()}) as turn:
+            types = [event.type async for event in turn]
+        assert types[:3] == ["tool.started", "tool.finished", "message.start"]
+        assert types[-2:] == ["step.finish", "turn.complete"]
+
+
+async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
+    """The state is the history: another engine on the same store approves and runs it."""
+    path = tmp_path / "trace.db"
+    models = registry(Say(calls=[("pay", {"euros": 9})]), Say("done"))
+    async with keeping(path, models=models) as engine:
+        session = engine.session("s:m", tools=[pay], session_id="ses_1")
+        await session.send("go")
+    async with keeping(path, models=models) as engine:
+        session = await engine.resume("ses_1", tools=[pay])
+        (waiting,) = session.pending_calls
+        assert waiting.input == {"euros": 9}
+        assert (await session.submit({waiting.id: Approved()})).text == "done"
+        assert results(session.messages[2]) == [("paid 9", False)]
+
+
+async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> None:
+    """`approve=` of the send stands over the session's."""
+    script = [Say(calls=[("add", {"a": 1, "b": 1})]), Say("one"), Say(calls=[("add", {"a": 1, "b": 1})])]
+    async with talking(*script, tools=[add], approve=lambda request: Denied("no sums")) as (session, _):
+        await session.send("go")
+        assert results(session.messages[2]) == [("The call was not approved: no sums", True)]
+        await session.send("go", approve=lambda request: Pending())
+        assert list(pending(session)) == ["add"]
+
+
+async def test_one_may_say_something_else_instead_of_answering() -> None:
+    """The open calls are answered as interrupted where the history is sent, and wait no longer."""
+    async with talking(Say(calls=[("ask", {})]), Say("fine"), tools=[ASK]) as (session, _):
+        await session.send("go")
+        assert (await session.send("never mind")).text == "fine"
+        assert session.pending_calls == ()
+
+
+async def test_going_on_after_a_failure_repeats_no_tool() -> None:
+    """The results were kept when the call after them failed; an empty submit goes on from there."""
+    ran: list[int] = []
+
+    @tool(needs_approval=True)
+    async def once(n: int) -> int:
+        ran.append(n)
+        return n
+
+    script = [Say(calls=[("once", {"n": 1})]), Say(fails=ServerError("down")), Say("up again")]
+    async with talking(*script, tools=[once]) as (session, _):
+        await session.send("go")
+        with pytest.raises(ServerError):
+            await session.submit({pending(session)["once"]: Approved()})
+        assert session.pending_calls == ()
+        assert (await session.submit({})).text == "up again"
+        assert ran == [1]
+
+
+async def test_answers_to_nothing_are_refused_with_what_is_open() -> None:
+    """Before anything runs, and with advice."""
+    async with talking(BOTH, tools=[add, pay, ASK]) as (session, _):
+        with pytest.raises(CallboardError, match=r"say something with send\(\)"):
+            await session.submit({})
+        await session.send("go")
+        open_ = pending(session)
+        with pytest.raises(CallboardError, match=rf"id tu_x; open are: {open_['pay']} \(pay\)"):
+            await session.submit({"tu_x": "?", open_["pay"]: Approved()})
+        with pytest.raises(CallboardError, match="nothing was answered"):
+            await session.submit({})
+        with pytest.raises(CallboardError, match=r"'ask' has no handler.*submit its result"):
+            await session.submit({open_["ask"]: Approved(), open_["pay"]: Approved()})
+        with pytest.raises(CallboardError, match="return text, a JSON value"):
+            await session.submit({open_["ask"]: object()})
+        assert len(session.pending_calls) == 2, "nothing was run"
+
+
+async def test_no_call_of_a_cancelled_reply_waits() -> None:
+    """What was cancelled is not run, also not later."""
+    async with running(Say("a", calls=[("pay", {"euros": 1})], fails=ServerError("cut"))) as (engine, _):
+        session = engine.session("s:m", tools=[pay])
+        with pytest.raises(ServerError):
+            await session.send("go")
+        assert session.pending_calls == ()
+
+
+# -- rounds
+
+
+def again(times: int) -> list[Say]:
+    return [Say(calls=[("add", {"a": n, "b": 1})]) for n in range(times)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_condition_ends_the_turn_after_a_round(asynchronous: bool) -> None:
+    """8.7: it sees the steps with their tools' results; the results stay in the history."""
+    seen: list[int] = []
+
+    def enough(steps: Sequence[StepResult]) -> bool:
+        seen.append(len(steps))
+        return steps[-1].tool_results[0].text == "2"
+
+    async def enough_async(steps: Sequence[StepResult]) -> bool:
+        return enough(steps)
+
+    async with talking(*again(4), tools=[add]) as (session, _):
+        stop_when = enough_async if asynchronous else enough
+        async with session.stream("go", max_tool_rounds=10, stop_when=stop_when) as turn:
+            events = [event async for event in turn]
+        assert seen == [1, 2]
+        assert events[-1] == TurnComplete("stopped")
+        assert results(session.messages[-1]) == [("2", False)]
+
+
+async def test_a_condition_that_fails_is_the_hosts_error() -> None:
+    """It says which function it was."""
+    async with talking(*again(1), tools=[add]) as (session, _):
+        with pytest.raises(CallboardError, match="stop_when failed: ZeroDivisionError"):
+            await session.send("go", stop_when=lambda steps: bool(1 / 0))
+
+
+@pytest.mark.parametrize(("rounds", "calls"), [(0, 1), (1, 2), (3, 4)])
+@row("8.7.3")
+@row("8.7.4")
+async def test_rounds_are_limited(rounds: int, calls: int) -> None:
+    """8.7: N rounds are at most N + 1 calls; none means that no tool runs, and its calls stay open."""
+    async with running(*again(5)) as (engine, _):
+        session = engine.session("s:m", tools=[add])
+        async with session.stream("go", max_tool_rounds=rounds) as turn:
+            events = [event async for event in turn]
+        assert events[-1] == TurnComplete("max_tool_rounds")
+        assert len(requests_of(engine)) == calls
+        assert list(pending(session)) == ["add"]
+
+
+async def test_a_step_ends_after_its_tools() -> None:
+    """Its end stands between the tools and the next message."""
+    async with running(*again(1), Say("1")) as (engine, _):
+        async with engine.session("s:m", tools=[add]).stream("go") as turn:
+            types = [event.type async for event in turn if not event.type.startswith("text")]
+    first = types.index("step.finish")
+    assert types[first - 2 : first + 2] == ["tool.started", "tool.finished", "step.finish", "message.start"]
+    assert types.count(StepFinish.type) == 2
+
+
+async def test_progress_is_in_the_stream_and_on_the_bus_but_its_words_are_not_stored(tmp_path: Path) -> None:
+    """They may quote content; the trace keeps that there was progress."""
+
+    @tool
+    async def slow(context: ToolContext) -> str:
+        context.progress("reading the secret diary", 0.5)
+        return context.session_id or ""
+
+    path = tmp_path / "trace.db"
+    async with running(Say(calls=[("slow", {})]), Say("ok"), store=path) as (engine, events):
+        async with engine.session("s:m", tools=[slow], session_id="ses_1").stream("go") as turn:
+            streamed = [event async for event in turn if isinstance(event, ToolProgress)]
+        assert [event.message for event in streamed] == ["reading the secret diary"]
+        assert [e.data for e in events.take() if e.topic == "tool.progress"] == streamed
+        await engine.flush()
+        stored = await present(engine.store).events(topic="tool.progress")
+    assert [e.data.fraction for e in stored] == [0.5]  # type: ignore[attr-defined]
+    assert "secret diary" not in everything(tmp_path)
+
+
+async def test_two_tools_of_one_name_are_refused() -> None:
+    """When the session is made, with the name."""
+    async with running() as (engine, _):
+        with pytest.raises(ConfigurationError, match="two tools are named 'add'"):
+            engine.session("s:m", tools=[add, Tool(ToolDefinition("add"))])

@@ -10,8 +10,7 @@ from callboard.bus import ActorStarted, SessionCreated
 from callboard.tracestore import PriceRow, PriceTable, Store
 from callboard.tracestore.timestamps import to_us
 
-from ..test_trace_pruning import call
-from ..trace_making import T0, Maker
+from ..trace_making import T0, Maker, call
 
 pytestmark = pytest.mark.anyio
 

@@ -1,18 +1,34 @@
-"""What can be asked of a trace: filters, sums, statistics, errors and free SQL."""
+"""The questions that a store answers: filters, groups, sums, spending and exports."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import tracemalloc
 from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from callboard.bus import StoreError
+from callboard.bus import ConfigurationError, Envelope, LlmCallStarted, StoreError
+from callboard.bus.values.usage import Cost, CostSource, CostSum, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
+from callboard.tracestore.export import FORMATS, Format, export_calls
+from callboard.tracestore.export.calls import COLUMNS
+from callboard.tracestore.rows import SpendingQuery, SpendingRow
+from callboard.tracestore.sql.store import SqlStore
+from callboard.tracestore.sql.sums import not_summed_up, sum_up
+from callboard.tracestore.timestamps import iso_moment
 
-from ..trace_making import DAY_US, T0, Maker, three_calls
+from ..trace_making import DAY_US, T0, Maker, fill, three_calls
 
 pytestmark = pytest.mark.anyio
+
+
+# What can be asked of a trace: filters, sums, statistics, errors and free SQL.
 
 
 @pytest.mark.parametrize(
@@ -139,3 +155,461 @@ async def test_sql_has_an_end(store: Store) -> None:
     with pytest.raises(StoreError, match=r"longer than 0\.05 s"):
         await store.sql(endless, seconds=0.05)
     assert (await store.sql("SELECT 1")).rows == ((1,),)
+
+
+# The sums that budgets count.
+
+
+OTHER_RUN = "run_other"
+HOUR_US = 3_600_000_000
+
+
+def reserved(envelope: Envelope, nano_usd: int | None, tokens: int) -> Envelope:
+    """The start of an attempt for which budgets have reserved something."""
+    event = envelope.data
+    assert isinstance(event, LlmCallStarted)
+    event = msgspec.structs.replace(event, reserved_nano_usd=nano_usd, reserved_tokens=tokens)
+    return msgspec.structs.replace(envelope, data=event)
+
+
+def row(nano_usd: int, tokens: int, calls: int = 1, **more: object) -> SpendingRow:
+    facts = {"value": "", "slot": 0, "unknown": False, **more}
+    return SpendingRow(nano_usd=nano_usd, tokens=tokens, calls=calls, **facts)  # type: ignore[arg-type]
+
+
+async def rows(store: Store, **asked: object) -> list[SpendingRow]:
+    query = SpendingQuery(**asked)  # type: ignore[arg-type]
+    return (await store.spending([query], OTHER_RUN)).rows[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "counts"),
+    [
+        pytest.param({}, row(1234, 110), id="completed: its cost"),
+        pytest.param({"error_class": "server_error", "provider_status": 503}, row(0, 0), id="refused: nothing"),
+        pytest.param(
+            {"error_class": "network", "provider_status": None}, row(900, 70, unknown=True), id="no answer"
+        ),
+        pytest.param(
+            {"error_class": "process_lost", "provider_status": None}, row(900, 70, unknown=True), id="lost"
+        ),
+        pytest.param(
+            {
+                "error_class": "cancelled",
+                "usage": TokenUsage(7, 0, source=UsageSource.ESTIMATED),
+                "cost": Cost(7, CostSource.COMPUTED),
+            },
+            row(900, 70, unknown=True),
+            id="cancelled before anything was heard: at its most",
+        ),
+        pytest.param(
+            {
+                "error_class": "cancelled",
+                "usage": TokenUsage(7, 3, source=UsageSource.ESTIMATED),
+                "cost": Cost(10, CostSource.COMPUTED),
+            },
+            row(10, 10),
+            id="cancelled in the middle: what was delivered",
+        ),
+        pytest.param(None, row(900, 70, unknown=True), id="under way elsewhere: at its most"),
+    ],
+)
+async def test_an_attempt_counts_at_its_cost_or_at_what_was_reserved(
+    store: Store, make: Maker, end: dict[str, object] | None, counts: SpendingRow
+) -> None:
+    """What nobody knows counts at its worst."""
+    batch = [reserved(make.started(), 900, 70)]
+    if end is not None:
+        batch.append(make.failed(**end) if end else make.completed())  # type: ignore[arg-type]
+    await store.write(batch)
+    assert await rows(store) == [counts]
+
+
+async def test_calls_under_way_are_left_out_for_the_run_that_makes_them(store: Store, make: Maker) -> None:
+    """It holds their reservations itself, and is told how far the sums go."""
+    await store.write([make.started("one"), make.completed("one"), reserved(make.started("two"), 900, 70)])
+    found = await store.spending([SpendingQuery()], make.run_id)
+    assert (found.rows, found.committed_seq) == ([[row(1234, 110)]], 3)
+
+
+@pytest.mark.parametrize(
+    ("by", "values"),
+    [
+        (None, {""}),
+        ("session_id", {"", "s"}),
+        ("provider", {"openai", "other"}),
+        ("model", {"openai:gpt-5", "other:thing"}),
+        ("tag:tenant", {"", "acme"}),
+    ],
+)
+async def test_sums_are_by_account(store: Store, make: Maker, by: str | None, values: set[str]) -> None:
+    """What has no session or no tag shares one account; one account can be asked for alone."""
+    of = {"session_id": "s", "tags": {"tenant": "acme"}}
+    await store.write(
+        [make.started("a", **of), make.completed("a", **of), make.completed("b", "other:thing")]  # type: ignore[arg-type]
+    )
+    found = await rows(store, by=by)
+    assert {each.value for each in found} == values
+    assert sum(each.nano_usd for each in found) == 2 * 1234
+    for value in values:
+        assert await rows(store, by=by, value=value) == [each for each in found if each.value == value]
+
+
+async def test_sums_are_by_slot(store: Store, make: Maker) -> None:
+    """A call counts in the slot of its start; what began before the window does not count."""
+    for number, hours in enumerate((-1, 0, 0, 2)):
+        start = make.started(f"req_{number}")
+        await store.write(
+            [msgspec.structs.replace(start, ts_us=T0 + hours * HOUR_US + 5), make.completed(f"req_{number}")]
+        )
+    found = await rows(store, since_us=T0, slot_us=HOUR_US)
+    assert found == [row(2 * 1234, 220, 2), row(1234, 110, slot=2)]
+
+
+async def test_repriced_calls_count_at_the_cost_that_is_asked_for(store: Store, make: Maker) -> None:
+    """At the price of their time, or at the current one."""
+    await store.write([make.started(), make.completed()])
+    await store.reprice(PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second"))
+    assert (await rows(store))[0].nano_usd == 1234
+    (now,) = await store.calls()
+    assert (await rows(store, current=True))[0].nano_usd == now.cost.nano_usd != 1234
+
+
+# Sums of calls that are kept, and sums of calls that are not in them yet.
+
+
+SUM_TABLE = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
+GROUPINGS = ((), ("model",), ("provider",), ("day",), ("day", "model", "provider"))
+
+
+async def test_counts_beyond_all_measure_are_summed_nonetheless(store: SqlStore, make: Maker) -> None:
+    """What a provider counts wrongly makes a sum inexact; it refuses neither an event nor an answer."""
+    absurd = TokenUsage(input_tokens=2**62, output_tokens=2**62, cached_input_tokens=2**62)
+    for number in range(4):
+        await store.write([make.started(f"r{number}"), make.completed(f"r{number}", usage=absurd)])
+        (row,) = await store.costs()
+        assert row.output_tokens == pytest.approx((number + 1) * 2**62)
+        await store._database.write(sum_up)
+    (row,) = await store.costs()
+    assert (row.calls, row.cost_nano_usd) == (4, 4 * 1234)
+    assert row.output_tokens == pytest.approx(2**64)
+
+
+async def test_sums_follow_calls_that_end_and_go(store: SqlStore) -> None:
+    """Calls that were summed while they ran, were repriced before they ended, and were pruned."""
+    old, new = Maker("run_old"), Maker("run_new")
+
+    async def in_step() -> None:
+        """Sums that are kept say what the calls say one by one: a filter on tags makes a store add these up."""
+        await store._database.write(sum_up)
+        assert await store._database.look(not_summed_up) == 0
+        for by in GROUPINGS:
+            kept = await store.costs(by=by)
+            assert kept == await store.costs(CallFilter(tags={"team": "a"}), by)
+
+    for number in range(6):
+        maker = old if number < 3 else new
+        at = T0 + number * DAY_US
+        ids = {"tags": {"team": "a"}, "ts_us": at, "session_id": "s"}
+        await store.write([maker.started(f"r{number}", "openai:gpt-5" if number % 2 else "b:x", **ids)])
+        await in_step()
+        if number == 3:
+            await store.reprice(SUM_TABLE)
+            await in_step()
+        cost = Cost(number, CostSource.COMPUTED, "0123456789ab")
+        model = "openai:gpt-5" if number % 2 else "b:x"
+        ids["ts_us"] = at + 900_000
+        await store.write([maker.completed(f"r{number}", model, cost=cost, **ids)])
+        await in_step()
+    await store.reprice(SUM_TABLE, where=CallFilter(provider="b"))
+    await store.prune(before=T0 + 4 * DAY_US)
+    await in_step()
+    assert {row.request_id for row in await store.calls()} == {"r4", "r5"}
+    (total,) = await store.costs(by=())
+    assert total.calls == 2
+
+
+# Unknown is a number of its own: what every sum over stored calls says of calls that got no answer.
+
+
+TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
+UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
+ESTIMATE = TokenUsage(7, 3, source=UsageSource.ESTIMATED)
+COUNTS = {"calls": 10, "estimated": 1, "unpriced": 1, "unknown": 5}
+
+
+async def a_faulty_day(store: Store, make: Maker) -> None:
+    """Ten calls: one well, one unpriced, one estimated, two refused, and five of which nobody knows anything."""
+    of = {"session_id": "s"}
+    await store.write(
+        [
+            make.started("well", **of),
+            make.completed("well", **of),
+            make.started("unpriced", "other:thing", **of),
+            make.completed("unpriced", "other:thing", cost=UNPRICED, **of),
+            make.started("estimated", **of),
+            make.failed("estimated", usage=ESTIMATE, cost=Cost(5, CostSource.COMPUTED, "000000000000"), **of),
+            make.failed("refused", error_class="auth", provider_status=401, **of),
+            make.failed("too many", error_class="rate_limit", provider_status=429, **of),
+            make.failed("cancelled", error_class="cancelled", provider_status=None, **of),
+            make.failed("timed out", error_class="network", provider_status=None, **of),
+            make.failed("broke off", error_class="server_error", provider_status=None, **of),
+            make.failed("lost", error_class="process_lost", provider_status=None, **of),
+            make.started("runs", **of),
+        ]
+    )
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["as they come", "summed up"])
+async def test_every_sum_counts_what_it_doesnt_know(store: Store, make: Maker, summed: bool) -> None:
+    """Sums by any key, statistics and sessions say the same four counts; nothing unknown is in an amount."""
+    await a_faulty_day(store, make)
+    if summed:
+        await store._database.write(sum_up)
+    for by in ((), ("provider",), ("session_id",), ("status",)):
+        rows = await store.costs(by=by)
+        assert {name: sum(getattr(row, name) for row in rows) for name in COUNTS} == COUNTS
+        assert sum(row.cost_nano_usd for row in rows) == 1234 + 5
+    (statistics,), (session,) = await store.statistics(by=()), await store.sessions()
+    assert {name: getattr(session, name) for name in COUNTS} == COUNTS
+    assert (statistics.attempts, statistics.estimated, statistics.unpriced, statistics.unknown) == (10, 1, 1, 5)
+
+
+async def test_unknown_calls_can_be_asked_for(store: Store, make: Maker) -> None:
+    """By a filter; and each row says it of itself."""
+    await a_faulty_day(store, make)
+    unknown = {"cancelled", "timed out", "broke off", "lost", "runs"}
+    assert {row.request_id for row in await store.calls(CallFilter(unknown=True))} == unknown
+    rows = await store.calls()
+    assert {row.request_id for row in rows if row.unknown} == unknown
+    assert sum((row.sum for row in rows), CostSum()) == CostSum(1239, **COUNTS)
+
+
+async def test_a_repricing_says_what_it_could_not_know(store: Store, make: Maker) -> None:
+    """In its report, line by line, and in the history; dry or not, whole or filtered."""
+    await a_faulty_day(store, make)
+    for dry in (True, False):
+        report = await store.reprice(TABLE, dry_run=dry, by_session=True)
+        assert (report.calls, report.estimated, report.unpriced, report.unknown) == (3, 1, 1, 5)
+        for lines in (report.models, report.days, report.sessions):
+            assert (sum(line.estimated for line in lines), sum(line.unknown for line in lines)) == (1, 5)
+    filtered = await store.reprice(TABLE, where=CallFilter(model="other:thing"), dry_run=True)
+    assert (filtered.calls, filtered.estimated, filtered.unknown) == (1, 0, 0)
+    (run,) = await store.reprice_runs()
+    assert (run.estimated, run.unknown) == (1, 5)
+
+
+async def test_an_absurd_clock_is_no_obstacle(store: Store, make: Maker) -> None:
+    """Sums by day and reports are had all the same; such days have a sign and as many digits as they need."""
+    far = 2**62
+    for name, moment in (("far", far), ("back", -far), ("now", T0)):
+        await store.write([make.completed(name, ts_us=moment)])
+    days = {row.key[0]: row.calls for row in await store.costs(by=("day",))}
+    assert days == {"+148108-07-06": 1, "-144169-06-28": 1, "2026-09-21": 1}
+    report = await store.reprice(TABLE)
+    assert {line.day for line in report.days} == set(days)
+
+
+# Counts that no model ever had, as a broken server says them: every sum has an answer, on both stores.
+
+
+MOST = (1 << 63) - 1
+
+
+ABOUT = pytest.approx(3 * MOST, rel=1e-12)
+
+
+async def store_absurd(store: Store, make: Maker, cost: int = 1234) -> None:
+    for number in range(3):
+        usage = TokenUsage(input_tokens=MOST - number, output_tokens=MOST, cached_input_tokens=MOST)
+        ids = {"session_id": "s", "tags": {"team": "a"}}
+        request = f"req_{number}"
+        end = make.completed(request, usage=usage, cost=Cost(cost, CostSource.COMPUTED, "000000000000"), **ids)
+        await store.write([make.started(request, **ids), end])
+
+
+@pytest.mark.parametrize("by", [(), ("model",), ("session_id",), ("tag:team",), ("day",), ("provider", "status")])
+async def test_costs_have_an_answer(store: Store, make: Maker, by: tuple[str, ...]) -> None:
+    await store_absurd(store, make)
+    (row,) = await store.costs(by=by)
+    assert (row.calls, row.cost_nano_usd) == (3, 3 * 1234)
+    assert (row.output_tokens, row.cached_input_tokens) == (ABOUT, ABOUT)
+    assert row.total_input_tokens == pytest.approx(6 * MOST, rel=1e-12)
+    assert isinstance(row.output_tokens, int)
+
+
+async def test_sessions_and_statistics_have_an_answer(store: Store, make: Maker) -> None:
+    await store_absurd(store, make)
+    (session,) = await store.sessions()
+    (statistics,) = await store.statistics()
+    assert (session.output_tokens, statistics.output_tokens) == (ABOUT, ABOUT)
+    assert isinstance(session.output_tokens, int)
+
+
+@pytest.mark.parametrize("current", [True, False])
+@pytest.mark.parametrize("by", [None, "session_id", "model", "tag:team"])
+@pytest.mark.parametrize("cost", [1234, MOST])
+async def test_spending_has_an_answer(store: Store, make: Maker, by: str | None, current: bool, cost: int) -> None:
+    await store_absurd(store, make, cost)
+    ((row,),) = (await store.spending([SpendingQuery(by=by, current=current)], "run_other")).rows
+    assert (row.calls, row.nano_usd) == (3, pytest.approx(3 * cost, rel=1e-12))
+    assert row.tokens == pytest.approx(9 * MOST, rel=1e-12)
+
+
+# Calls as CSV, JSON lines and Parquet: every row, exact money, bounded memory, whole files or none.
+
+
+EXPORT_TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
+
+
+async def as_csv(store: Store, **options: object) -> list[dict[str, str]]:
+    file = io.BytesIO()
+    await export_calls(store, file, "csv", **options)  # type: ignore[arg-type]
+    return list(csv.DictReader(io.StringIO(file.getvalue().decode(), newline="")))
+
+
+async def as_objects(store: Store, **options: object) -> list[dict[str, object]]:
+    file = io.BytesIO()
+    await export_calls(store, file, "jsonl", **options)  # type: ignore[arg-type]
+    return [json.loads(line) for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 100])
+async def test_every_attempt_is_a_row_in_the_order_of_storing(store: Store, make: Maker, page: int) -> None:
+    """In whatever pages they are read, each once."""
+    await fill(store, make, 7)
+    rows = await as_objects(store, page=page)
+    assert [row["request_id"] for row in rows] == [f"r{number}" for number in range(7)]
+    assert [row["request_id"] for row in await as_csv(store, page=page)] == [row["request_id"] for row in rows]
+    assert [row["call_id"] for row in rows] == sorted(row.call_id for row in await store.calls())
+
+
+async def test_money_is_an_integer_and_an_exact_decimal_text(store: Store, make: Maker) -> None:
+    """An amount that no float can hold comes through to the last nano-dollar; unknown is empty."""
+    await fill(store, make)
+    priced, failed, unpriced = await as_objects(store)
+    assert priced["cost_nano_usd"] == 123_456_789_012_345_678
+    assert priced["cost_usd"] == "123456789.012345678"
+    assert float(str(priced["cost_usd"])) != Decimal(str(priced["cost_usd"]))
+    assert (unpriced["cost_nano_usd"], unpriced["cost_usd"], unpriced["cost_source"]) == (None, None, "unpriced")
+    assert unpriced["cost_reason"] == "no price"
+    assert (failed["cost_nano_usd"], failed["cost_source"], failed["input_tokens"]) == (None, None, None)
+    in_csv = [(row["cost_nano_usd"], row["cost_usd"]) for row in await as_csv(store)]
+    assert in_csv == [("123456789012345678", "123456789.012345678"), ("", ""), ("", "")]
+
+
+async def test_a_row_says_what_the_store_knows(store: Store, make: Maker) -> None:
+    """Times both ways, usage in its buckets, tags as JSON."""
+    await fill(store, make)
+    row = (await as_objects(store))[0]
+    assert list(row) == [name for name, _, _ in COLUMNS]
+    (stored,) = await store.calls(CallFilter(request_id="r0"))
+    assert row["started_us"] == stored.started_us
+    assert row["started"] == "2026-09-21T14:13:21.000000+00:00"
+    assert (row["total_input_tokens"], row["cached_input_tokens"], row["reasoning_tokens"]) == (7, 4, 1)
+    assert (row["streamed"], row["usage_source"], row["status"]) == (True, "reported", "completed")
+    assert json.loads(str(row["tags"])) == {"team": "a", "n": "0"}
+
+
+async def test_filters_and_price_versions_are_those_of_the_store(store: Store, make: Maker) -> None:
+    """The cost under a version stands beside the one at call time."""
+    await fill(store, make)
+    await store.reprice(EXPORT_TABLE)
+    (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
+    assert (row["cost_nano_usd"], row["cost_pricing_version"]) == (None, EXPORT_TABLE.version)
+    assert row["cost_reason"] == "no input rate for openai:gpt-5"
+    assert row["at_call_time_nano_usd"] == 123_456_789_012_345_678
+    await store.use_prices(None)
+    (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
+    assert row["cost_nano_usd"] == row["at_call_time_nano_usd"]
+    (row,) = await as_objects(store, where=CallFilter(request_id="r0"), under=EXPORT_TABLE.version)
+    assert row["cost_pricing_version"] == EXPORT_TABLE.version
+    assert len(await as_objects(store, where=CallFilter(session_id="s0"))) == 2
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", 'a "b", c\nd', "ü\udc80"])
+async def test_what_a_provider_wrote_is_text_in_a_spreadsheet(store: Store, make: Maker, text: str) -> None:
+    """Quoted as CSV wants it, and never a formula."""
+    await store.write([make.started(), make.completed(served_model=text)])
+    (row,) = await as_csv(store)
+    assert row["served_model"].removeprefix("'") == text.replace("\udc80", "?")
+    assert not row["served_model"].startswith(("=", "+", "-", "@", "\t"))
+
+
+def _in_words(row: dict[str, object]) -> dict[str, object]:
+    """A row of Parquet with moments and decimals as CSV and JSON lines write them."""
+    return {name: _in_word(value) for name, value in row.items()}
+
+
+def _in_word(value: object) -> object:
+    match value:
+        case datetime():
+            return iso_moment(int(value.timestamp()) * 1_000_000 + value.microsecond)
+        case Decimal():
+            return f"{value:.9f}"
+        case _:
+            return value
+
+
+async def test_parquet_has_typed_columns_and_the_same_values(
+    store: Store, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are timestamps in UTC, US dollars are exact decimals, and an unknown value is null."""
+    monkeypatch.setattr("callboard.tracestore.export.calls._ROW_GROUP", 3)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    await fill(store, make, 7)
+    assert await export_calls(store, tmp_path / "calls.parquet", "parquet", page=2) == 7
+    table = parquet.read_table(tmp_path / "calls.parquet")
+    types = {field.name: str(field.type) for field in table.schema}
+    assert (types["cost_nano_usd"], types["started_us"]) == ("int64", "int64")
+    assert {types[name] for name in ("started", "finished")} == {"timestamp[us, tz=UTC]"}
+    assert {types[name] for name in ("cost_usd", "at_call_time_usd")} == {"decimal128(28, 9)"}
+    assert [_in_words(row) for row in table.to_pylist()] == await as_objects(store)
+    known = [row["cost_nano_usd"] for row in table.to_pylist() if row["cost_nano_usd"] is not None]
+    pc = pytest.importorskip("pyarrow.compute")
+    assert known
+    assert pc.sum(table["cost_usd"]).as_py() == Decimal(sum(known)).scaleb(-9)
+    assert parquet.ParquetFile(tmp_path / "calls.parquet").num_row_groups == 2
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_the_trace_file_is_never_overwritten(store: Store, format: Format) -> None:
+    """Not even when it is named by another path."""
+    path = store.path.parent / "." / store.path.name
+    with pytest.raises(ConfigurationError, match="is the trace file"):
+        await export_calls(store, path, format)
+    assert await store.calls() == []
+
+
+async def test_an_export_of_nothing_is_a_table_without_rows(store: Store, tmp_path: Path) -> None:
+    """CSV still says what its columns are."""
+    assert await export_calls(store, tmp_path / "none.csv", "csv") == 0
+    assert (tmp_path / "none.csv").read_text().startswith("call_id,run_id,request_id,")
+    assert await as_objects(store) == []
+
+
+async def test_memory_does_not_grow_with_the_number_of_calls(store: Store, make: Maker) -> None:
+    """Ten times as many calls, the same peak."""
+
+    class Nowhere(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: object, /) -> int:
+            return len(data)  # type: ignore[arg-type]
+
+    async def peak() -> int:
+        tracemalloc.start()
+        try:
+            await export_calls(store, Nowhere(), "jsonl", page=50)  # type: ignore[arg-type]
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    await fill(store, make, 200)
+    await peak()  # what is made once
+    few = await peak()
+    for number in range(9):
+        more = Maker(f"run_{number}")
+        await store.write([more.completed(f"more{number}_{each}") for each in range(200)])
+    assert await peak() < few * 1.5

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from callboard.bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.sql import repricing
-from tests.support.present import present
 
-from ..trace_making import T0, Maker
+from ...support.present import present
+from ..changing import CHUNK, MODELS, TABLES, Interrupted, do, stop
+from ..trace_making import DAY_US, T0, Maker
 from .conftest import Place
 
 pytestmark = pytest.mark.anyio
+
 
 FIRST = PriceTable.from_rows([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], "first")
 SECOND = PriceTable.from_rows([PriceRow(model="openai:*", input=3_000_000, output=5_000_000)], "second")
@@ -191,7 +193,7 @@ async def test_writing_goes_on_between_chunks(store: Store, make: Maker, monkeyp
 
 
 counts = st.one_of(st.integers(0, 300_000), st.integers(50_000, 300_000), st.integers(0, 2**62))
-MODELS = ["a:x", "a:x-2025-08-06", "a:y", "b:x", "b:x-20250101"]
+ALL_MODELS = ["a:x", "a:x-2025-08-06", "a:y", "b:x", "b:x-20250101"]
 DETAILS = st.sampled_from(
     ["audio_input", "audio_output", "audio_cache_read", "image_cache_read", "web_search", "audio_second"]
 )
@@ -261,7 +263,7 @@ _schemas = count()
     table=tables(),
     calls=st.lists(
         st.tuples(
-            st.sampled_from(MODELS),
+            st.sampled_from(ALL_MODELS),
             st.none() | st.sampled_from(["x", "y", "x-20250101", "q"]),
             st.none() | st.sampled_from(["a:x", "b:y", "c:x"]),
             any_usage(),
@@ -321,3 +323,101 @@ async def test_sql_and_table_agree_at_the_edges(
     (row,) = await store.calls()
     assert row.cost == table.price("openai:gpt-5", usage, T0)
     assert present(row.cost).nano_usd == nano
+
+
+# Acts of repricing: undone one at a time, limited by a filter, and reported in parts that add up.
+
+
+async def test_undo_goes_back_one_repricing_at_a_time(store: Store, make: Maker) -> None:
+    """Through repricings of all and of some calls, to the costs at call time."""
+    await fill(store, make)
+    seen = [await store.calls()]
+    third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
+    for table, where in ((FIRST, None), (SECOND, CallFilter(session_id="s1")), (third, None)):
+        await store.reprice(table, where=where)
+        seen.append(await store.calls())
+    while len(seen) > 1:
+        assert await store.calls() == seen.pop()
+        await store.undo_reprice()
+    assert await store.calls() == seen.pop()
+    assert {run.state for run in await store.reprice_runs()} == {"undone"}
+    with pytest.raises(StoreError, match="no repricing to undo"):
+        await store.undo_reprice()
+
+
+async def test_undo_is_refused_when_other_costs_were_chosen_since(store: Store, make: Maker) -> None:
+    """It would lead somewhere else than back."""
+    await fill(store, make)
+    await store.reprice(FIRST)
+    await store.reprice(SECOND)
+    await store.use_prices(None)
+    with pytest.raises(StoreError, match="chosen after repricing 2"):
+        await store.undo_reprice()
+
+
+async def test_undo_takes_back_a_run_that_went_further_with_the_version_in_force(
+    store: Store, make: Maker
+) -> None:
+    """What the later run added goes, and what the earlier one had priced under the same version stays."""
+    await fill(store, make)
+    await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+    before = await store.calls()
+    await store.reprice(SECOND)
+    assert await store.calls() != before
+    await store.undo_reprice()
+    assert await store.calls() == before
+
+
+async def test_a_filtered_repricing_changes_no_call_outside_its_filter(store: Store, make: Maker) -> None:
+    """Not even where an earlier run of the same version priced all calls, and was undone or covered since."""
+    await fill(store, make)
+    third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
+    for before in (((SECOND, None), "undo"), ((SECOND, None), (third, None))):
+        for act in before:
+            if isinstance(act, str):
+                await store.undo_reprice()
+            else:
+                await store.reprice(act[0], where=act[1])
+        outside = await store.calls(CallFilter(session_id="s3"))
+        ((old,),) = [[row.cost_nano_usd for row in await store.costs(by=())]]
+        report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+        assert report.calls == 1
+        assert await store.calls(CallFilter(session_id="s3")) == outside
+        ((new,),) = [[row.cost_nano_usd for row in await store.costs(by=())]]
+        assert new - old == report.sum_after_nano_usd - report.sum_before_nano_usd
+        await store.use_prices(None)
+
+
+async def test_the_report_adds_up_by_model_day_and_session(store: Store, make: Maker) -> None:
+    """The three comparisons have the same sums, tried or done."""
+    await fill(store, make, 6)
+    for dry in (True, False):
+        report = await store.reprice(SECOND, dry_run=dry, by_session=True)
+        for rows in (report.models, report.days, report.sessions):
+            assert sum(row.calls for row in rows) == report.calls == 6
+            assert sum(row.unpriced for row in rows) == report.unpriced == 3
+            assert sum(row.before_nano_usd for row in rows) == report.sum_before_nano_usd
+            assert sum(row.after_nano_usd for row in rows) == report.sum_after_nano_usd
+        assert [row.session_id for row in report.sessions[:3]] == ["s1", "s3", "s5"]
+
+
+# Repricings that are interrupted, resumed, undone and repeated while the store changes under them.
+
+
+async def test_a_call_that_goes_before_its_turn_is_in_no_sum(
+    store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruned while a repricing over another was interrupted: what it cost before is not told, nor its model."""
+    monkeypatch.setattr(repricing, "CHUNK", CHUNK)
+    usage, cost = TokenUsage(100, 10), Cost(77, CostSource.COMPUTED, "0123456789ab")
+    await do(store, make, [(number, "both", T0, usage, cost) for number in (0, 3, 6)])
+    await do(store, make, [(number, "both", T0 - DAY_US, usage, cost) for number in (12, 15, 1)])
+    await do(store, make, [(9, "both", T0, usage, cost)])
+    await store.reprice(TABLES[0])
+    with pytest.raises(Interrupted):
+        await store.reprice(TABLES[1], progress=stop)
+    assert (await store.prune(before=T0)).attempts == 3
+    report = await store.resume_reprice()
+    assert [(of.model, of.calls) for of in report.models] == [(MODELS[0], 4)]
+    assert len(report.days) == 1
+    assert (report.sum_before_nano_usd, report.unpriced_before) == (4 * 120_150, 0)

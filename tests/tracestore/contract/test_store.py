@@ -1,9 +1,15 @@
-"""What goes into the store comes out: events as they were, calls as their events say."""
+"""The interface `Store`: what is written is there, described, and written by one at a time."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import re
+import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 
 import anyio
 import anyio.lowlevel
@@ -17,14 +23,20 @@ from callboard.bus.events.operation import StoreStateChanged
 from callboard.bus.events.sessions import SessionCreated, SessionMessageAppended, SessionModelChanged
 from callboard.bus.values.messages import Message, RoutingDecision
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
-from callboard.tracestore import CallFilter, Store
+from callboard.tracestore import CallFilter, CallRow, PriceRow, PriceTable, Store
 from callboard.tracestore.codec import decode_line, encode_line
+from callboard.tracestore.described import BOOKKEEPING, TABLES
+from callboard.tracestore.export import export_calls
 from callboard.tracestore.sql import batches
 
-from ..trace_making import DAY_US, T0, Maker
+from ...support.programs import started
+from ..trace_making import DAY_US, T0, Maker, fill
 from .conftest import Place
 
 pytestmark = pytest.mark.anyio
+
+
+# What goes into the store comes out: events as they were, calls as their events say.
 
 
 class HostEvent(Event, frozen=True, kw_only=True, tag="host.weird"):
@@ -356,3 +368,237 @@ async def test_a_call_that_went_through_the_spill_file_has_its_end(store: Store,
     await store.write([decode_line(line) for line in spilled])
     (row,) = await store.calls()
     assert (row.status, row.usage and row.usage.input_tokens) == ("completed", 7)
+
+
+# Events go in once, in order, and whatever they say about calls with them.
+
+
+async def test_a_batch_that_is_written_twice_is_there_once(store: Store, make: Maker) -> None:
+    batch = [make.started(tags={"team": "a"}, session_id="ses_1"), make.completed(session_id="ses_1")]
+    store.hold_run(make.run_id)
+    for _ in range(2):
+        await store.write(batch)
+    assert await store.events() == batch
+    (call,) = await store.calls()
+    assert (call.status, call.run_id, call.tags, call.attempt) == ("completed", make.run_id, {"team": "a"}, 1)
+    (cost,) = await store.costs()
+    assert (cost.key, cost.calls, cost.cost_nano_usd) == (("openai:gpt-5",), 1, 1234)
+    assert await store.committed_seq(make.run_id) == 2
+
+
+async def test_one_batch_says_of_a_call_that_it_began_twice(store: Store, make: Maker) -> None:
+    await store.write([make.started(), make.started(), make.failed(), make.failed()])
+    (call,) = await store.calls()
+    assert (call.status, call.error_class) == ("failed", "server_error")
+
+
+async def test_text_that_a_database_does_not_take_stops_no_batch(store: Store, make: Maker) -> None:
+    awkward = [
+        make.started("req_\ud800", session_id="ses_\0", tags={"a\0": "b\ud800\0"}),
+        make.completed("req_\ud800", session_id="ses_\0"),
+        make.started("req_2"),
+    ]
+    await store.write(awkward)
+    assert [call.status for call in await store.calls()] == ["started", "completed"]
+    assert sum(row.calls for row in await store.costs(by=("tag:a",))) == 2
+
+
+async def test_what_was_stored_is_found_by_the_text_that_it_had(store: Store, make: Maker) -> None:
+    """Also where the database keeps it as another text."""
+    await store.write([make.started("req_\0", session_id="ses_\0", tags={"a\0": "b\0"})])
+    for where in (
+        CallFilter(session_id="ses_\0"),
+        CallFilter(request_id="req_\0"),
+        CallFilter(tags={"a\0": "b\0"}),
+    ):
+        assert len(await store.calls(where)) == 1
+    assert len(await store.events(session_id="ses_\0")) == 1
+
+
+async def test_groups_of_the_same_cost_come_in_the_order_of_their_names(store: Store, make: Maker) -> None:
+    """By their bytes; the group without a name is the first."""
+    names = ["b", "a", "B", "é", "Z", "a b", "_", ""]
+    await store.write([make.started(f"r{name}", tags={"team": name}) for name in names])
+    await store.write([make.started("none")])
+    rows = await store.costs(by=("tag:team", "model"))
+    assert [row.key[0] for row in rows] == ["", *sorted(names)]
+
+
+# What `callboard sql --schema` says, held against the tables of both stores and against the rows in Python.
+
+
+COLUMNS = {
+    "sqlite": """
+        SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c
+         WHERE t.type IN ('table', 'view') ORDER BY t.name, c.cid
+    """,
+    "postgres": """
+        SELECT table_name, column_name FROM information_schema.columns
+         WHERE table_schema = 'callboard' ORDER BY table_name, ordinal_position
+    """,
+}
+MORE_ON_A_SERVER = {("runs", "shipped_from")}
+
+
+async def test_every_table_and_every_column_has_its_sentence(place: Place, store: Store) -> None:
+    """And none is described that isn't there."""
+    if place.kind == "sqlite":  # whose own tables no free statement may read
+        with closing(sqlite3.connect(place.folder / "trace.db")) as connection:
+            rows = connection.execute(COLUMNS["sqlite"]).fetchall()
+    else:
+        rows = (await store.sql(COLUMNS["postgres"], limit=10_000)).rows
+    columns = {(str(table), str(column)) for table, column in rows if table not in BOOKKEEPING}
+    described = {(name, column) for name, table in TABLES.items() for column in table.columns}
+    assert described - columns == (MORE_ON_A_SERVER if place.kind == "sqlite" else set())
+    assert columns - described == set()
+
+
+async def test_call_rows_have_the_names_and_values_of_an_export(store: Store, make: Maker) -> None:
+    """Of one in JSON lines, but for its texts for people; the current cost stands beside the one at call time."""
+    await fill(store, make, 7)
+    await store.reprice(PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second"))
+    file = io.BytesIO()
+    await export_calls(store, file, "jsonl")
+    found = await store.sql("SELECT * FROM call_rows ORDER BY call_id", limit=100)
+    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    for exported, row in zip(map(json.loads, file.getvalue().splitlines()), rows, strict=True):
+        for text in ("started", "finished", "cost_usd", "at_call_time_usd"):
+            del exported[text]
+        exported["tags"], row["tags"] = json.loads(exported["tags"]), json.loads(str(row["tags"]))
+        assert {name: row[name] for name in exported} == exported
+    assert {row["cost_pricing_version"] for row in rows} != {row["at_call_time_pricing_version"] for row in rows}
+
+
+def test_call_rows_are_called_as_in_python() -> None:
+    """A nested name has an underscore for its point; counts of tokens and the tier stand by themselves."""
+    for name, column in TABLES["call_rows"].columns.items():
+        path = column.in_python or name
+        assert name in (path.replace(".", "_"), path.removeprefix("usage."))
+        assert path.partition(".")[0] in CallRow.__struct_fields__
+
+
+def test_each_is_a_sentence() -> None:
+    """It begins like one and ends like one."""
+    meanings = [table.meaning for table in TABLES.values()] + list(BOOKKEEPING.values())
+    meanings += [column.meaning for table in TABLES.values() for column in table.columns.values()]
+    assert [each for each in meanings if not re.fullmatch(r"[A-Z][^|]*\.", each)] == []
+
+
+def test_a_column_of_calls_is_called_as_in_python() -> None:
+    """Or what it is called there stands beside it; so everything of a `CallRow` is found in SQL."""
+    names = {column.in_python or name for name, column in TABLES["calls"].columns.items()}
+    fields = {name for name in CallRow.__struct_fields__ if name not in ("usage", "cost", "at_call_time")}
+    fields |= {f"usage.{name}" for name in TokenUsage.__struct_fields__}
+    fields |= {f"at_call_time.{name}" for name in Cost.__struct_fields__}
+    only_in_python = {
+        "usage.reported_cost_nano_usd",
+        "usage.upstream_cost_nano_usd",
+    }
+    only_in_sql = {"the dimension day", "reserved_nano", "reserved_tokens"}
+    assert fields - names == only_in_python
+    assert names - fields == only_in_sql
+    assert {column.in_python for column in TABLES["call_cost"].columns.values()} - {None} == {
+        f"cost.{field.name}" for field in msgspec.structs.fields(Cost) if field.name in ("nano_usd", "reason")
+    }
+
+
+# A block that one may be in at a time, among all who use a trace.
+
+
+HOLDS_UNTIL_KILLED = """
+    import sys
+    import anyio
+    from pathlib import Path
+    from callboard.tracestore import PostgresStore, TraceStore
+
+    folder, dsn = sys.argv[1:]
+
+    async def hold():
+        place = Path(folder)
+        store = PostgresStore(dsn, path=place / "trace") if dsn else TraceStore(place / "trace.db")
+        async with store, store.exclusive("night"):
+            print("inside", flush=True)
+            await anyio.sleep_forever()
+
+    anyio.run(hold)
+"""
+
+
+async def test_one_at_a_time_is_inside(place: Place) -> None:
+    """Of many, in several stores, each has its turn, and no two have it at once."""
+    inside = most = turns = 0
+
+    async def enter(store: Store) -> None:
+        nonlocal inside, most, turns
+        async with store.exclusive("night"):
+            inside += 1
+            most = max(most, inside)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            inside -= 1
+            turns += 1
+
+    async with place.store() as one, place.store() as other, anyio.create_task_group() as group:
+        for store in (one, other, one, other):
+            group.start_soon(enter, store)
+    assert (most, turns) == (1, 4)
+
+
+async def test_another_name_is_another_block(store: Store) -> None:
+    """Nobody waits for what others do under other names."""
+    with anyio.fail_after(30):
+        async with store.exclusive("night"), store.exclusive("day"):
+            pass
+
+
+async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
+    """An exception inside, or a cancellation before one's turn, leaves the block to the others."""
+    async with place.store() as one, place.store() as other:
+        with pytest.raises(ZeroDivisionError):
+            async with one.exclusive("night"):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(other.exclusive("night").__aenter__)
+                    await anyio.lowlevel.checkpoint()
+                    group.cancel_scope.cancel()
+                raise ZeroDivisionError
+        with anyio.fail_after(30):
+            async with other.exclusive("night"), one.exclusive("day"):
+                pass
+    assert not list(place.folder.glob("*.lock-*"))
+
+
+async def test_the_next_writer_takes_away_what_the_dead_left(place: Place) -> None:
+    """And nothing of those who live."""
+    program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "inside\n"
+    async with place.store() as store:
+        held = list(place.folder.glob("*.lock-*"))
+        await store.close_lost_runs()
+        assert list(place.folder.glob("*.lock-*")) == held
+        program.kill()
+        program.communicate()
+        await store.close_lost_runs()
+    assert not list(place.folder.glob("*.lock-*"))
+
+
+async def test_who_dies_has_left(place: Place) -> None:
+    """A process that is killed inside holds nobody up."""
+    program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "inside\n"
+    async with place.store() as store:
+        entered = anyio.Event()
+
+        async def enter() -> None:
+            async with store.exclusive("night"):
+                entered.set()
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                group.start_soon(enter)
+                await anyio.wait_all_tasks_blocked()
+                assert not entered.is_set()
+                program.send_signal(signal.SIGKILL)
+                await entered.wait()
+    program.communicate()

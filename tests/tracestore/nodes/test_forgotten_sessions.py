@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -14,9 +16,11 @@ from callboard.bus.events.sessions import SessionCreated
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.nodes import NodeInfo, Renewed, TurnEnding
 from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
-from tests.support.postgres_server import why_not
+
+from ...support.postgres_server import why_not
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
 
 A = NodeInfo(node="run_a", lease_seconds=600.0)
 OLD_US, LATER_US = 1_790_000_000_000_000, 1_795_000_000_000_000
@@ -127,3 +131,28 @@ async def test_a_forgotten_node_waits_for_whoever_takes_its_sessions(rows: Rows,
             taker.execute("UPDATE session_owners SET node = 'run_c', epoch = 99 WHERE session_id = 'dead'")
             taker.commit()
     assert [each.owned for each in renewed] == [{}]
+
+
+# The connection of a node to the database that it shares with others.
+
+
+async def test_whoever_comes_while_the_tables_are_made_waits_for_them(postgres_dsn: str) -> None:
+    """All parts of a node ask at once when it starts; one of them makes the connection."""
+    database = SharedDatabase(postgres_dsn)
+    first = asyncio.create_task(database.statement("SELECT count(*) FROM nodes"))
+    with anyio.fail_after(20):
+        while not database._database.is_open:
+            await anyio.lowlevel.checkpoint()
+        assert await database.statement("SELECT count(*) FROM ledger_accounts") == [(0,)]
+    assert await first == [(0,)]
+    await database.close()
+
+
+async def test_a_process_that_is_suspended_in_a_transaction_holds_up_others_for_seconds_only(
+    postgres_dsn: str,
+) -> None:
+    """The server ends it, and with it its locks: otherwise nobody could renew a lease or take a session."""
+    database = SharedDatabase(postgres_dsn)
+    ((seconds,),) = await database.statement("SELECT current_setting('idle_in_transaction_session_timeout')")
+    assert seconds == "10s"
+    await database.close()

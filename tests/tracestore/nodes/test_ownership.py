@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from callboard.tracestore.nodes import Claimed, Held, NodeInfo, TurnEnding
-from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
-from tests.support.postgres_server import own_server, why_not
+from callboard.tracestore.nodes import Claimed, Held, NodeInfo, ProbeTables, TurnEnding
+from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
 
+from ...support.postgres_server import own_server, why_not
+from ...support.shared_tables import ProbeModel
 from .conftest import Place
 
 pytestmark = pytest.mark.anyio
+
 
 A = NodeInfo(node="run_a", name="a", lease_seconds=10.0)
 B = NodeInfo(node="run_b", name="b", lease_seconds=10.0)
@@ -219,3 +223,38 @@ async def test_of_many_that_claim_at_once_one_has_the_session(postgres_dsn: str)
         await nodes[0].release(f"run_{won[0][0]}", {"s": won[0][1]})
     for database in databases:
         await database.close()
+
+
+# Who probes a provider: the same cases on the model of the rows and on PostgreSQL.
+
+
+@pytest.fixture(params=["model", "postgres"])
+async def probes(request: Any) -> AsyncIterator[ProbeTables]:
+    if request.param == "model":
+        yield ProbeModel()
+        return
+    database = SharedDatabase(request.getfixturevalue("postgres_dsn"))
+    yield PostgresProbes(database, "callboard")
+    await database.close()
+
+
+async def test_one_node_has_the_lease_until_it_lets_go(probes: ProbeTables) -> None:
+    """Of each provider and each model. It may take it for longer; the others learn how long it lasts."""
+    left = await asyncio.gather(*(probes.take(node, "p", "", 30.0) for node in "abc"))
+    assert [each == 0 for each in left].count(True) == 1
+    owner = "abc"[left.index(0)]
+    other = "abc".replace(owner, "")[0]
+    assert await probes.take(owner, "p", "", 60.0) == 0
+    assert 30 < await probes.take(other, "p", "", 30.0) <= 60
+    assert await probes.take(other, "p", "p:m", 30.0) == 0
+    await probes.release(other, "p", "")
+    assert await probes.take(other, "p", "", 30.0) > 0, "it was not its own to let go of"
+    await probes.release(owner, "p", "")
+    assert await probes.take(other, "p", "", 30.0) == 0
+
+
+async def test_a_lease_that_is_over_is_free(probes: ProbeTables) -> None:
+    """Its node may be dead."""
+    assert await probes.take("a", "p", "", 0.0) == 0
+    assert await probes.take("b", "p", "", 30.0) == 0
+    assert await probes.take("a", "p", "", 30.0) > 0

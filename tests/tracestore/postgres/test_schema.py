@@ -1,8 +1,11 @@
-"""The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code."""
+"""The schema in PostgreSQL, its connections and its writers."""
 
 from __future__ import annotations
 
 import gzip
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -10,15 +13,28 @@ import psycopg
 import pytest
 
 from callboard.bus.errors import StoreError
-from callboard.tracestore import PostgresStore
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.operation import ActorStarted
+from callboard.bus.values.messages import Message
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 from callboard.tracestore.postgres import schema as migrations
 from callboard.tracestore.postgres.schema import month_of
 from callboard.tracestore.sql.connection import Steps, read_steps
-from tests.support.postgres_server import StartedServer
-from tests.support.programs import started
-from tests.tracestore.trace_making import DAY_US, T0, Maker
+from callboard.tracestore.sql.expiry import delete_sessions, delete_unneeded, needed_bodies
+
+from ...support.certificate import local_certificate
+from ...support.postgres_server import NOBODY, StartedServer, own_server, why_not
+from ...support.programs import started
+from ...support.virtual_time import FakeClock
+from ..content_making import appended, captured, configured
+from ..shipping.test_shipping import of_run
+from ..trace_making import DAY_US, T0, Maker
 
 pytestmark = pytest.mark.anyio
+
+
+# The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code.
+
 
 _OPEN = """
 import asyncio, sys
@@ -282,3 +298,273 @@ async def test_an_old_database_becomes_like_a_new_one(
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store.write([make.started(), make.completed()])
         assert [call.status for call in await store.calls()] == ["completed"]
+
+
+# SQL that somebody typed only reads, for so long and so much.
+
+
+@pytest.fixture
+async def store(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
+    async with PostgresStore(dsn, path=tmp_path / "trace") as opened:
+        await opened.write([Maker().started("r1")])
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM calls",
+        "CREATE TEMP TABLE t (a int)",
+        "WITH gone AS (DELETE FROM calls RETURNING id) SELECT * FROM gone",
+        "SELECT 1; DELETE FROM calls",
+        "SELECT 1; COMMIT; DELETE FROM calls",
+        "EXPLAIN ANALYZE DELETE FROM calls",
+        "COMMIT",
+        "SET transaction_read_only = off",
+        "COPY calls TO '/tmp/calls'",
+        "SELECT nextval('events_id_seq')",
+        "SELECT set_config('transaction_read_only', 'off', true)",
+        "SELECT ?",
+        "no SQL at all",
+        "",
+    ],
+)
+async def test_it_does_nothing_but_read(store: PostgresStore, statement: str) -> None:
+    """Whatever would write, or is no one statement, is refused."""
+    with pytest.raises(StoreError):
+        await store.sql(statement)
+    assert len(await store.calls()) == 1
+
+
+async def test_what_it_answers(store: PostgresStore) -> None:
+    """Parameters, a plan, values of PostgreSQL's own types as text, and the first rows of many."""
+    found = await store.sql("SELECT request_id, '%?' AS sign FROM calls WHERE request_id = ?", ["r1"])
+    assert (found.columns, found.rows) == (("request_id", "sign"), (("r1", "%?"),))
+    assert (await store.sql("SELECT 100 % 7 AS rest")).rows == ((2,),)
+    assert "Scan" in str((await store.sql("EXPLAIN SELECT * FROM calls")).rows[0][0])
+    found = await store.sql("SELECT generate_series(1, 100000)", limit=3)
+    assert (found.rows, found.truncated) == (((1,), (2,), (3,)), True)
+    assert (await store.sql("SELECT date '2026-01-02', 1.5, sum(3::bigint)")).rows == (("2026-01-02", 1.5, 3),)
+
+
+async def test_it_ends_in_time(store: PostgresStore) -> None:
+    """Nobody waits for it meanwhile, and the error says why."""
+    with pytest.raises(StoreError, match=r"took longer than 0\.2 s"):
+        await store.sql("SELECT pg_sleep(10)", seconds=0.2)
+    with pytest.raises(ValueError, match="limit"):
+        await store.sql("SELECT 1", limit=-1)
+
+
+# Content that nobody needs is deleted, and never what somebody says again meanwhile, whatever its clock.
+
+
+SAID = [Message.user("What everybody asks. " * 100)]
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_body_that_comes_again_during_the_deletion_stays(dsn: str, tmp_path: Path, again: bool) -> None:
+    """Its time is the same, as of an event that was on its way for long."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        one, other = Maker("run_a"), Maker("run_b")
+        await store.write(captured(configured(one, "a"), *appended(one, SAID, "a", ts_us=T0)))
+        await store._database.write(lambda statements: delete_sessions(statements, ["a"]))
+        needed = await store._database.look(lambda statements: needed_bodies(statements, T0 + 1))
+        if again:
+            await store.write(captured(configured(other, "b"), *appended(other, SAID, "b", ts_us=T0)))
+        gone, _ = await store._database.write(partial(delete_unneeded, before_us=T0 + 1, needed=needed, after=0))
+        assert gone == (0 if again else 2)  # what was said, and the setup
+        if again:
+            assert await store.messages("b") == SAID
+
+
+@pytest.mark.parametrize("how", ["deleted", "pruned"])
+async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path, how: str) -> None:
+    """A transaction of somebody else that goes on makes every younger body look as if it had come since."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        with psycopg.connect(dsn) as other:
+            other.execute("CREATE TABLE public.of_another_application (id bigint)")
+            make = Maker("run_a")
+            await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0)))
+            if how == "deleted":
+                assert await store.delete_session("s")
+            else:
+                await store.write([make(ActorStarted(actor="x"), ts_us=T0 + 10**9)])
+                assert (await store.prune(before=T0 + 10**9)).bodies == 3
+            other.rollback()
+        assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
+
+
+async def test_the_clock_of_whoever_deletes_may_be_behind(dsn: str, tmp_path: Path) -> None:
+    """What was said has a time to come, by that clock."""
+    store = PostgresStore(dsn, path=tmp_path / "trace", clock=FakeClock(epoch_us=T0))
+    async with store:
+        make = Maker("run_a")
+        await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0 + 10**9)))
+        assert await store.delete_session("s")
+        assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
+
+
+# An encrypted way to the server, which has to prove its name.
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[tuple[StartedServer, Path]]:
+    """A server that takes encrypted connections alone, and its certificate."""
+    if (reason := why_not(own=True)) is not None:
+        pytest.skip(reason)
+    with own_server() as server:
+        with psycopg.connect(server.dsn) as asked:
+            if asked.execute("SHOW ssl_library").fetchall() == [("",)]:
+                pytest.skip("this PostgreSQL server is built without TLS, as that of the wheel")
+        certificate = server.data / "server.pem"
+        certificate.write_bytes(local_certificate())
+        certificate.chmod(0o600)
+        if os.getuid() == 0:
+            os.chown(certificate, NOBODY, NOBODY)
+        with (server.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write("ssl = on\nssl_cert_file = 'server.pem'\nssl_key_file = 'server.pem'\n")
+        (server.data / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n")
+        server.restart()
+        yield server, certificate
+
+
+def encrypted(server: StartedServer, mode: str, root: Path | None = None) -> str:
+    return f"{server.dsn}?sslmode={mode}" + ("" if root is None else f"&sslrootcert={root}")
+
+
+async def test_a_server_that_proves_its_name_is_believed(
+    secure: tuple[StartedServer, Path], tmp_path: Path
+) -> None:
+    """A trace is shipped over an encrypted connection."""
+    server, certificate = secure
+    dsn = encrypted(server, "verify-full", certificate)
+    async with TraceStore(tmp_path / "trace.db") as local:
+        await local.write(of_run("one", 3))
+    shipper = TraceShipper(tmp_path / "trace.db", dsn)
+    await shipper.ship()
+    await shipper.close()
+    async with PostgresStore(dsn, path=tmp_path / "shared") as store:
+        assert len(await store.calls()) == 3
+        found = await store.sql("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        assert found.rows == ((True,),)
+
+
+async def test_a_server_that_somebody_else_signed_is_refused(
+    secure: tuple[StartedServer, Path], tmp_path: Path
+) -> None:
+    server, _ = secure
+    other = tmp_path / "other.pem"
+    other.write_bytes(local_certificate())
+    with pytest.raises(StoreError, match="certificate"):
+        await PostgresStore(encrypted(server, "verify-full", other), path=tmp_path / "shared").open()
+
+
+async def test_a_server_under_another_name_is_refused(secure: tuple[StartedServer, Path], tmp_path: Path) -> None:
+    """Its certificate is for 127.0.0.1."""
+    server, certificate = secure
+    dsn = encrypted(server, "verify-full", certificate).replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
+    with pytest.raises(StoreError, match="localhost"):
+        await PostgresStore(dsn, path=tmp_path / "shared").open()
+
+
+async def test_a_connection_without_encryption_is_refused_there(
+    secure: tuple[StartedServer, Path], tmp_path: Path
+) -> None:
+    server, _ = secure
+    with pytest.raises(StoreError, match="no encryption"):
+        await PostgresStore(encrypted(server, "disable"), path=tmp_path / "shared").open()
+
+
+# Several processes and stores that write one trace at once.
+
+
+_WRITE = """
+import asyncio, sys
+from callboard.tracestore import PostgresStore
+from tests.tracestore.trace_making import Maker
+
+async def main() -> None:
+    make = Maker(sys.argv[3])
+    async with PostgresStore(sys.argv[1], path=sys.argv[2]) as store:
+        store.hold_run(make.run_id)
+        for number in range(100):
+            name = f"{make.run_id}_{number}"
+            # The session and the tags are everybody's, in an order of each one's own.
+            shared = [f"s{(number * 7 + len(name) + place) % 5}" for place in range(3)]
+            batch = [make.started(f"{name}_{at}", session_id=at, tags={"team": at}) for at in shared]
+            await store.write(batch + [make.completed(f"{name}_{at}", session_id=at) for at in shared])
+
+asyncio.run(main())
+"""
+
+
+async def test_processes_that_write_at_once_wait_for_each_other_and_lose_nothing(dsn: str, tmp_path: Path) -> None:
+    """And a reader that remembers the last number that it saw sees every event, once."""
+    async with PostgresStore(dsn, path=tmp_path / "reader") as store:
+        seen: list[Envelope] = []
+        last = 0
+        programs = [started(_WRITE, dsn, tmp_path / f"p{number}", f"run_{number}") for number in range(3)]
+        with anyio.fail_after(60):
+            while len(seen) < 3 * 600:
+                found = await store.numbered_events(after_id=last, limit=50)
+                if not found:
+                    assert all(program.poll() in (None, 0) for program in programs)
+                    await anyio.sleep(0.01)
+                    continue
+                seen += [envelope for _, envelope in found]
+                last = found[-1][0]
+        assert [program.communicate() for program in programs] == [("", "")] * 3
+        for number in range(3):
+            of_run = [envelope.seq for envelope in seen if envelope.run_id == f"run_{number}"]
+            assert of_run == list(range(1, 601))
+        assert await store.numbered_events(after_id=last) == []
+        calls = await store.calls(limit=None)
+        assert len(calls) == 900
+        assert {call.status for call in calls} == {"completed"}
+        assert sorted(row.calls for row in await store.sessions()) == sorted(
+            sum(call.session_id == f"s{at}" for call in calls) for at in range(5)
+        )
+        assert (await store.sql("SELECT DISTINCT ending FROM runs")).rows == (("closed",),)
+
+
+def said(make: Maker, session: str, texts: Sequence[str]) -> list[Envelope]:
+    """A session's setup and what is said in it, as it is captured."""
+    messages = [Message.user(text) for text in texts]
+    return captured(configured(make, session), *appended(make, messages, session))
+
+
+async def test_a_body_that_two_hosts_say_at_once_is_kept_once(dsn: str, tmp_path: Path) -> None:
+    """Whichever of them is first."""
+    texts = [f"{number} " * 600 for number in range(20)]
+    stores = [PostgresStore(dsn, path=tmp_path / f"p{number}") for number in range(3)]
+    for store in stores:
+        await store.open()
+    async with anyio.create_task_group() as group:
+        for number, store in enumerate(stores):
+            turned = texts[number:] + texts[:number]
+            group.start_soon(store.write, said(Maker(f"run_{number}"), f"ses_{number}", turned))
+    for number, store in enumerate(stores):
+        messages = await store.messages(f"ses_{number}")
+        assert [message.text for message in messages] == texts[number:] + texts[:number]
+    large = await stores[0].sql("SELECT count(*) FROM content WHERE length(body) > 1000")
+    assert large.rows == ((20,),)
+    for store in stores:
+        await store.close()
+
+
+async def test_a_session_that_two_hosts_resume_goes_on_twice(dsn: str, tmp_path: Path) -> None:
+    """The one that claims it last has it; what the other still says is kept under a name of its own."""
+    first, one, two = Maker("run_first"), Maker("run_one"), Maker("run_two")
+    async with (
+        PostgresStore(dsn, path=tmp_path / "one") as here,
+        PostgresStore(dsn, path=tmp_path / "two") as there,
+    ):
+        await here.write(said(first, "ses", ["Hello."]))
+        assert await here.claim_session("ses", "run_one", 0, 1)
+        assert await there.claim_session("ses", "run_two", 0, 1)
+        assert await here.session_owner("ses", "run_one") == ("run_two", 0)
+        await here.write(captured(*appended(one, [Message.user("From one.")], "ses", first=1)))
+        await there.write(captured(*appended(two, [Message.user("From two.")], "ses", first=1)))
+        assert [message.text for message in await here.messages("ses")] == ["Hello.", "From two."]
+        assert [message.text for message in await there.messages("ses.run_one")] == ["Hello.", "From one."]
+        assert not await here.claim_session("ses", "run_one", 0, 1)

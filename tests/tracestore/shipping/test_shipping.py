@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated
 from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
+from callboard.tracestore.postgres import schema as migrations
+from callboard.tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
+from callboard.tracestore.shipping.shipment import START, Position
 from callboard.tracestore.shipping.shipper import TraceShipper
 from callboard.tracestore.sql import sums as sum_keeping
-from tests.tracestore.content_making import PICTURE, appended, captured
-from tests.tracestore.trace_making import Maker
+
+from ...support.postgres_server import PostgresServer
+from ..content_making import PICTURE, appended, captured
+from ..trace_making import Maker
+from .test_erasures import say
 
 pytestmark = pytest.mark.anyio
 
@@ -174,3 +183,323 @@ async def test_sessions_of_one_name_from_two_files_stay_apart(
             assert theirs is not None
             assert there is not None
             assert theirs.messages == there.messages
+
+
+# The decisions of a shipper, and shippers of one file against a target that fails as it likes.
+
+
+OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
+
+
+def test_the_target_is_asked_first() -> None:
+    course = Course(OPTIONS)
+    assert course.next(0.0) == Ask()
+    course.asked(Position(7, "r", 7))
+    assert course.next(0.0) == Send(Position(7, "r", 7), 4)
+
+
+def test_waits_double_and_the_target_is_asked_after_each() -> None:
+    course = Course(OPTIONS)
+    now, waits = 0.0, []
+    for _ in range(6):
+        assert course.next(now) == Ask()
+        waits.append(course.failed(now))
+        assert course.next(now) == Rest(waits[-1])
+        now += waits[-1]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    course.asked(START)
+    course.sent(Position(1, "r", 1))
+    assert course.failed(now) == 0.5
+
+
+def test_a_failing_target_is_not_hurried() -> None:
+    course = Course(OPTIONS)
+    course.failed(0.0)
+    course.hurry()
+    assert course.next(0.1) == Rest(0.4)
+    assert course.next(0.5) == Ask()
+    course.asked(START)
+    course.nothing_left(1.0)
+    assert course.next(1.5) == Rest(0.5)
+    course.hurry()
+    assert course.next(1.5) == Send(START, 4)
+
+
+def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
+    course = Course(OPTIONS)
+    asked = []
+    for now in range(200):
+        match course.next(float(now)):
+            case Ask():
+                asked.append(now)
+                course.asked(START)
+            case Send():
+                course.nothing_left(float(now))
+            case _:
+                pass
+    assert asked == [0, 60, 120, 180]
+
+
+@given(st.integers(1, 30), st.integers(1, 9))
+def test_smaller_batches_single_out_what_cannot_be_stored(events: int, bad: int) -> None:
+    course = Course(OPTIONS)
+    course.asked(START)
+    stored: list[int] = []
+    for _ in range(300):
+        step = course.next(0.0)
+        assert isinstance(step, Send)
+        batch = list(range(step.after.event + 1, events + 1))[: step.limit]
+        if not batch:
+            break
+        last = Position(batch[-1], "r", batch[-1])
+        if bad in batch:
+            assert course.unstorable(len(batch), last) == (len(batch) == 1)
+        else:
+            stored += batch
+            course.sent(last)
+    assert stored == [number for number in range(1, events + 1) if number != bad]
+
+
+class _Target:
+    """A target that keeps events by name, and notes how far it is. A transaction is one method."""
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.mark = START
+
+    def take(self, after: Position, batch: list[int]) -> Position:
+        self.events += [event for event in batch if event not in self.events]
+        last = Position(batch[-1], "r", batch[-1])
+        if self.mark.event <= last.event or after == START:
+            self.mark = last
+        return self.mark
+
+
+FATES = st.sampled_from(["ok", "ok", "ok", "before", "after", "killed", "grows"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), FATES), max_size=60), st.integers(0, 20))
+def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str]], events: int) -> None:
+    """Two shippers take turns; a batch fails before the commit or after it, or a shipper dies on the way."""
+    target, now = _Target(), 0.0
+    courses = [Course(OPTIONS), Course(OPTIONS)]
+    turns = [*turns, *[(0, "ok")] * (events + 40), *[(1, "ok")] * (events + 40)]
+    for who, fate in turns:
+        now += 10.0
+        course = courses[who]
+        events += fate == "grows"
+        step = course.next(now)
+        assert not isinstance(step, Rest)  # nothing waits longer than that
+        if fate == "killed":
+            courses[who] = Course(OPTIONS)
+        elif fate == "before":
+            course.failed(now)
+        elif isinstance(step, Ask):
+            course.asked(target.mark)
+        else:
+            batch = list(range(step.after.event + 1, events + 1))[: step.limit]
+            if not batch:
+                course.nothing_left(now)
+                continue
+            mark = target.take(step.after, batch)
+            if fate == "after":
+                course.failed(now)
+            else:
+                course.sent(mark)
+        assert sorted(target.events) == list(range(1, len(target.events) + 1))  # never a gap behind a mark
+        assert course.position.event <= len(target.events)
+    assert sorted(target.events) == list(range(1, events + 1))
+
+
+# Two versions of the schema: shippers and stores of which one is newer.
+
+
+LATER_STEP = (
+    "of tomorrow",
+    (
+        "ALTER TABLE events ADD COLUMN flavour bigint NOT NULL DEFAULT 0",
+        "ALTER TABLE calls ADD COLUMN colour text",
+        "ALTER TABLE shipping ADD COLUMN weather text",
+        "CREATE TABLE more (id bigint PRIMARY KEY)",
+    ),
+)
+
+
+@contextmanager
+def version_with(steps: tuple[tuple[str, tuple[str, ...]], ...]) -> Iterator[None]:
+    """Within the block this is a Callboard that knows these steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", steps)
+        patch.setattr(migrations, "SCHEMA_VERSION", len(steps))
+        yield
+
+
+def newer() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (*migrations.MIGRATIONS, LATER_STEP)
+
+
+async def migrated(dsn: str, folder: Path) -> None:
+    async with PostgresStore(dsn, path=folder / "shared"):
+        pass
+
+
+async def assert_all_there(local: TraceStore, dsn: str, folder: Path) -> None:
+    with version_with(newer()):
+        async with PostgresStore(dsn, path=folder / "shared") as store:
+            assert await everything(store) == await everything(local)
+
+
+async def test_a_shipper_of_the_version_before_ships_on(
+    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+) -> None:
+    """A newer version brings the store up to date meanwhile. Also after its connection broke."""
+    shipper = TraceShipper(trace, shared)
+    try:
+        await local.write(of_run("one", 20))
+        await shipper.ship()
+        with version_with(newer()):
+            await migrated(shared, tmp_path)
+        for run in ("two", "three"):
+            await local.write(of_run(run, 20))
+            await shipper.ship()
+    finally:
+        await shipper.close()
+    await assert_all_there(local, shared, tmp_path)
+
+
+async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_keeps_all(
+    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+) -> None:
+    with version_with(newer()):
+        await migrated(shared, tmp_path)
+    await local.write(of_run("one", 20))
+    shipper = TraceShipper(trace, shared)
+    with pytest.raises(StoreError, match="update Callboard"):
+        await shipper.ship()
+    assert shipper.statistics().state == "retrying"
+    assert shipper.statistics().behind == len(of_run("one", 20))
+    await shipper.close()
+    with version_with(newer()):
+        shipper = TraceShipper(trace, shared)
+        await shipper.ship()
+        await shipper.close()
+    await assert_all_there(local, shared, tmp_path)
+
+
+async def test_a_newer_shipper_brings_an_older_store_up_to_date(
+    local: TraceStore, trace: Path, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Of every version that there was."""
+    for version in range(1, len(migrations.MIGRATIONS)):
+        with version_with(migrations.MIGRATIONS[:version]):
+            async with PostgresStore(postgres_dsn, schema=f"v{version}", path=tmp_path / "shared"):
+                pass
+        async with PostgresStore(postgres_dsn, schema=f"v{version}", path=tmp_path / "shared") as store:
+            await store.write(of_run("one", 20))
+            assert len(await store.calls()) == 20
+
+
+async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
+    local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """The host's role doesn't own the tables. When their owner has done it, the shipper goes on by itself."""
+    await local.write(of_run("one", 20))
+    role = "callboard_test_host"
+    with postgres_server.clean_database() as dsn:
+        name = dsn.rpartition("/")[2]
+        with version_with(migrations.MIGRATIONS[:2]):
+            await migrated(dsn, tmp_path)
+        postgres_server.execute(
+            f"DROP ROLE IF EXISTS {role}",
+            f"CREATE ROLE {role} LOGIN PASSWORD 'secret'",
+            f"GRANT USAGE ON SCHEMA callboard TO {role}",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA callboard TO {role}",
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA callboard TO {role}",
+            f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA callboard TO {role}",
+            f"ALTER DEFAULT PRIVILEGES IN SCHEMA callboard GRANT ALL ON TABLES TO {role}",
+            database=name,
+        )
+        shipper = TraceShipper(trace, postgres_server.dsn_of(name, user=role, password="secret"))
+        try:
+            with pytest.raises(StoreError, match=r"of schema version 2.*their owner"):
+                await shipper.ship()
+            await migrated(dsn, tmp_path)
+            shipper._course.state = "asking"  # the wait is over
+            await shipper.ship()
+        finally:
+            await shipper.close()
+        async with PostgresStore(dsn, path=tmp_path / "shared") as store:
+            assert await everything(store) == await everything(local)
+        postgres_server.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}", database=name)
+
+
+# A shared store that is put back to an older backup gets all that it lacks, as far as the files still have it.
+
+
+def copy(server: PostgresServer, name: str, copied: str) -> None:
+    """As pg_dump and pg_restore do."""
+    _cut(server, name)
+    server.execute(f'CREATE DATABASE "{copied}" TEMPLATE "{name}"')
+
+
+def put_back(server: PostgresServer, name: str, copied: str) -> None:
+    server.execute(f'DROP DATABASE "{name}" WITH (FORCE)', f'ALTER DATABASE "{copied}" RENAME TO "{name}"')
+
+
+def _cut(server: PostgresServer, name: str) -> None:
+    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.parametrize("empty", [True, False])
+async def test_the_shipper_goes_on_from_there(
+    local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path, restarted: bool, empty: bool
+) -> None:
+    """Whether it runs through it all or begins anew; deletions that the backup doesn't know of are done again."""
+    make = Maker("run_said")
+    with postgres_server.clean_database() as dsn:
+        name = dsn.rpartition("/")[2]
+        shipper = TraceShipper(trace, dsn)
+        await shipper._target.open()
+        if not empty:
+            await local.write(of_run("one", 20))
+            await say(local, make, "s", Message.user("A secret"))
+            await shipper.ship()
+        copy(postgres_server, name, f"{name}_copy")
+        await local.write(of_run("two", 20))
+        await say(local, make, "t", Message.user("Another"))
+        await shipper.ship()
+        await local.delete_session("s")
+        await local.write(of_run("three", 20))
+        await shipper.ship()
+        put_back(postgres_server, name, f"{name}_copy")
+        if restarted:
+            await shipper.close()
+            shipper = TraceShipper(trace, dsn)
+        await local.write(of_run("four", 20))
+        await shipper.ship()
+        await shipper.close()
+        async with PostgresStore(dsn, path=tmp_path / "shared") as store:
+            assert await everything(store) == await everything(local)
+            assert await store.saved_session("s") is None
+            assert await store.saved_session("t") == await local.saved_session("t") is not None
+
+
+async def test_a_deletion_alone_that_the_backup_lacks_is_done_again(
+    local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """No event came between the backup and the deletion."""
+    with postgres_server.clean_database() as dsn:
+        name = dsn.rpartition("/")[2]
+        shipper = TraceShipper(trace, dsn)
+        await say(local, Maker("run_said"), "s", Message.user("A secret"))
+        await shipper.ship()
+        copy(postgres_server, name, f"{name}_copy")
+        await local.delete_session("s")
+        await shipper.ship()
+        put_back(postgres_server, name, f"{name}_copy")
+        await local.write(of_run("one", 3))
+        await shipper.ship()
+        await shipper.close()
+        async with PostgresStore(dsn, path=tmp_path / "shared") as store:
+            assert await store.saved_session("s") is None

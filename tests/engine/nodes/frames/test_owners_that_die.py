@@ -39,11 +39,6 @@ SPOKEN = ["".join(TEXT), "".join(AFTER)]
 Seen = list[TurnEvent | StreamReset[TurnEvent]]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-
-
 @contextmanager
 def owner(nats: NatsServer, dsn: str, folder: Path, name: str, dies_at: int) -> Iterator[subprocess.Popen[str]]:
     """A node in a process of its own, which is gone after the block."""

@@ -23,11 +23,6 @@ pytestmark = [pytest.mark.anyio]
 on_server = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-
-
 async def a_turn(engine: Engine) -> tuple[str, list[str]]:
     """The id of a turn with a tool round that is over, and the types of its events but for progress of tools."""
     async with engine.session("s:m", tools=[ADD]).stream("Hi") as turn:

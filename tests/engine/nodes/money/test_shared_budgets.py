@@ -13,15 +13,19 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from callboard.adapters import AdapterConfig, CanonicalRequest
 from callboard.bus import StoreError
 from callboard.engine import Budget, BudgetExceededError, Engine
 from callboard.engine.cli import main
 from callboard.tracestore import PostgresStore, PriceRow, PriceTable
-from tests.support.cluster_engines import node_engine
-from tests.support.postgres_server import own_server, why_not
-from tests.support.scripted import Say
+
+from ....support.cluster_engines import node_engine
+from ....support.engines import entry, serving
+from ....support.postgres_server import own_server, why_not
+from ....support.scripted import Say, ScriptedAdapter, scripted_type
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
@@ -30,11 +34,6 @@ ONE = SENT * 1000 + 100 * 2000
 """The most nano-USD that one message with 100 tokens of output can cost."""
 COSTS = 10 * 1000 + 5 * 2000
 """What it does cost."""
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
 
 
 async def a_moment() -> None:
@@ -184,3 +183,45 @@ async def counted(dsn: str) -> list[tuple[int, int]]:
     except StoreError:
         return []
     return [(int(str(nano)), int(str(tokens))) for nano, tokens in rows]
+
+
+# Declared rate limits of two engines that are nodes of one cluster.
+
+
+LIMIT = 5
+
+
+async def test_requests_of_two_engines_together_stay_within_a_declared_limit(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Eight are asked for and five are sent, from both; the shares that the store has granted are the limit."""
+    sent: list[str] = []
+    all_sent = anyio.Event()
+
+    def node(name: str) -> Engine:
+        class Counting(ScriptedAdapter):
+            def say(self, request: CanonicalRequest) -> Say:
+                sent.append(name)
+                if len(sent) == LIMIT:
+                    all_sent.set()
+                return super().say(request)
+
+        replies = scripted_type(*[Say("x")] * 9, base=Counting)
+        models = serving(s=entry("s", replies, AdapterConfig(requests_per_minute=LIMIT)))
+        return node_engine(name, postgres_dsn, tmp_path, models=models)
+
+    async with node("a") as a, node("b") as b, anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon((a, b)[number % 2].generate, "s:m", "Hi")
+        with anyio.fail_after(30):
+            await all_sent.wait()
+        for engine in (a, b):
+            shared = engine._runtime.node.shared  # type: ignore[union-attr]
+            assert shared is not None
+            ((granted,),) = await shared.statement("SELECT sum(nano) FROM ledger_slices")
+            assert granted == LIMIT
+            (provider,) = engine.statistics().providers
+            assert [limit.limit for limit in provider.rate_limits] == [LIMIT]
+        group.cancel_scope.cancel()
+    assert len(sent) == LIMIT
+    assert set(sent) == {"a", "b"}

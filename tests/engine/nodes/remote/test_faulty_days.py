@@ -13,7 +13,7 @@ import pytest
 from callboard.bus import AdmissionError, Envelope, Lossless
 from callboard.engine import Engine, RemoteBus
 from tests.support.cluster_engines import node_engine
-from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
+from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.postgres_server import StartedServer, own_server, why_not
 from tests.support.scripted import Say
 
@@ -29,20 +29,9 @@ FAULTS = ("killed", "wiped", "hangs", "database restarts", "connections cut", "n
 
 
 @pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with own_nats_server() as server:
-        yield server
-
-
-@pytest.fixture
 def postgres() -> Iterator[StartedServer]:
     with own_server() as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
 
 
 @asynccontextmanager

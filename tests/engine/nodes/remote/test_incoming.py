@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from pathlib import Path
 
+import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.bus import Envelope
-from callboard.engine.nodes.remote_source import GRACE_SECONDS, LONGEST_WAIT, MOST_HELD, Arrived, Incoming
-from tests.engine.nodes.bridge.event_making import events
+from callboard.bus import Envelope, StoreUnavailable
+from callboard.bus.events.sessions import SessionCreated
+from callboard.engine.nodes import remote_source
+from callboard.engine.nodes.broker_streams import KeptMessage, StreamPosition
+from callboard.engine.nodes.remote_source import (
+    GRACE_SECONDS,
+    LONGEST_WAIT,
+    MOST_HELD,
+    Arrived,
+    Incoming,
+    RemoteEvents,
+)
+from callboard.tracestore import TraceStore
+
+from ....support.virtual_time import FakeClock
+from ..bridge.event_making import events
+
+pytestmark = pytest.mark.anyio
+
 
 PATIENCE = 60.0
 
@@ -184,3 +205,54 @@ def test_every_event_comes_once_and_in_order(day: tuple[list[int], list[tuple[st
     assert got == numbers
     assert run.passed_over == 0
     assert now < 40 * LONGEST_WAIT
+
+
+# A reader from now on whose store can't be asked at the beginning.
+
+
+class Nothing:
+    """A broker that keeps nothing and hears nothing."""
+
+    async def heads(self) -> tuple[StreamPosition | None, list[str]]:
+        return None, []
+
+    async def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+        await anyio.sleep_forever()
+        yield KeptMessage(StreamPosition("", 0), b"")
+
+
+class LateStore(TraceStore):
+    """A store that can't be asked for a while."""
+
+    gone = True
+
+    async def run_positions(self, since_us: int) -> Mapping[str, int]:  # type: ignore[override]
+        if self.gone:
+            raise StoreUnavailable("gone")
+        return await super().run_positions(since_us)
+
+
+async def test_what_happened_before_the_store_could_be_asked_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the broker has nothing of it. What happened before the reader came isn't given."""
+    monkeypatch.setattr(remote_source, "GRACE_SECONDS", 0.01)
+    clock = FakeClock()
+    now_us = clock.now_us()
+
+    def event(seq: int, at_us: int, run: str = "run_a") -> Envelope:
+        return Envelope(seq, run, at_us, at_us * 1000, SessionCreated(model="s:m"), session_id="s")
+
+    async with LateStore(tmp_path / "t.db") as store:
+        await store.write([event(1, now_us - 9), event(2, now_us - 5), event(1, now_us - 7, "run_quiet")])
+        events = RemoteEvents(Nothing(), store, clock, since=None, patience=9.0, sweep_seconds=0.05)
+        await events.begin()
+        await store.write([event(3, now_us + 10**9), event(4, now_us + 10**9 + 1)])
+        store.gone = False
+        with anyio.fail_after(10):
+            assert [((found := await anext(events)).run_id, found.seq) for _ in range(2)] == [
+                ("run_a", 3),
+                ("run_a", 4),
+            ]
+            await store.write([event(2, now_us + 10**9, "run_quiet")])
+            assert (await anext(events)).run_id == "run_quiet"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from callboard.tracestore import PostgresStore, Store, TraceStore
 from callboard.tracestore.codec import decode_line, encode_line
 from tests.engine.nodes.bridge.event_making import events
 from tests.support.engines import registry
-from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
+from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 
@@ -26,17 +26,6 @@ pytestmark = [
 ]
 
 TURNS = 30
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with own_nats_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
 
 
 def node(server: NatsServer, path: Path, store: str | None = None, **options: bool) -> Engine:

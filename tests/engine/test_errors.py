@@ -1,0 +1,397 @@
+"""Errors of calls: their table, what they quote, and repairs."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callboard.adapters import (
+    AdapterConfig,
+    AnthropicAdapter,
+    CanonicalRequest,
+    GeminiAdapter,
+    InvalidRequestError,
+    Message,
+    RetryPolicy,
+    Role,
+    TextBlock,
+    ThinkingBlock,
+    retry_delay,
+)
+from callboard.adapters.refusals.classify import COMMON_CODES, ErrorBody, build_error
+from callboard.bus import (
+    AdapterError,
+    CallboardError,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Lossless,
+    RateLimitError,
+    errors,
+)
+from callboard.bus.errors import ERROR_TABLE, Counts, ErrorRow
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
+from callboard.engine.calls.outcome import WINDOW, without_quotes
+from callboard.engine.routing.availability import blame
+
+from ..definition_of_done.rows import row
+from ..support.engines import registry
+from ..support.fake_http import FakeReply, FakeTransport
+from ..support.scripted import Say, adapter_type
+
+pytestmark = pytest.mark.anyio
+
+
+# One table says what every exception means; code and page are held to it.
+
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
+EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, CallboardError)]
+each_row = pytest.mark.parametrize("row", ERROR_TABLE, ids=lambda row: row.kind.__name__)
+GOOGLE = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND",
+          "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "API_KEY_INVALID")  # fmt: skip
+
+
+def failed(error: AdapterError) -> LlmCallFailed:
+    return LlmCallFailed(
+        provider="p",
+        model="p:m",
+        error_class=error.error_class,
+        error_type=type(error).__name__,
+        message="",
+        will_retry=False,
+        retry_count=0,
+        provider_status=error.provider_status,
+    )
+
+
+def test_every_exception_of_a_call_has_one_row_and_every_other_one_is_named() -> None:
+    of_calls = [kind for kind in EVERY if issubclass(kind, AdapterError)]
+    assert sorted(row.kind.__name__ for row in ERROR_TABLE) == sorted(kind.__name__ for kind in of_calls)
+    page = PAGE.read_text(encoding="utf-8")
+    for kind in EVERY:
+        assert f"`{kind.__name__}" in page, kind
+
+
+@each_row
+def test_the_page_has_the_row_as_it_is(row: ErrorRow) -> None:
+    cells = (f"`{row.kind.__name__}`", row.error_class.value, row.retried, row.hint, row.counts, row.seen)
+    assert f"| {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+@each_row
+@row("8.8.2")
+def test_class_and_retrying_are_as_the_table_says(row: ErrorRow) -> None:
+    assert row.kind.error_class is row.error_class
+    assert row.kind.default_retryable is (row.retried == "yes")
+    waits = retry_delay(row.kind("x"), 0, 2, RetryPolicy(), 0.0) is not None
+    assert waits is (row.retried == "yes")
+    assert retry_delay(row.kind("x"), 2, 2, RetryPolicy(), 0.0) is None, "never more than max_retries"
+    assert (
+        retry_delay(row.kind("x", retryable=True), 0, 2, RetryPolicy(), 0.0) is not None
+    ) or row.retried == "no"
+
+
+@each_row
+def test_hints_are_honoured_where_the_table_says_so(row: ErrorRow) -> None:
+    error = build_error(
+        ErrorBody(code="code"),
+        status=418,
+        headers={"retry-after": "7"},
+        codes={"code": row.kind},
+        provider="p",
+    )
+    assert type(error) is row.kind
+    assert error.retry_after_seconds == (7.0 if row.hint == "provider's" else None)
+
+
+BLAME: dict[Counts, tuple[str, str]] = {
+    "key": ("refused", "inconclusive"),
+    "provider": ("failure", "inconclusive"),
+    "provider and model": ("failure", "failure"),
+    "model": ("answered", "refused"),
+    "nobody": ("inconclusive", "inconclusive"),
+}
+
+
+@each_row
+def test_failures_count_against_whom_the_table_names(row: ErrorRow) -> None:
+    wanted = BLAME[row.counts] if row.kind is not RateLimitError else ("answered", "limited")
+    assert blame(failed(row.kind("x"))) == wanted
+
+
+@pytest.mark.parametrize("name", GOOGLE)
+def test_googles_status_strings_are_in_the_table(name: str) -> None:
+    """Each stands in the row of the exception that it becomes."""
+    error = build_error(ErrorBody(type=name), provider="p")
+    assert type(error) is COMMON_CODES[name]
+    (row,) = [row for row in ERROR_TABLE if row.kind is type(error)]
+    assert name in row.seen
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.InvalidRequestError),
+        (401, errors.AuthError),
+        (402, errors.QuotaExceededError),
+        (403, errors.AccessDeniedError),
+        (404, errors.NotFoundError),
+        (408, errors.RequestTimeoutError),
+        (413, errors.InvalidRequestError),
+        (422, errors.InvalidRequestError),
+        (424, errors.ServerError),
+        (429, errors.RateLimitError),
+        (498, errors.OverloadedError),
+        (500, errors.ServerError),
+        (503, errors.ServerError),
+        (529, errors.OverloadedError),
+    ],
+)
+@row("8.8.1")
+def test_a_status_stands_in_the_row_of_its_exception(status: int, kind: type[AdapterError]) -> None:
+    error = build_error(ErrorBody(), status=status, provider="p")
+    assert type(error) is kind
+    (row,) = [row for row in ERROR_TABLE if row.kind is kind]
+    assert str(status) in row.seen or (status >= 500 and "5xx" in row.seen)
+
+
+def test_a_request_too_large_for_a_minute_is_not_repeated() -> None:
+    said = ErrorBody(code="rate_limit_exceeded", message="Request too large for model on tokens per minute (TPM)")
+    error = build_error(said, status=413, provider="p")
+    assert (type(error), error.retryable) == (RateLimitError, False)
+
+
+# A provider's error may quote the prompt. A trace without content keeps no quote of it.
+
+
+SECRET = "my number is 4711 0815, and Ada is my name"
+REFUSED = f"messages.0: invalid text '{SECRET}' in this request"
+BARE = "messages.0: invalid text '…' in this request"
+
+
+@given(st.text("ab ", max_size=40), st.text(min_size=WINDOW * 2, max_size=80), st.text("cd ", max_size=40))
+def test_a_quote_is_taken_out_wherever_it_stands(before: str, quote: str, behind: str) -> None:
+    """What stands around it stays, but for signs that happen to go on as the quote does."""
+    bare = without_quotes(before + quote + behind, [f"start {quote} end"])
+    assert quote not in bare
+    assert "…" in bare
+    assert bare.split("…")[0] in before + quote
+
+
+def test_what_is_no_quote_stays() -> None:
+    """A word that both have is none; a short prompt that is quoted whole is one."""
+    assert without_quotes("the model is overloaded", ["What is the model of my car?"]) == "the model is overloaded"
+    assert without_quotes("not allowed: Ada is ill", ["Ada is ill"]) == "not allowed: …"
+    assert without_quotes("not allowed: No", ["No", ""]) == "not allowed: No"
+
+
+async def by_session(engine: Engine) -> None:
+    await engine.session("s:m").send(SECRET)
+
+
+async def by_stream(engine: Engine) -> None:
+    async with engine.session("s:m").stream(SECRET) as turn:
+        await turn.message()
+
+
+async def by_system_prompt(engine: Engine) -> None:
+    await engine.session("s:m", system_prompt=SECRET).send("Hi")
+
+
+async def by_history(engine: Engine) -> None:
+    messages = (Message.user(SECRET), Message(Role.ASSISTANT, "Yes."), Message.user("Hi"))
+    request = CanonicalRequest(
+        request_id="", message_id="", session_id="", model="s:m", messages=messages, max_output_tokens=9
+    )
+    await engine.complete(request)
+
+
+async def by_generate(engine: Engine) -> None:
+    await engine.generate("s:m", SECRET)
+
+
+async def by_plain_stream(engine: Engine) -> None:
+    async with engine.stream("s:m", SECRET) as result:
+        _ = [event async for event in result]
+
+
+WAYS = [by_session, by_stream, by_system_prompt, by_history, by_generate, by_plain_stream]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", [{}, {"capture_content": True, "redact": lambda message: None}])
+async def test_a_stored_error_quotes_nothing(way: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    """Neither that of the call nor that of the turn, without content and with a hook; the caller's has it all."""
+    path = tmp_path / "trace.db"
+    models = registry(Say(fails=InvalidRequestError(REFUSED)))
+    async with Engine(models=models, store=path, **options) as engine:
+        with pytest.raises(InvalidRequestError, match="4711"):
+            await way(engine)
+        await engine.flush()
+        assert engine.store is not None
+        (call,) = await engine.store.calls()
+        assert call.error_message == BARE
+        ends = await engine.store.events(topic="session.turn_completed", limit=None)
+        assert all(end.data.error == f"InvalidRequestError: {BARE}" for end in ends)  # type: ignore[attr-defined]
+    assert b"4711" not in path.read_bytes()
+
+
+async def test_with_content_the_whole_error_is_stored(tmp_path: Path) -> None:
+    """What was said is in the trace anyway."""
+    models = registry(Say(fails=InvalidRequestError(REFUSED)))
+    async with Engine(models=models, store=tmp_path / "trace.db", capture_content=True) as engine:
+        with pytest.raises(InvalidRequestError):
+            await engine.session("s:m").send(SECRET)
+        await engine.flush()
+        assert engine.store is not None
+        (call,) = await engine.store.calls()
+        assert call.error_message == REFUSED
+
+
+# A refused request that the adapter mends is one call of two attempts, and nobody loses anything by it.
+
+
+JSON = {"content-type": "application/json"}
+FOREIGN = b'{"type":"error","error":{"type":"invalid_request_error","message":"%s"}}'
+BOUND = b"messages.1.content.0: Invalid `signature` in `thinking` block"
+THOUGHT = {"type": "thinking", "thinking": "Hm", "signature": "c2ln"}
+
+
+def reply(*content: object) -> FakeReply:
+    body = {
+        "type": "message",
+        "content": content,
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 9, "output_tokens": 3},
+    }
+    return FakeReply(msgspec.json.encode(body), headers=JSON)
+
+
+def mending(
+    *replies: FakeReply, kind: type[AnthropicAdapter | GeminiAdapter] = AnthropicAdapter
+) -> tuple[Engine, FakeTransport]:
+    """An engine with such an adapter, Anthropic's for one, and its network."""
+    transport = FakeTransport(*replies)
+
+    def make(config: AdapterConfig, **_: object) -> AnthropicAdapter | GeminiAdapter:
+        return kind(config, name="a", transport=transport)
+
+    adapters = {"a": AdapterEntry(name="a", type=adapter_type(make), config=AdapterConfig(max_retries=0))}
+    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="gemini-3-pro-preview")}
+    return Engine(models=ModelRegistry(adapters, models), trace=False), transport
+
+
+async def test_the_session_keeps_what_the_repair_left_out() -> None:
+    """Events show both attempts; the reply's warnings reach the event; the stored history is as it was."""
+    said = {"type": "text", "text": "Said."}
+    engine, transport = mending(
+        reply(THOUGHT, said), FakeReply(FOREIGN % BOUND, status=400, headers=JSON), reply(said)
+    )
+    events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
+    async with engine:
+        session = engine.session("a:m")
+        await session.send("One")
+        kept: tuple[Message, ...] = session.messages
+        await session.send("Two")
+        assert session.messages[:2] == kept
+        assert [(type(block), getattr(block, "signature", None)) for block in kept[1].content] == [
+            (ThinkingBlock, "c2ln"),
+            (TextBlock, None),
+        ]
+    seen = [envelope.data for envelope in events.take()]
+    assert [
+        (type(event), getattr(event, "reason", None), getattr(event, "will_retry", None)) for event in seen[2:]
+    ] == [
+        (LlmCallStarted, "first", None),
+        (LlmCallFailed, None, True),
+        (LlmCallStarted, "repair", None),
+        (LlmCallCompleted, None, None),
+    ]
+    assert isinstance(seen[-1], LlmCallCompleted)
+    assert seen[-1].warnings == ("reasoning_refused",)
+    assert [b'"thinking"' in sent.body for sent in transport.requests] == [False, True, False]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+async def test_reasoning_that_was_refused_is_not_offered_again(forked: bool) -> None:
+    """One refusal, not one in every later turn; what the model thinks from then on goes back to it."""
+    said = {"type": "text", "text": "Said."}
+    refusal = FakeReply(FOREIGN % BOUND, status=400, headers=JSON)
+    engine, transport = mending(reply(THOUGHT, said), refusal, reply(THOUGHT, said), reply(said), reply(said))
+    async with engine:
+        session = engine.session("a:m", system_prompt="Brief.")
+        await session.send("One")
+        session.system_prompt = "Long."
+        await session.send("Two")
+        if forked:
+            session = session.fork()
+        await session.send("Three")
+        await session.send("Four")
+        assert [len(message.content) for message in session.messages[1:4:2]] == [2, 2]
+    assert [sent.body.count(b'"thinking"') // 2 for sent in transport.requests] == [0, 1, 0, 1, 1]
+
+
+CALL = {"functionCall": {"name": "look", "args": {}}, "thoughtSignature": "c2lnLWNhbGw="}
+SAID = {"text": "Said.", "thoughtSignature": "c2lnLXRleHQ="}
+
+
+def gemini_reply(*parts: object) -> FakeReply:
+    """A whole reply of generateContent."""
+    candidate = {"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}
+    usage = {"promptTokenCount": 9, "candidatesTokenCount": 3}
+    return FakeReply(msgspec.json.encode({"candidates": [candidate], "usageMetadata": usage}), headers=JSON)
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "A cat."
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Corrupted thought signature.",
+        "Invalid thought signature.",
+        "Unable to submit request because Thought signature is not valid.. Learn more: https://cloud.google.com",
+    ],
+)
+async def test_a_session_goes_on_after_gemini_has_refused_its_signatures(message: str) -> None:
+    """Signatures of texts and calls are not offered again; what it signs from then on is."""
+    refusal = FakeReply(
+        msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}),
+        status=400,
+        headers=JSON,
+    )
+    later = {"text": "Later.", "thoughtSignature": "c2lnLWxhdGVy"}
+    replies = (
+        gemini_reply(CALL),
+        gemini_reply(SAID),
+        refusal,
+        gemini_reply(later),
+        gemini_reply({"text": "End."}),
+    )
+    engine, transport = mending(*replies, kind=GeminiAdapter)
+    async with engine:
+        session = engine.session("a:m", tools=[look])
+        for text in ("One", "Two", "Three"):
+            await session.send(text)
+        assert session.messages[1].tool_uses[0].provider_raw is not None, "the stored history is as it was"
+    signatures = [
+        [name for name in (b"c2lnLWNhbGw=", b"c2lnLXRleHQ=", b"c2lnLWxhdGVy") if name in sent.body]
+        for sent in transport.requests
+    ]
+    assert signatures == [
+        [],
+        [b"c2lnLWNhbGw="],
+        [b"c2lnLWNhbGw=", b"c2lnLXRleHQ="],
+        [],
+        [b"c2lnLWxhdGVy"],
+    ]

@@ -1,0 +1,413 @@
+"""Prices of new calls, previews of costs, and calls without a price."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from callboard import (
+    CallboardError,
+    ConfigurationError,
+    ModelRegistry,
+    PricingProgress,
+    PricingRepriced,
+    StoreError,
+    TraceStore,
+)
+from callboard.adapters import AdapterConfig
+from callboard.bus import (
+    Bus,
+    CancelledError,
+    CostSource,
+    LlmCallCompleted,
+    LlmCallFailed,
+    Lossless,
+    SessionTurnCompleted,
+    UsageSource,
+)
+from callboard.engine import Engine, costs, costs_sync, generate_sync
+from callboard.engine import pricing as price_watch
+from callboard.engine.cli import main
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
+
+from ..support.engines import entry, keeping, registry, running, serving, topics
+from ..support.present import present
+from ..support.reply_models import registry as real_registry
+from ..support.reply_server import USAGE_OUT, reply_server
+from ..support.scripted import Say, scripted_type
+from ..support.virtual_time import runs_on
+
+pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
+
+
+# The table of new calls changes by an act that says so, and by nothing else.
+
+
+CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_000_000)], "cheap")
+DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], "dear")
+OF_OTHERS = PriceTable.from_rows([PriceRow(model="other:*", input=1)], "of others")
+PAID = {"cheap": 10 * 1000 + 5 * 10_000, "dear": 9 * (10 * 1000 + 5 * 10_000)}
+
+# A real loop: the store works in threads, and virtual time would run ahead of them
+
+
+async def price_of_a_new_call(engine: Engine) -> int | None:
+    message = await engine.session("s:m").send("Hi")
+    return message.metadata.cost.nano_usd if message.metadata is not None else None
+
+
+async def test_neither_repricing_nor_undo_changes_what_new_calls_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this engine or of another process, of all calls or of none, there and back."""
+    monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
+    path = tmp_path / "trace.db"
+    async with running(*[Say("Hello")] * 8, store=path, prices=CHEAP) as (engine, _):
+        assert await price_of_a_new_call(engine) == PAID["cheap"]
+        await engine.reprice(DEAR)
+        assert await price_of_a_new_call(engine) == PAID["cheap"]
+        await engine.undo_reprice()
+        assert await price_of_a_new_call(engine) == PAID["cheap"]
+        await engine.flush()
+        async with TraceStore(path) as other:
+            await other.reprice(OF_OTHERS, where=CallFilter(provider="nobody"))
+            assert await price_of_a_new_call(engine) == PAID["cheap"]
+            await other.reprice(DEAR)
+            assert await price_of_a_new_call(engine) == PAID["cheap"]
+            await other.undo_reprice()
+        assert await price_of_a_new_call(engine) == PAID["cheap"]
+        assert engine.prices is CHEAP
+
+
+async def test_use_prices_lays_a_table_over_the_published_ones_or_takes_it_alone(tmp_path: Path) -> None:
+    """Of a table, a file, or a version that the trace knows; earlier calls keep their cost, and it is told."""
+    async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, events):
+        await price_of_a_new_call(engine)
+        events.take()
+        assert (await engine.use_prices(DEAR)).find("openai:gpt-5", 0) is not None
+        assert topics(events.take(), "pricing.table_loaded") == ["pricing.table_loaded"]
+        assert await price_of_a_new_call(engine) == PAID["dear"]
+        assert await engine.use_prices(DEAR, alone=True) == DEAR
+        (tmp_path / "own.yaml").write_text("prices: [{model: 's:*', input: 1, output: 10}]")
+        await engine.use_prices(tmp_path / "own.yaml")
+        assert await price_of_a_new_call(engine) == PAID["cheap"]
+        with pytest.raises(StoreError, match="knows no price version 'nope'"):
+            await engine.use_prices("nope")
+        await engine.reprice(DEAR)
+        await engine.use_prices(DEAR.version)
+        assert await price_of_a_new_call(engine) == PAID["dear"]
+
+
+async def test_a_repricing_for_new_calls_too_is_undone_for_them_too(tmp_path: Path) -> None:
+    """Unless other prices were chosen since; a dry run takes nothing over."""
+    async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        await price_of_a_new_call(engine)
+        await engine.reprice(DEAR, dry_run=True, for_new_calls=True)
+        assert engine.prices is CHEAP
+        await engine.reprice(DEAR, for_new_calls=True)
+        assert await price_of_a_new_call(engine) == PAID["dear"]
+        assert engine.prices.find("openai:gpt-5", 0) is not None, "over the published prices"
+        await engine.undo_reprice()
+        assert await price_of_a_new_call(engine) == PAID["cheap"]
+        await engine.reprice(DEAR, for_new_calls=True)
+        await engine.use_prices(OF_OTHERS, alone=True)
+        await engine.undo_reprice()
+        assert engine.prices == OF_OTHERS
+
+
+async def test_a_call_under_way_gets_the_cost_of_a_repricing_with_its_end(tmp_path: Path) -> None:
+    """Whichever process repriced; the report says how many have yet to end, and an undone one is not followed."""
+    path, go_on = tmp_path / "trace.db", anyio.Event()
+    replies = [Say("one"), Say("two", pause=go_on.wait), Say("three")]
+    async with running(*replies, store=path, prices=CHEAP) as (engine, _):
+        await price_of_a_new_call(engine)
+        async with anyio.create_task_group() as group, engine.bus.subscribe("llm.call_started") as started:
+            group.start_soon(price_of_a_new_call, engine)
+            await anext(started)
+            await engine.flush()
+            async with TraceStore(path) as other:
+                report = await other.reprice(DEAR)
+                assert (report.calls, report.in_flight) == (1, 1)
+            go_on.set()
+        await engine.flush()
+        await price_of_a_new_call(engine)
+        await engine.flush()
+        rows = sorted(await present(engine.store).calls(), key=lambda row: row.call_id)
+        assert [row.cost and row.cost.nano_usd for row in rows] == [PAID["dear"], PAID["dear"], PAID["cheap"]]
+        assert [row.at_call_time and row.at_call_time.nano_usd for row in rows] == [PAID["cheap"]] * 3
+
+
+# What calls cost that have just ended in this process, asked without their engine.
+
+
+def test_a_call_that_has_just_ended_is_counted(tmp_path: Path) -> None:
+    """Its engine lives in this process, on the loop of the sync functions, and has not committed it yet."""
+    path = tmp_path / "own.db"
+    with Engine(models=registry(*[Say("Hello")] * 3), store=path) as engine:
+        for number in range(1, 4):
+            generate_sync("s:m", "Hi", engine=engine)
+            (row,) = costs_sync(trace=path)
+            assert row.calls == number
+
+
+@pytest.mark.anyio
+async def test_a_call_of_this_loop_is_counted_too(tmp_path: Path) -> None:
+    """Asked on the engine's own loop, and from a thread beside it."""
+    path = tmp_path / "own.db"
+    async with Engine(models=registry(*[Say("Hello")] * 2), store=path) as living:
+        await living.generate("s:m", "Hi")
+        assert [row.calls for row in await costs(trace=path)] == [1]
+        await living.generate("s:m", "Hi")
+        assert [row.calls for row in await anyio.to_thread.run_sync(lambda: costs_sync(trace=path))] == [2]
+
+
+# A call without a price, and one that was cancelled: what every surface says of their cost and their usage.
+
+
+OTHERS = PriceTable([PriceRow(model="known:m", input=1_000_000, output=2_000_000)], label="others")
+OTHERS_LATER = PriceTable([PriceRow(model="known:m", input=2_000_000, output=2_000_000)], label="others, later")
+KNOWN_NANO = 10 * 1000 + 5 * 2000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.db"
+
+
+@pytest.fixture
+def command(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `callboard` prints, in this process."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(path.parent))
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+async def make_calls(path: Path) -> None:
+    """A session with a call of a model that the table doesn't know, and one of a model that it knows."""
+    async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
+        session = engine.session("s:m", session_id="ses_u")
+        await session.send("first")
+        session.model = "known:m"
+        await session.send("second")
+
+
+async def test_events_message_and_turn_know_no_price(path: Path) -> None:
+    """Unknown is None with a reason, never zero; a turn with such a call has no known cost either."""
+    async with running(Say("one"), store=path, prices=OTHERS) as (engine, events):
+        message = await engine.session("s:m").send("Hi")
+        seen = [envelope.data for envelope in events.take()]
+    (completed,) = [event for event in seen if isinstance(event, LlmCallCompleted)]
+    (turn,) = [event for event in seen if isinstance(event, SessionTurnCompleted)]
+    assert message.metadata is not None
+    assert message.metadata.cost_usd is None
+    for cost in (completed.cost, message.metadata.cost):
+        assert (cost.nano_usd, cost.usd, cost.source) == (None, None, CostSource.UNPRICED)
+        assert cost.pricing_version == OTHERS.version
+        assert cost.reason == "no price for s:m"
+    assert turn.cost_nano_usd is None
+
+
+async def test_the_store_counts_unpriced_calls_and_sums_the_others(path: Path) -> None:
+    """Rows, filters, sums by any key and sessions."""
+    await make_calls(path)
+    async with running(store=path, prices=OTHERS) as (engine, _):
+        store = engine.store
+        assert store is not None
+        (row,) = await store.calls(CallFilter(unpriced=True))
+        assert (row.model, row.cost and row.cost.source, row.cost and row.cost.nano_usd) == (
+            "s:m",
+            CostSource.UNPRICED,
+            None,
+        )
+        (total,) = await store.costs(by=())
+        assert (total.calls, total.unpriced, total.at_call_time_unpriced) == (2, 1, 1)
+        assert total.cost_nano_usd == total.at_call_time_nano_usd == KNOWN_NANO
+        (session,) = await store.sessions()
+        assert (session.unpriced, session.cost_nano_usd) == (1, KNOWN_NANO)
+
+
+async def test_repricing_says_what_it_cannot_price(path: Path) -> None:
+    """Before and after, by model and in live messages; undone, it is unpriced still."""
+    async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
+        session = engine.session("s:m")
+        await session.send("first")
+        session.model = "known:m"
+        await session.send("second")
+        report = await engine.reprice(OTHERS_LATER)
+        assert (report.calls, report.unpriced_before, report.unpriced) == (2, 1, 1)
+        assert (report.sum_before_nano_usd, report.sum_after_nano_usd) == (KNOWN_NANO, KNOWN_NANO + 10_000)
+        costs = [message.metadata.cost for message in session.messages if message.metadata is not None]
+        assert [(cost.source, cost.pricing_version) for cost in costs] == [
+            (CostSource.UNPRICED, OTHERS_LATER.version),
+            (CostSource.COMPUTED, OTHERS_LATER.version),
+        ]
+        await engine.undo_reprice()
+        (total,) = await present(engine.store).costs(by=())
+        assert (total.unpriced, total.cost_nano_usd) == (1, KNOWN_NANO)
+
+
+def test_commands_say_unpriced_and_never_nothing(path: Path, command: Callable[..., str]) -> None:
+    """As a table, as JSON, as CSV, as a page and in an export."""
+    anyio.run(make_calls, path)
+    home = path.parent
+    unpriced_line = [line for line in command("cost", "--by", "model").splitlines() if "s:m" in line]
+    assert [line.count("unpriced") for line in unpriced_line] == [2], "now, and at call time"
+    assert "1 call without a price, and in no sum." in command("cost", "--by", "total")
+    assert "$0.000020000 + 1 unpriced" in command("traces")
+    assert "$0.000020000 + 1 unpriced" in command("sessions")
+    assert "s:m" in command("traces", "--unpriced")
+    assert "known:m" not in command("traces", "--unpriced")
+    rows = [json.loads(line) for line in command("traces", "--json").splitlines()]
+    assert {row["model"]: row["cost"]["nano_usd"] for row in rows} == {"s:m": None, "known:m": KNOWN_NANO}
+    sums = {row["model"]: row for row in csv.DictReader(io.StringIO(command("cost", "--csv")))}
+    assert (sums["s:m"]["unpriced"], sums["s:m"]["at_call_time_unpriced"]) == ("1", "1")
+    command("export", "--format", "csv", str(home / "calls.csv"))
+    exported = {row["model"]: row for row in csv.DictReader(io.StringIO((home / "calls.csv").read_text()))}
+    assert (exported["s:m"]["cost_nano_usd"], exported["s:m"]["cost_source"]) == ("", "unpriced")
+    (home / "later.yaml").write_text("label: later\nprices:\n  - {model: 'known:m', input: 2, output: 2}\n")
+    said = command(
+        *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html")),
+    )
+    assert "1 call without a price in this table, and in no sum." in said
+    assert "unpriced" in (home / "report.html").read_text()
+
+
+async def test_an_exporter_and_a_replay_carry_no_cost_for_it(path: Path) -> None:
+    """The span says `unpriced`, and has no amount; the replayed event is the one that was."""
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    from callboard.tracestore.export import OtelExporter
+
+    spans, provider = memory.InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(spans))
+    exporter = OtelExporter(tracer_provider=provider)
+    async with running(Say("one"), store=path, prices=OTHERS) as (engine, _):
+        await engine.session("s:m").send("Hi")
+        await engine.flush()
+        assert engine.store is not None
+        async with Bus.replay(StoredEvents(engine.store)) as bus:
+            async with bus.subscribe("llm.*", policy=Lossless()) as replayed:
+                async for envelope in replayed:
+                    exporter.handle(envelope)
+                    if isinstance(envelope.data, LlmCallCompleted):
+                        assert envelope.data.cost.source is CostSource.UNPRICED
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["callboard.cost.source"] == "unpriced"
+    assert not [name for name in span.attributes if "cost" in name and name.endswith("usd")]
+
+
+# -- A stream that was cancelled
+
+
+@pytest.mark.parametrize("protocol", ["chat", "gemini", "messages", "responses"])
+async def test_a_cancelled_stream_has_usage_that_says_what_it_is(path: Path, protocol: str) -> None:
+    """Over each wire, in the middle of a reply: marked partial or estimated, in event, error, store and sums."""
+    prices = PriceTable([PriceRow(model=f"{protocol}:bench", input=1_000_000, output=2_000_000)], label="bench")
+    with reply_server(50) as url:
+        engine = Engine(models=real_registry(url, {"x-hold": "1"}), store=path, prices=prices)
+        events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
+        async with engine:
+            session = engine.session(f"{protocol}:bench")
+            with pytest.raises(CancelledError) as cancelled:
+                async with session.stream("Tell me a story about a quiet street.") as turn:
+                    async for _ in turn.text_stream:
+                        assert await turn.cancel()
+            await engine.flush()
+            assert engine.store is not None
+            (row,) = await engine.store.calls(CallFilter(status="cancelled"))
+            (total,) = await engine.store.costs(by=())
+        ended = [envelope.data for envelope in events.take() if isinstance(envelope.data, LlmCallFailed)]
+    (failed,) = ended
+    usage = failed.usage
+    assert usage is not None
+    assert usage == cancelled.value.usage == row.usage
+    assert usage.source in (UsageSource.PARTIAL, UsageSource.ESTIMATED)
+    assert usage.total_input_tokens > 0
+    assert 0 < usage.output_tokens <= USAGE_OUT
+    assert failed.cost is not None
+    assert failed.cost.nano_usd == usage.total_input_tokens * 1000 + usage.output_tokens * 2000
+    assert row.cost == failed.cost
+    assert total.cost_nano_usd == failed.cost.nano_usd
+    assert total.estimated == (usage.source is UsageSource.ESTIMATED)
+    last = session.messages[-1].metadata
+    assert last is not None
+    assert (last.usage, last.cost) == (usage, failed.cost)
+
+
+# What is told of a repricing under way, and what another provider would be sent.
+
+
+TABLE = PriceTable([PriceRow(model="s:*", input=1_000_000, output=2_000_000)])
+
+# A real loop: the store works in threads, and virtual time would run ahead of them
+
+
+async def test_a_repricing_tells_how_far_it_is_and_the_trace_does_not_keep_it(tmp_path: Path) -> None:
+    """The last number is that of the last call; a dry run says that it is one."""
+    async with running(Say("one"), Say("two"), store=tmp_path / "t.db") as (engine, events):
+        for _ in range(2):
+            await engine.session("s:m").send("Hi")
+        await engine.reprice(TABLE, dry_run=True)
+        await engine.reprice(TABLE)
+        told = [e.data for e in events.take() if isinstance(e.data, PricingProgress | PricingRepriced)]
+        assert [type(event) for event in told] == [PricingProgress, PricingProgress, PricingRepriced]
+        assert [(each.done, each.last, each.dry_run) for each in told[:2]] == [(2, 2, True), (2, 2, False)]  # type: ignore[union-attr]
+        await engine.flush()
+        assert engine.store is not None
+        assert await engine.store.events(topic="pricing.progress") == []
+
+
+async def test_a_preview_is_what_a_turn_would_send(tmp_path: Path) -> None:
+    """For another provider than the one that answered, word for word, and without sending anything."""
+    models = registry(Say("Hello"))
+    async with keeping(tmp_path / "t.db", models=models) as engine:
+        session = engine.session("s:m", system_prompt="Be kind.")
+        await session.send("Hi")
+        shown = await engine.preview(session.id, "And now?")
+        assert (shown.model, shown.provider, shown.refused) == ("s:m", "s", None)
+        assert shown.body == "req_preview"  # which is all that a scripted adapter would send
+        assert shown.input_tokens == 30
+        assert len(session.messages) == 2
+        with pytest.raises(CallboardError, match="nothing is stored"):
+            await engine.preview("ses_other")
+        with pytest.raises(ConfigurationError):
+            await engine.preview(session.id, model="nobody:m")
+
+
+async def test_a_preview_shows_the_body_of_another_providers_request(tmp_path: Path) -> None:
+    """Open here or only stored: an Anthropic body, with everything that was said, and no key."""
+
+    def models() -> ModelRegistry:
+        return serving(
+            s=scripted_type(Say("Hello")),
+            claude=entry("claude", "anthropic", AdapterConfig(api_key="sk-ant-hidden")),
+        )
+
+    async with keeping(tmp_path / "t.db", models=models()) as engine:
+        session = engine.session("s:m", system_prompt="Be kind.")
+        await session.send("Hi")
+        here = await engine.preview(session.id, "And now?", model="claude:m")
+    async with keeping(tmp_path / "t.db", models=models()) as other:
+        stored = await other.preview(session.id, "And now?", model="claude:m")
+    assert here == stored
+    body = json.loads(here.body)
+    said = [(message["role"], json.dumps(message["content"])) for message in body["messages"]]
+    assert [role for role, _ in said] == ["user", "assistant", "user"]
+    assert ["Hi" in said[0][1], "Hello" in said[1][1], "And now?" in said[2][1]] == [True] * 3
+    assert "Be kind." in json.dumps(body["system"])
+    assert "hidden" not in repr(here)
