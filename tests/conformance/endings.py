@@ -1,4 +1,4 @@
-"""Every word with which a reply can end, on every wire, and what it means: the table behind `test_objects_over_wires`."""
+"""Every word with which a reply can end, on every wire: the table behind `test_objects_over_wires`."""
 
 from __future__ import annotations
 
