@@ -1,4 +1,4 @@
-"""Every word with which a reply can end, on every wire, and what it means: the table behind `test_objects_over_wires`."""
+"""Each word with which a reply can end, on every wire, and its meaning; see `test_objects_over_wires`."""
 
 from __future__ import annotations
 
