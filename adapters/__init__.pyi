@@ -15,8 +15,7 @@ from .providers.local.adapter import LocalAdapter
 from .providers.ollama.adapter import OllamaAdapter
 from .providers.openai.adapter import OpenAIAdapter
 from .providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from .providers.scripted.adapter import ScriptedAdapter
-from .providers.scripted.replies import ScriptedCall, ScriptedFailure, ScriptedReply
+from .providers.scripted.adapter import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
 from .providers.tgi.adapter import TGIAdapter
 from .providers.voyage.adapter import VoyageAdapter
 from .registry import create_adapter

@@ -11,7 +11,7 @@ import msgspec
 
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent
-from callboard.bus.values.base import Json, JsonObject, Shown
+from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from callboard.bus.values.messages import CallWarning, Message, RawReply, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason, TokenUsage
@@ -21,7 +21,7 @@ from .config import RetryPolicy
 # --- Requests and responses ---
 
 
-class CallRequest(Shown, frozen=True, kw_only=True):
+class CallRequest(ShortRepr, frozen=True, kw_only=True):
     """One request to one model."""
 
     request_id: str
@@ -69,7 +69,7 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the limit resets completely at the start of the next period, not gradually."""
 
 
-class CallResponse(Shown, frozen=True, kw_only=True):
+class CallResponse(ShortRepr, frozen=True, kw_only=True):
     """The response to one request."""
 
     request_id: str

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from callboard.bus.files import write_private
-from callboard.bus.values.base import Shown
+from callboard.bus.values.base import ShortRepr
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
@@ -116,7 +116,7 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
                 return "composite"
 
 
-class GeneratedImage(Shown, frozen=True, kw_only=True):
+class GeneratedImage(ShortRepr, frozen=True, kw_only=True):
     """An image. It has either `data` or `url`."""
 
     data: bytes | None = None

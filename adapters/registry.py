@@ -22,7 +22,7 @@ from .transport.transport import Transport
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from .model_table import ModelRow, ModelTable
+    from .provider import ModelRow, ModelTable
 
 
 # --- Plugins ---

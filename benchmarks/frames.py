@@ -18,8 +18,8 @@ from callboard.engine import Cluster
 from callboard.engine.nodes.broker import Broker
 from callboard.engine.nodes.broker_streams import KeptFrames
 from callboard.engine.nodes.frames.exchange import Subjects
-from callboard.engine.nodes.frames.part import Frames
 from callboard.engine.nodes.frames.retained import NothingStored
+from callboard.engine.nodes.frames.sender import Frames
 from tests.support.nats_server import own_nats_server, why_no_nats
 
 from .table import Row, against, in_turns, micros, percentile, run

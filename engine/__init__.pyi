@@ -11,8 +11,7 @@ from .engine import Engine
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
 from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
-from .functions.sync_host import run_sync
-from .functions.sync_stream import SyncStreamResult
+from .functions.sync import SyncStreamResult, run_sync
 from .generation.progress import UsageSoFar
 from .generation.readers import OnUsage, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
@@ -21,9 +20,8 @@ from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_
 from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
 from .models.registry import ModelRegistry
-from .nodes.bridge_alone import Bridge
 from .nodes.cluster import Cluster
-from .nodes.remote_bus import RemoteBus
+from .nodes.remote_bus import Bridge, RemoteBus
 from .objects.generate import NoObjectGeneratedError, NoObjectReason, ObjectResult
 from .objects.stream import ObjectStream
 from .operations.batch_creation import BatchOptions
@@ -37,9 +35,9 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
+from .tools.collect import ToolLike
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .tools.define import tool
-from .tools.given import ToolLike
 from .tools.handler import FunctionTool, Tool
 from .tools.mcp import mcp_tools
 from .tools.parameters import ToolDefinitionError
@@ -47,9 +45,8 @@ from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
 from .type_schema.fitting import SchemaError
 from .watching.health_report import Check, HealthReport
-from .watching.now import UnderWay, WorkUnderWay
+from .watching.now import EngineStatistics, ProviderStatistics, UnderWay, WorkUnderWay
 from .watching.preview import RequestLoss, RequestPreview
-from .watching.statistics import EngineStatistics, ProviderStatistics
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope
 from .web_view.web import web

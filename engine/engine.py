@@ -19,23 +19,20 @@ from callboard.tracestore import Capture, PriceTable, Redact, Store
 
 from .budgets.budget import Budget
 from .budgets.ledger import AccountState
-from .generation.engine_methods import GenerationMethods
+from .methods import GenerationMethods, ObjectMethods, PricingMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .models.configured import ConfiguredModel, HostAdapter, configured_models, entry_of, load_registry
 from .models.entries import AdapterEntry
 from .models.registry import ModelRegistry
-from .objects.engine_methods import ObjectMethods
-from .opening import store_for
 from .operations.methods import OperationMethods
 from .pricing import load_prices
-from .pricing_methods import PricingMethods
 from .routing.availability import AvailabilityTable
-from .runtime.life import EngineHost
+from .runtime.lifecycle import EngineHost
 from .runtime.runtime import Limits, Runtime, Timeouts, take_over
 from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
-from .watching.now import WatchingMethods
-from .watching.statistics import EngineStatistics, collect
+from .stores import store_for
+from .watching.now import EngineStatistics, WatchingMethods, collect
 
 if TYPE_CHECKING:
     import httpx
@@ -269,7 +266,7 @@ class Engine(
 
         Then `Session.send_sync`, ``generate_sync(…, engine=engine)`` and `run_sync` use it.
         """
-        from .functions.sync_host import sync_host
+        from .functions.sync import sync_host
 
         host = sync_host()
 
@@ -283,7 +280,7 @@ class Engine(
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from .functions.sync_host import sync_host
+        from .functions.sync import sync_host
 
         sync_host().run(self.aclose)
 

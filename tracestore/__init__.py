@@ -24,13 +24,12 @@ __getattr__, __dir__, __all__ = face(
             "CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
             "StoredBatch StoredJob StoredSubmission"
         ),
-        ".shipping.course": "ShippingOptions",
-        ".shipping.shipper": "ShippingStatistics TraceShipper",
+        ".shipping.shipper": "ShippingOptions ShippingStatistics TraceShipper",
         ".sql.connection": "SqlValue",
         ".sqlite.database": "Durability",
         ".sqlite.store": "TraceStore",
         ".store": "Store",
-        ".writing.captured": "Capture Redact decode_json encode_json",
+        ".writing.content": "Capture Redact decode_json encode_json",
         ".writing.state": "StoreState WriterOptions WriterStatistics",
         ".writing.writer": "Flush TraceWriter WriterCore",
         "callboard.bus.events.codec": "upcast",

@@ -8,13 +8,12 @@ from .prompt_caches import CacheSavings, cache_savings
 from .replay import SavedReplies, StoredEvents
 from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult
 from .rows import CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
-from .shipping.course import ShippingOptions
-from .shipping.shipper import ShippingStatistics, TraceShipper
+from .shipping.shipper import ShippingOptions, ShippingStatistics, TraceShipper
 from .sql.connection import SqlValue
 from .sqlite.database import Durability
 from .sqlite.store import TraceStore
 from .store import Store
-from .writing.captured import Capture, Redact, decode_json, encode_json
+from .writing.content import Capture, Redact, decode_json, encode_json
 from .writing.state import StoreState, WriterOptions, WriterStatistics
 from .writing.writer import Flush, TraceWriter, WriterCore
 from callboard.bus.events.codec import upcast

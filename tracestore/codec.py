@@ -19,7 +19,7 @@ from callboard.bus.events.codec import EncodedEnvelope, as_text, encode_part, fi
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
 
-from .writing.captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
+from .writing.content import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 
 _encoder = msgspec.json.Encoder()
 

@@ -18,7 +18,7 @@ from callboard.bus.values.messages import Message
 from .calls import SearchFilter
 from .rows import FoundMessage
 from .sql.connection import Database, Row, SqlValue, Statements
-from .writing.captured import Bodies, message_of
+from .writing.content import Bodies, message_of
 
 _AT_ONCE = 500
 """The number of messages that one transaction takes in."""

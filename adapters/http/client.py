@@ -17,7 +17,7 @@ from ..contract import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
 from ..keys import Keyring, KnownKey
 from ..refusals.classify import error_without_status, find_error
-from ..refusals.words import not_of_protocol, origin
+from ..refusals.error_texts import not_of_protocol, origin
 from ..transport.headers import masked_headers
 from ..transport.http1.connection import WaitScopes
 from ..transport.opening import HttpTransport

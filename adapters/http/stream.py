@@ -29,7 +29,7 @@ from callboard.bus.values.usage import StopReason
 from ..config import AdapterConfig
 from ..contract import CanonicalResponse
 from ..refusals.classify import error_without_status, find_error
-from ..refusals.words import EXCERPT_BYTES, is_page
+from ..refusals.error_texts import EXCERPT_BYTES, is_page
 from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events
 from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events

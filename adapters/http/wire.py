@@ -19,9 +19,8 @@ from callboard.bus.values.messages import Message, ToolDefinition
 
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
-from ..operations.embedding_wire import EmbeddingWire
-from ..operations.jobs_wire import BackgroundWire, BatchWire
 from ..operations.media_wire import ImageWire, VideoWire
+from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
 from ..refusals.classify import ErrorType, build_error, read_error
 from ..refusals.repair import Repair, RepairRules, find_repair
 from ..replies.assembler import Assembler

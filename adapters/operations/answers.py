@@ -22,8 +22,8 @@ from ..http.attempts import HttpAttempts, SingleReply, error_inside, fetch
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..usage.estimate import estimate_tokens
-from .embedding_wire import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
 from .media_wire import ImageReply, ImageWire, fit_image, pieces
+from .wires import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
 
 
 class _Written(NamedTuple):

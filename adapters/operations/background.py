@@ -43,7 +43,7 @@ from ..contract import AttemptAccepted, AttemptObserver, CanonicalRequest, Canon
 from ..http.attempts import came_to_nothing
 from ..http.call import HttpCall
 from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
-from .jobs_wire import BackgroundWire, NumberedNormaliser
+from .wires import BackgroundWire, NumberedNormaliser
 
 T = TypeVar("T")
 

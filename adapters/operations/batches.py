@@ -36,7 +36,7 @@ from ..requests import emulation
 from ..requests.emulation import read_response
 from ..transport.transport import close_reply, read_error_body
 from .jobs import CLOCKS_APART, HttpJobs, found_again
-from .jobs_wire import (
+from .wires import (
     BatchLine,
     BatchWire,
     Written,

@@ -16,7 +16,7 @@ from callboard.bus.values.messages import CallWarning
 
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
 from ..http.wire_call import WireCall
-from ..operations.embedding_wire import EmbeddingReply, read_vector
+from ..operations.wires import EmbeddingReply, read_vector
 from ..requests.host_options import merge_own_options
 from ..requests.text import encode_json
 from ..usage.counts import reported_cost, reported_count

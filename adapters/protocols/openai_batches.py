@@ -23,7 +23,7 @@ from callboard.adapters.http.wire_call import WireCall, get
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.base import Json
 
-from ..operations.jobs_wire import BatchLine, ListPage, Written, error_of_item, expired_item, fields_of, json_lines
+from ..operations.wires import BatchLine, ListPage, Written, error_of_item, expired_item, fields_of, json_lines
 from ..refusals.classify import ErrorType, error_without_status, read_error_value
 from ..requests.text import encode_json
 from ..transport.bodies import FormPart, write_form

@@ -31,8 +31,8 @@ from callboard.bus.values.base import Json, JsonObject
 from ..http.retry import duration_seconds, retry_after_seconds
 from ..replies.json_text import mend_body
 from ..requests.text import as_text
+from .error_texts import LITELLM_CODES, error_of_code, error_of_words, exception_name
 from .headers import reset_seconds
-from .words import LITELLM_CODES, error_of_code, error_of_words, exception_name
 
 # --- Google's error details ---
 

@@ -33,8 +33,8 @@ from callboard.bus.values.messages import CallWarning
 from ..contract import CanonicalRequest
 from ..requests.settings import stated_limit
 from .classify import read_error_value
+from .error_texts import unwrapped
 from .repair_history import bared_blocks, tell_tools, without_reasoning
-from .words import unwrapped
 
 # --- Edits of a body ---
 

@@ -25,10 +25,9 @@ from callboard.bus.values.usage import StopReason
 from ..contract import CanonicalRequest, CanonicalResponse
 from ..http.wire import ChatWire
 from ..http.wire_call import WireCall
-from ..refusals.required_capabilities import check_demands
 from ..replies.json_text import parse_object
 from .fitted import Loss, block_type
-from .settings import check_tool_choice
+from .settings import check_demands, check_tool_choice
 from .text import as_text
 
 WARNING = CallWarning(

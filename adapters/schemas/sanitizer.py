@@ -121,10 +121,10 @@ def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]
     if not moved:
         return schema
     kept = {name: value for name, value in schema.items() if name not in moved}
-    return describe(kept, in_words(moved))
+    return describe(kept, describe_constraints(moved))
 
 
-def in_words(constraints: JsonObject) -> Iterator[str]:
+def describe_constraints(constraints: JsonObject) -> Iterator[str]:
     """Constraints in words, a few words each. A constraint without effect is dropped."""
     for name, value in constraints.items():
         if value is None or value is False:
@@ -153,7 +153,7 @@ def merge_all_of(schema: JsonObject) -> JsonObject:
         inner = merge_all_of(part) if isinstance(part, dict) and "allOf" in part else part
         if not isinstance(inner, dict) or not _join(merged, inner):
             left.append(part)
-    return describe(merged, in_words({"allOf": left})) if left else merged
+    return describe(merged, describe_constraints({"allOf": left})) if left else merged
 
 
 def _join(merged: JsonObject, part: JsonObject) -> bool:

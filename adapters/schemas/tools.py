@@ -17,7 +17,7 @@ from callboard.bus.errors import InvalidRequestError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
-from .sanitizer import describe, in_words, normalise_schema, remembered
+from .sanitizer import describe, describe_constraints, normalise_schema, remembered
 from .strict import NotStrict, StrictSchema, to_strict, without_added_nulls
 
 UNIONS = ("anyOf", "oneOf", "allOf")
@@ -66,7 +66,7 @@ def _fold(schema: JsonObject) -> FoldedSchema:
     names = tuple(name for name in (*UNIONS, *_OTHERS) if name in start)
     found = _folded(start, known, 0)
     if found is None:  # no alternative is an object, but the arguments of a tool are one
-        found = describe({"type": "object"}, in_words({name: start[name] for name in names}))
+        found = describe({"type": "object"}, describe_constraints({name: start[name] for name in names}))
     root: JsonObject = {**found, "type": "object"}
     if known:
         root["$defs"] = definitions
@@ -109,7 +109,7 @@ def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonOb
             continue
         kept = _both(kept, _any_of(alternatives))
         kept = describe(kept, _forms(name, alternatives))
-    return describe(kept, in_words(told))
+    return describe(kept, describe_constraints(told))
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject:

@@ -38,7 +38,7 @@ from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack
 # --- Messages in transit ---
 
 
-class Letter:
+class MailboxItem:
     """A message, and the future of its asker, if there is one."""
 
     __slots__ = ("_asked", "_done", "_error", "_value", "message")
@@ -199,7 +199,7 @@ class ActorRef:
         self.name = name
         """The actor's name in the tree of supervision."""
         self._bus = bus
-        self._mailbox: deque[Letter] = deque()
+        self._mailbox: deque[MailboxItem] = deque()
         self._signal: Signal | None = None
         self._open = False
         self._life: Incarnation | None = None
@@ -233,7 +233,7 @@ class ActorRef:
         Raises:
             WrongLoop: The bus belongs to another thread.
         """
-        reason = self._post(Letter(message, asked=False))
+        reason = self._post(MailboxItem(message, asked=False))
         if reason is not None:
             self._bus.dead_letter(self.name, message, reason)
         return reason is None
@@ -253,7 +253,7 @@ class ActorRef:
             DeadlineExceeded: No answer came in time.
             WrongLoop: The bus belongs to another thread.
         """
-        letter = Letter(message, asked=True)
+        letter = MailboxItem(message, asked=True)
         reason = self._post(letter)
         if reason == "stopped":
             raise ActorStopped(f"actor {self.name} is stopped")
@@ -312,7 +312,7 @@ class ActorRef:
             tasks=0 if life is None else len(life.tasks),
         )
 
-    def _post(self, letter: Letter) -> str | None:
+    def _post(self, letter: MailboxItem) -> str | None:
         self._bus.check_thread()
         if not self._open:
             self._rejected += 1

@@ -33,7 +33,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class kept(Generic[S, T]):
+class cached_property(Generic[S, T]):
     """A property that is computed once for each object.
 
     `functools.cached_property` takes a lock each time before Python 3.12. Without it, two threads may both compute
@@ -67,7 +67,7 @@ ITEMS = 4
 """The number of items of a collection that are shown."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ShortRepr(msgspec.Struct, frozen=True):
     """A Struct with a short repr for large values."""
 
     def __repr__(self) -> str:

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from .base import JsonObject, Shown
+from .base import JsonObject, ShortRepr
 
 
-class ProviderRaw(Shown, frozen=True, gc=False):
+class ProviderRaw(ShortRepr, frozen=True, gc=False):
     """Data that a provider attached to a block; only that provider's adapter understands it."""
 
     provider: str
@@ -26,7 +26,7 @@ class ProviderRaw(Shown, frozen=True, gc=False):
     """The model that issued the data, if the data is bound to that model."""
 
 
-class TextBlock(Shown, frozen=True, gc=False, tag="text"):
+class TextBlock(ShortRepr, frozen=True, gc=False, tag="text"):
     """Plain text."""
 
     text: str
@@ -37,7 +37,7 @@ class TextBlock(Shown, frozen=True, gc=False, tag="text"):
     """
 
 
-class ImageBlock(Shown, frozen=True, gc=False, tag="image"):
+class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
     """An image, given by exactly one of `url` and `data`.
 
     Raises:
@@ -82,7 +82,7 @@ def _sniff_image(data: bytes) -> str | None:
     return None
 
 
-class AudioBlock(Shown, frozen=True, gc=False, tag="audio"):
+class AudioBlock(ShortRepr, frozen=True, gc=False, tag="audio"):
     """A recording, given by exactly one of `url` and `data`.
 
     Raises:
@@ -113,7 +113,7 @@ class AudioBlock(Shown, frozen=True, gc=False, tag="audio"):
         return cls(data=Path(path).read_bytes())
 
 
-class DocumentBlock(Shown, frozen=True, gc=False, tag="document"):
+class DocumentBlock(ShortRepr, frozen=True, gc=False, tag="document"):
     """A document, given by exactly one of `url` and `data`.
 
     Raises:
@@ -180,7 +180,7 @@ def _sniff_document(data: bytes) -> str | None:
     return "application/pdf" if data.startswith(b"%PDF-") else None
 
 
-class OpaqueBlock(Shown, frozen=True, gc=False, tag="opaque"):
+class OpaqueBlock(ShortRepr, frozen=True, gc=False, tag="opaque"):
     """Content outside this catalogue, unchanged."""
 
     kind: str
@@ -189,7 +189,7 @@ class OpaqueBlock(Shown, frozen=True, gc=False, tag="opaque"):
     """The content itself."""
 
 
-class ToolUseBlock(Shown, frozen=True, gc=False, tag="tool_use"):
+class ToolUseBlock(ShortRepr, frozen=True, gc=False, tag="tool_use"):
     """A tool call that the model asks for."""
 
     id: str
@@ -210,7 +210,7 @@ ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock | OpaqueBlock
 """A block in a tool's result."""
 
 
-class ToolResultBlock(Shown, frozen=True, gc=False, tag="tool_result"):
+class ToolResultBlock(ShortRepr, frozen=True, gc=False, tag="tool_result"):
     """The result of a tool call."""
 
     tool_use_id: str
@@ -234,7 +234,7 @@ class ToolResultBlock(Shown, frozen=True, gc=False, tag="tool_result"):
         return "".join(block.text for block in self.content if isinstance(block, TextBlock))
 
 
-class ThinkingBlock(Shown, frozen=True, gc=False, tag="thinking"):
+class ThinkingBlock(ShortRepr, frozen=True, gc=False, tag="thinking"):
     """Reasoning that the provider shows.
 
     A block with a signature and without `provider_raw` is treated as Anthropic's.
@@ -248,7 +248,7 @@ class ThinkingBlock(Shown, frozen=True, gc=False, tag="thinking"):
     """The data that its provider attached to it."""
 
 
-class RedactedThinkingBlock(Shown, frozen=True, gc=False, tag="redacted_thinking"):
+class RedactedThinkingBlock(ShortRepr, frozen=True, gc=False, tag="redacted_thinking"):
     """Reasoning that the provider hides."""
 
     data: str

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from .base import Json, JsonObject, Shown, json_size, kept
+from .base import Json, JsonObject, ShortRepr, cached_property, json_size
 from .content import (
     AudioBlock,
     ContentBlock,
@@ -28,7 +28,7 @@ from .content import (
 from .usage import Cost, StopReason, TokenUsage
 
 
-class RawReply(Shown, frozen=True, kw_only=True, gc=False):
+class RawReply(ShortRepr, frozen=True, kw_only=True, gc=False):
     """The raw data of one reply. Data that is not valid JSON is text here."""
 
     body: Json = None
@@ -78,7 +78,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """The model with the fallback chain that contains this one."""
 
 
-class RoutingDecision(Shown, frozen=True, gc=False):
+class RoutingDecision(ShortRepr, frozen=True, gc=False):
     """How a call was routed to its model."""
 
     requested: str
@@ -102,7 +102,7 @@ class CallWarning(msgspec.Struct, frozen=True, gc=False):
     """A text, for people."""
 
 
-class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
+class MessageMetadata(ShortRepr, frozen=True, kw_only=True, gc=False):
     """The origin of an assistant message, set by the session manager."""
 
     provider: str
@@ -144,7 +144,7 @@ class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
         return self.cost.pricing_version
 
 
-class Message(Shown, frozen=True, dict=True):
+class Message(ShortRepr, frozen=True, dict=True):
     """One entry of a conversation. Two messages are equal if their roles and contents are equal.
 
     Raises:
@@ -208,7 +208,7 @@ class Message(Shown, frozen=True, dict=True):
         body = content if isinstance(content, str) else tuple(content)
         return Message(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
 
-    @kept
+    @cached_property
     def plain_text(self) -> str | None:
         """The text of a message with a single text block; None for any other.
 
@@ -282,7 +282,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
 _COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
-class ToolDefinition(Shown, frozen=True, dict=True):
+class ToolDefinition(ShortRepr, frozen=True, dict=True):
     """A tool that the model may call.
 
     Raises:
@@ -323,13 +323,13 @@ class ToolDefinition(Shown, frozen=True, dict=True):
                 if name not in known:
                     raise ValueError(f"tool {self.name!r}: required {name!r} is no property of its input_schema")
 
-    @kept
+    @cached_property
     def size(self) -> int:
         """A rough number of bytes of the tool in a request. Cached, because the tool is part of every call."""
         return len(self.name) + len(self.description) + json_size(self.input_schema)
 
 
-class SessionSetup(Shown, frozen=True, kw_only=True):
+class SessionSetup(ShortRepr, frozen=True, kw_only=True):
     """The parts of a session besides its messages. They count as content, like messages."""
 
     model: Json

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from .base import Shown
+from .base import ShortRepr
 
 
 class StopReason(StrEnum):
@@ -71,7 +71,7 @@ def details_of(**counts: int | None) -> dict[str, int] | None:
     return {name: count for name, count in counts.items() if count} or None
 
 
-class TokenUsage(Shown, frozen=True, gc=False):
+class TokenUsage(ShortRepr, frozen=True, gc=False):
     """Token counts of one call.
 
     `input_tokens`, `output_tokens`, `cached_input_tokens` and `cache_creation_input_tokens` are disjoint.

@@ -23,7 +23,7 @@ import msgspec
 from callboard.bus import CallboardError
 from callboard.bus.values.usage import usd_of
 
-from ..old_names import warn_of_old_name
+from ..deprecated import warn_of_old_name
 from .budget import ENDLESS_US, Budget, Payer, Slot
 
 # --- One account of a budget ---

@@ -27,9 +27,9 @@ from callboard.bus.values.base import Json
 
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
+from ..deprecated import TIME_LIMITS, with_new_names
 from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
-from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival

@@ -9,12 +9,12 @@ from callboard.bus import ConfigurationError
 from callboard.bus.values.base import JsonObject
 from callboard.engine import load_registry
 
-from .answering import Question, answer, name_of
+from .answers import Question, answer, name_of
 from .command_line import PAIR
-from .common.harmless import note
 from .common.options import add_key, add_models_file, repeated, short, tag
+from .common.sanitize import note
 from .conversation_setup import LastSession, last_session
-from .given import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
+from .inputs import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
 from .templates import Template
 
 TOOL_ROUNDS = 10

@@ -21,8 +21,6 @@ from callboard.tracestore import OpenReply, StoredBatch
 
 from ..generation.arguments import as_messages
 from .command_line import FAILED
-from .common.figures import plural
-from .common.harmless import note, say, write_json
 from .common.options import (
     add_action,
     add_key,
@@ -34,7 +32,8 @@ from .common.options import (
     tell_warnings,
 )
 from .common.options import tag as one_tag
-from .common.table import Column, add_format, figure, json_text, write_rows
+from .common.sanitize import note, say, write_json
+from .common.table import Column, add_format, figure, json_text, plural, write_rows
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:

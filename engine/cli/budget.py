@@ -15,13 +15,12 @@ from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.tracestore import Store
 
 from ..budgets.budget import Budget
-from ..budgets.from_trace import loader
+from ..budgets.budgets import loader
 from ..budgets.ledger import Account, AccountState, Ledger
-from ..opening import server_store
-from .common.figures import usd
+from ..stores import server_store
 from .common.options import add_trace, from_trace
 from .common.screen import make_console
-from .common.table import Column, FittingTable, add_format, figure, with_usd, write_records
+from .common.table import Column, FittingTable, add_format, figure, usd, with_usd, write_records
 
 if TYPE_CHECKING:
     from callboard.tracestore.nodes import SliceRow

@@ -285,13 +285,13 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(_with_pairs(words, pairs) if pairs else words, namespace)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        from .common.harmless import harmless
+        from .common.sanitize import sanitize
 
         if file is None or file is not sys.stdout:
-            super()._print_message(harmless(message), file)
+            super()._print_message(sanitize(message), file)
         elif message:  # argparse ignores that the reader has gone, or that the disk is full
             out = cast("TextIO", sys.stdout)
-            out.write(harmless(message))
+            out.write(sanitize(message))
             out.flush()
 
 
@@ -354,7 +354,7 @@ class _Version(argparse.Action):
     """As argparse's own, but the version is looked up only when it is asked for: that takes 15 ms of imports."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from .common.harmless import say
+        from .common.sanitize import say
 
         say(f"callboard {installed_version()}")
         parser.exit()

@@ -34,8 +34,8 @@ from callboard.engine.tools import Approve, ToolLike, as_tools
 from callboard.tracestore.home import home_folder
 
 from ..models.configured import FROM_ENVIRONMENT
-from ..tools.given import plugin_tools
-from .common.harmless import note, one_line
+from ..tools.collect import plugin_tools
+from .common.sanitize import note, one_line
 from .common.table import json_text
 
 # --- The model ---

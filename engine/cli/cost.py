@@ -15,10 +15,22 @@ from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, 
 from callboard.tracestore.calls import DIMENSIONS
 from callboard.tracestore.home import home_folder, price_table
 
-from .common.figures import moment_text, plural, rate, seconds, tell_beside, usd
 from .common.options import add_filters, call_filter, from_trace, price_version
 from .common.screen import make_console
-from .common.table import Column, FittingTable, add_format, figure, write_records, write_rows
+from .common.table import (
+    Column,
+    FittingTable,
+    add_format,
+    figure,
+    moment_text,
+    plural,
+    rate,
+    seconds,
+    tell_beside,
+    usd,
+    write_records,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

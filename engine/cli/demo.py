@@ -28,11 +28,11 @@ from callboard.tracestore import CallFilter, PriceTable, RepriceReport
 
 from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry
-from ..routing.model_choice import in_words
-from .chat.backstage import ReplyWriter
-from .common.figures import percent, usd
+from ..routing.model_choice import model_text
+from .chat.state import ReplyWriter
 from .common.options import command_name, demo_trace, near, short
 from .common.screen import LABEL_WIDTH, Screen, make_console
+from .common.table import percent, usd
 from .events import describe
 from .repricing_report import reprice_table
 from .traces import calls_table, summarise
@@ -267,7 +267,7 @@ class Demo:
                 shown += 1
                 self._show_results(message)
 
-        writer = ReplyWriter(self._screen, f"{in_words(session.model):<{LABEL_WIDTH}}", before=before_reply)
+        writer = ReplyWriter(self._screen, f"{model_text(session.model):<{LABEL_WIDTH}}", before=before_reply)
         async with session.stream(text, **OPTIONS, **options) as turn:
             async for event in turn:
                 writer.feed(event)

@@ -21,15 +21,14 @@ from callboard.tracestore.health import sqlite_version
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_snapshot
 
 from ..nodes.health import check_broker
-from ..opening import TracePlace, is_address, store_to_write
+from ..stores import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
 from ..watching.health_report import report_of
 from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED
-from .common.figures import plural
-from .common.harmless import one_line, write_json
 from .common.options import TRACE_NAME, add_models_file, add_trace, named_trace
+from .common.sanitize import one_line, write_json
 from .common.screen import folded, make_console
-from .common.table import Column, add_format, json_text, write_rows
+from .common.table import Column, add_format, json_text, plural, write_rows
 
 _PACKAGES = ("callboard", "httptools", "httpx", "xllamacpp")
 _NAME_WIDTH = 26

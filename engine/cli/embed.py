@@ -23,8 +23,6 @@ from callboard.tracestore.collections import Collection, CollectionFile, Similar
 from callboard.tracestore.home import home_folder
 
 from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of
-from .common.figures import cost_text, plural, sum_text
-from .common.harmless import note, one_line, say, write_json
 from .common.options import (
     add_action,
     add_key,
@@ -35,7 +33,8 @@ from .common.options import (
     repeated,
     tell_warnings,
 )
-from .common.table import Column, add_format, figure, json_text, write_rows
+from .common.sanitize import note, one_line, say, write_json
+from .common.table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:

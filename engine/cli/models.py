@@ -31,11 +31,10 @@ from ..models.catalogue import CAPABILITIES, capability_name, default_catalogue,
 from ..models.configured import configured_models, load_registry
 from ..models.registry import published_name
 from ..routing.availability import AvailabilityTable
-from .common.figures import plural
-from .common.harmless import note, say
 from .common.options import add_models_file
+from .common.sanitize import note, say
 from .common.screen import make_console
-from .common.table import Column, add_format, figure, write_rows
+from .common.table import Column, add_format, figure, plural, write_rows
 from .prices import add_update_options, differences, download
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}

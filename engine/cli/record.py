@@ -18,13 +18,12 @@ from callboard.bus.values.base import JsonObject
 from callboard.engine import Engine, ModelRegistry, Session, load_registry
 
 from ..models.entries import AdapterEntry
-from .chat.backstage import ReplyWriter
+from .chat.state import ReplyWriter
 from .command_line import FAILED
-from .common.figures import plural
-from .common.harmless import note
 from .common.options import add_model, add_models_file, failing_as
+from .common.sanitize import note
 from .common.screen import Screen, complain, make_console
-from .common.table import json_text
+from .common.table import json_text, plural
 from .conversation_setup import first_model
 
 

@@ -13,10 +13,10 @@ from callboard.bus import Bus, ConfigurationError, Envelope, Lossless
 from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
 
-from ..opening import TracePlace, store_to_read
-from .common.figures import plural
-from .common.harmless import say, write_json
+from ..stores import TracePlace, store_to_read
 from .common.options import add_trace, chosen_trace, moment, repeated
+from .common.sanitize import say, write_json
+from .common.table import plural
 from .events import describe
 
 

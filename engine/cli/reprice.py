@@ -17,14 +17,23 @@ from callboard.bus.files import write_private
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from callboard.tracestore.reports import OnProgress
 
-from ..opening import TracePlace, existing_store, store_to_read
 from ..pricing import load_prices
+from ..stores import TracePlace, existing_store, store_to_read
 from .command_line import INTERRUPTED
-from .common.figures import moment_text, plural, tell_beside, usd
-from .common.harmless import note
 from .common.options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
+from .common.sanitize import note
 from .common.screen import make_console, progress_bar
-from .common.table import Column, add_format, figure, write_records, write_rows
+from .common.table import (
+    Column,
+    add_format,
+    figure,
+    moment_text,
+    plural,
+    tell_beside,
+    usd,
+    write_records,
+    write_rows,
+)
 from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
 
 AT_CALL_TIME = "call-time"

@@ -23,15 +23,14 @@ from callboard.tracestore.calls import SearchFilter
 from callboard.tracestore.rows import FoundMessage
 from callboard.tracestore.search import Term, excerpt, terms_of
 from callboard.tracestore.timestamps import to_us
-from callboard.tracestore.writing.captured import encode_json, encode_metadata
+from callboard.tracestore.writing.content import encode_json, encode_metadata
 
-from ..opening import TracePlace, shipped_to, store_to_read, store_to_write
-from .chat.lines import forget_lines
-from .common.figures import moment_text, plural, sum_text
-from .common.harmless import note, say, write_json
+from ..stores import TracePlace, shipped_to, store_to_read, store_to_write
+from .chat.terminal import forget_lines
 from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
+from .common.sanitize import note, say, write_json
 from .common.screen import make_console
-from .common.table import Column, FittingTable, figure, json_text
+from .common.table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:

@@ -26,10 +26,9 @@ from callboard.tracestore.home import home_folder
 from ..models.catalogue import nearest
 from ..models.models_yaml import read_yaml, write_yaml
 from .command_line import FAILED
-from .common.figures import plural
-from .common.harmless import harmless, note, say, write_json
 from .common.options import add_action, command_name, short
-from .common.table import Column, json_text, write_rows
+from .common.sanitize import note, sanitize, say, write_json
+from .common.table import Column, json_text, plural, write_rows
 
 INPUT = "input"
 """The parameter for the caller's text."""
@@ -288,7 +287,7 @@ def show_template(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(json_text(template))
         return 0
-    for line in harmless(path_of(arguments.name).read_text(encoding="utf-8")).splitlines():
+    for line in sanitize(path_of(arguments.name).read_text(encoding="utf-8")).splitlines():
         say(line)
     return 0
 

@@ -21,12 +21,22 @@ from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, CallRow, SqlResult
 from callboard.tracestore.calls import SHOWN
 
-from ..opening import TracePlace, store_to_read
-from .common.figures import moment_text, plural, seconds, sum_text
-from .common.harmless import harmless, harmless_json, note
+from ..stores import TracePlace, store_to_read
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
+from .common.sanitize import harmless_json, note, sanitize
 from .common.screen import make_console
-from .common.table import Column, FittingTable, add_format, figure, write, write_records
+from .common.table import (
+    Column,
+    FittingTable,
+    add_format,
+    figure,
+    moment_text,
+    plural,
+    seconds,
+    sum_text,
+    write,
+    write_records,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -173,7 +183,7 @@ def _stdout(format: Format) -> IO[bytes]:
         return sys.stdout.buffer
     if format == "parquet":
         raise ConfigurationError("Parquet is not for a terminal; name a file, or pipe it")
-    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else harmless))
+    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else sanitize))
 
 
 class _Terminal(io.RawIOBase):
@@ -257,7 +267,7 @@ class SchemaColumn(msgspec.Struct, frozen=True):
 
 
 def show_schema(arguments: argparse.Namespace) -> int:
-    from callboard.tracestore.described import BOOKKEEPING, TABLES
+    from callboard.tracestore.descriptions import BOOKKEEPING, TABLES
 
     named: str | None = arguments.statement
     if named is not None and named not in TABLES:

@@ -15,8 +15,7 @@ import anyio
 from callboard.bus import ConfigurationError, StoreError
 from callboard.tracestore import PruneReport
 
-from ..opening import StoreAddress, TracePlace, backlog_of, existing_store, forget_target, ship_file, store_to_read
-from .common.figures import plural
+from ..stores import StoreAddress, TracePlace, backlog_of, existing_store, forget_target, ship_file, store_to_read
 from .common.options import (
     STORE_VARIABLE,
     add_trace,
@@ -28,6 +27,7 @@ from .common.options import (
     trace_file,
 )
 from .common.screen import make_console
+from .common.table import plural
 
 _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}

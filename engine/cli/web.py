@@ -12,7 +12,7 @@ import anyio
 from callboard.bus import ConfigurationError
 from callboard.engine import Engine, load_registry
 
-from ..opening import TracePlace, store_to_read
+from ..stores import TracePlace, store_to_read
 from .common.options import add_models_file, add_trace, chosen_trace, named_trace, repeated
 from .common.screen import make_console
 

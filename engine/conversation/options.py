@@ -20,8 +20,8 @@ from callboard.bus import ConfigurationError, Log
 from callboard.bus.values.base import Json, JsonObject
 
 from ..abort import AbortSignal
+from ..deprecated import TIME_LIMITS, with_new_names
 from ..models.catalogue import nearest
-from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.model_choice import Model, Requirements, model_of, stored_model
 from ..tools import ApprovalRequest, Approve, Pending, RepairToolCall
 from .context import ContextPolicy

@@ -20,12 +20,12 @@ from callboard.adapters import (
 )
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus import Cost, RoutingDecision, TurnStatus
-from callboard.bus.values.base import JsonObject, Shown, short
+from callboard.bus.values.base import JsonObject, ShortRepr, short
 from callboard.bus.values.messages import RawReply
 from callboard.bus.values.usage import CostSum
 
 from ..calls.outcome import NOT_KNOWN
-from ..presented import in_markdown, in_plain_values, renamed
+from ..summaries import in_markdown, in_plain_values, renamed
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
@@ -183,7 +183,7 @@ def as_reply(message: Message) -> Reply:
     return Reply(message.role, message.content, message.id, message.name, metadata=metadata)
 
 
-class StepResult(Shown, frozen=True, kw_only=True):
+class StepResult(ShortRepr, frozen=True, kw_only=True):
     """One reply of the model and the tools that were run for it."""
 
     message: Reply

@@ -43,8 +43,7 @@ from ..tools.rounds import not_executed
 from .options import TurnOptions, for_requests
 from .requests import answer_as_text
 from .results import Reply, StepResult
-from .turn_context import OWN_IDS, FirstIds, TurnContext
-from .turn_models import TurnModels
+from .turn_models import OWN_IDS, FirstIds, TurnContext, TurnModels
 
 
 def request_for(

@@ -55,25 +55,26 @@ from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
 from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
-from ..routing.model_choice import Model, in_words
+from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
-from ..sessions.handover import Tenure, packed_opening
-from ..sessions.state import SessionState
+from ..sessions.state import SessionState, TurnLease, packed_opening
 from ..tools import Answer, last_reply
 from .options import DEFAULTS, AskedWith, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step, TurnTools
-from .turn_context import (
+from .turn_models import (
+    ADVICE,
     OWN_IDS,
     FirstIds,
     SteeringQueue,
     TurnContext,
     TurnHistory,
+    TurnModels,
     provider_waits,
     steering_message,
+    within_window,
 )
-from .turn_models import ADVICE, TurnModels, within_window
 
 MAX_WAITING_TURNS = 16
 """The number of turns that may wait for one session, besides the turn that runs."""
@@ -137,7 +138,7 @@ class Turn(TurnContext):
         self._history = TurnHistory(runtime, state, self.id)
         self.on_accepted = self._history.keep_ahead
         self._trace_parent = current_trace()
-        self._tenure: Tenure | None = None  # in a cluster, from its admission on
+        self._tenure: TurnLease | None = None  # in a cluster, from its admission on
         self._ended_elsewhere = False
 
     @property
@@ -207,7 +208,7 @@ class Turn(TurnContext):
             self.id,
             self.tags.get(OWNER_TAG),
             session_id=state.id or None,
-            model=in_words(self.model),
+            model=model_text(self.model),
         )
         if (frames := self.runtime.frames) is not None and (self.streamed or state.id):
             frames.sender.follow(self.log, state.id, self.cancel)
@@ -315,7 +316,7 @@ class Turn(TurnContext):
         """Publish the start of the turn, and look for the models and tools that it may use."""
         self.runtime.pricing.notice()
         model = self.model
-        self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
+        self.publish(SessionTurnStarted(model=model_text(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
         if self.runtime.frames is not None and self.state.id:
             opening = packed_opening(self.state, self._asked) if self.state.epoch else b""

@@ -16,10 +16,10 @@ from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport,
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.timestamps import read_moment
 
-from ..opening import StoreAddress, TracePlace, existing_store, is_address, store_to_read
 from ..pricing import load_prices
 from ..runtime.process import engines
-from .sync_host import run_sync
+from ..stores import StoreAddress, TracePlace, existing_store, is_address, store_to_read
+from .sync import run_sync
 
 Moment: TypeAlias = str | datetime | timedelta
 """A moment: an aware datetime; a time ago, as a timedelta or as ``"90m"``, ``"24h"``, ``"7d"``, ``"2w"``; or a

@@ -19,8 +19,7 @@ from ..routing.model_choice import Model
 
 if TYPE_CHECKING:
     from ..operations.embeddings import EmbeddingOptions, EmbeddingResult
-    from .sync_host import SyncHost
-    from .sync_stream import SyncStreamResult
+    from .sync import SyncHost, SyncStreamResult
 
 
 # --- The default engine ---
@@ -145,7 +144,7 @@ def generate_sync(
     Raises:
         WrongLoop: The engine belongs to another loop, or an async tool calls this and would wait for itself.
     """
-    from .sync_host import sync_host
+    from .sync import sync_host
 
     host = sync_host()
 
@@ -166,8 +165,7 @@ def stream_sync(
     """`stream` for code without an event loop; see `generate_sync` and `SyncStreamResult`. `on_usage` is called in
     the sync thread.
     """
-    from .sync_host import sync_host
-    from .sync_stream import SyncStreamResult
+    from .sync import SyncStreamResult, sync_host
 
     host = sync_host()
 
@@ -220,7 +218,7 @@ def embed_sync(
         engine: As in `generate_sync`.
         options: As in `embed`.
     """
-    from .sync_host import sync_host
+    from .sync import sync_host
 
     host = sync_host()
 

@@ -17,8 +17,7 @@ from ..objects.generate import ObjectArguments, ObjectResult
 from ..objects.stream import ObjectStream
 from ..routing.model_choice import Model
 from .functions import default_engine, engine_on
-from .sync_host import SyncHost, sync_host
-from .sync_stream import SyncStream
+from .sync import SyncHost, SyncStream, sync_host
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -12,7 +12,7 @@ from ..abort import AbortController
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among, said_by
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
-from ..conversation.turn_context import FirstIds
+from ..conversation.turn_models import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
 from ..runtime.runtime import Runtime

@@ -33,7 +33,7 @@ from callboard.tracestore.home import home_folder
 from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
 
 if TYPE_CHECKING:
-    from callboard.adapters.model_table import ModelRow
+    from callboard.adapters.provider import ModelRow
     from callboard.tracestore.prices.snapshot import Snapshot, SnapshotModel
 
 

@@ -16,8 +16,8 @@ from callboard.bus import ConfigurationError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json, JsonObject
 
+from ..deprecated import warn_of_old_name
 from ..keys import source_of
-from ..old_names import warn_of_old_name
 from ..routing.model_choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .catalogue import nearest
 from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind, ToolSettings

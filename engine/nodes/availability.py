@@ -12,7 +12,7 @@ from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged
 from callboard.tracestore.nodes import ProbeTables
 
 from ..rate_limits.gate import Lesson
-from ..rate_limits.rate_limits import RateLimits
+from ..rate_limits.permit import RateLimits
 from ..routing.availability import AvailabilityTable, RecordKey
 
 # --- Findings about providers ---

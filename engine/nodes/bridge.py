@@ -143,7 +143,7 @@ class Rest(msgspec.Struct, frozen=True):
 Step: TypeAlias = Send | Read | Rest
 
 
-class Outgoing:
+class BridgeQueue:
     """How far one run's events have gone out. Times are seconds of any clock that never goes back.
 
     Args:
@@ -292,7 +292,7 @@ class EventBridge:
         self._store = store
         self._broker = broker
         self._content = content
-        self._course = Outgoing(behind=behind)
+        self._course = BridgeQueue(behind=behind)
         self._more = anyio.Event()
 
     def committed(self, envelopes: Sequence[Envelope]) -> None:

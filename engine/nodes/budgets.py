@@ -23,7 +23,7 @@ from callboard.tracestore.rows import SpendingQuery
 
 from ..budgets.budget import ENDLESS_US, Budget
 from ..budgets.budget import Slot as WindowSlot
-from ..budgets.from_trace import query_of
+from ..budgets.budgets import query_of
 from ..budgets.ledger import Account, AccountState, Amount, Refusal
 
 

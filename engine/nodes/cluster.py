@@ -13,7 +13,7 @@ import msgspec
 from callboard.bus import ChildSpec, ConfigurationError
 from callboard.bus.actors.actor import WorkActor
 
-from ..opening import StoreAddress, is_address
+from ..stores import StoreAddress, is_address
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The form of a cluster's name, which is a part of subjects."""

@@ -9,7 +9,7 @@ from callboard.bus import StoreError
 from ..watching.health_report import Check
 
 if TYPE_CHECKING:
-    from .frames.part import Frames
+    from .frames.sender import Frames
     from .node import Node
     from .ownership import Ownership
 

@@ -23,9 +23,9 @@ from callboard.tracestore.postgres.ledger import PostgresLedger
 from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
 
 from ..budgets.budget import Budget
-from ..opening import server_store
 from ..rate_limits.permit import LiveGate
 from ..routing.availability import AvailabilityTable
+from ..stores import server_store
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker
@@ -33,9 +33,9 @@ from .broker_streams import KeptEvents, KeptFrames
 from .budgets import BudgetSlices
 from .cluster import Cluster, Part, child_of
 from .frames.exchange import Subjects
-from .frames.part import Frames
 from .frames.retained import NothingStored, StoredTurns
-from .ownership import Ownership, Wishes
+from .frames.sender import Frames
+from .ownership import Ownership, TakeoverRequests
 from .rate_limits import RateLimitShares
 
 _log = Log("engine.node")
@@ -105,7 +105,7 @@ class Node:
             self.learned = LearnedLimits(self.id, cluster.name, self.broker)
             self.parts = [*self.parts, self.broker, self.frames, shared, self.learned]
             if self.ownership is not None:
-                self.parts = [*self.parts, Wishes(self.broker, Subjects(cluster.name), self.ownership)]
+                self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
             if store is not None:
                 self.bridge = self._bridge(self.broker, store)
                 self.parts = [*self.parts, self.bridge]

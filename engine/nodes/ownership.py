@@ -462,7 +462,7 @@ def _cannot_ask(session_id: str, error: StoreError) -> str:
     )
 
 
-class Wishes:
+class TakeoverRequests:
     """The part of a node that sends and hears such words. One that gets lost costs a second: owners look, too.
 
     Args:

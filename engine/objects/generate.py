@@ -20,9 +20,9 @@ from callboard.bus.values.usage import TokenUsage
 from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own
 from ..generation.arguments import Arguments, new_turn
-from ..presented import plain
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
+from ..summaries import plain
 from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
 from .partial_json import PartialJson
 

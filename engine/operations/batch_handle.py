@@ -36,7 +36,7 @@ from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import CountedCall
 
 from ..budgets.budgets import job_of
-from ..old_names import takes_old_names
+from ..deprecated import takes_old_names
 from ..runtime.runtime import Runtime, settled_store
 from .batch_plan import (
     BatchPlan,

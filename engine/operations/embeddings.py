@@ -33,7 +33,7 @@ from callboard.adapters.embeddings import (
 )
 from callboard.adapters.usage.estimate import upper_end
 from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource
-from callboard.bus.values.base import Shown
+from callboard.bus.values.base import ShortRepr
 
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..models.entries import ModelEntry
@@ -61,7 +61,7 @@ class EmbeddingOptions(CallOptions, total=False):
     """A function that gets the number of finished texts and of all texts after each batch."""
 
 
-class EmbeddingResult(Shown, frozen=True, kw_only=True):
+class EmbeddingResult(ShortRepr, frozen=True, kw_only=True):
     """The vectors of the texts."""
 
     vectors: tuple[Vector, ...]

@@ -12,7 +12,7 @@ from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperati
 from callboard.adapters.operations.media_wire import fit_image
 from callboard.adapters.usage.estimate import TokenRates, estimate_request
 from callboard.bus import Cost, Message, TextBlock
-from callboard.bus.values.base import Shown
+from callboard.bus.values.base import ShortRepr
 
 from ..budgets.worst_case import most_of_images
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
@@ -53,7 +53,7 @@ class ImageOptions(CallOptions, total=False):
     """The file format, in the model's own words."""
 
 
-class ImageResult(Shown, frozen=True, kw_only=True):
+class ImageResult(ShortRepr, frozen=True, kw_only=True):
     """The images of one request."""
 
     images: tuple[GeneratedImage, ...]

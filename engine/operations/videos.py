@@ -43,7 +43,7 @@ from callboard.tracestore import StoredJob
 
 from ..budgets.budgets import job_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
-from ..old_names import takes_old_names
+from ..deprecated import takes_old_names
 from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime
 from .images import ImageInput, image_block

@@ -12,8 +12,8 @@ without alternatives is never refused for being unavailable: the call is the pro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -41,13 +41,13 @@ from callboard.bus import (
     RoutingDecision,
 )
 from callboard.bus.errors import CancelledError, OutcomeUnknownError
-from callboard.bus.values.base import kept
+from callboard.bus.values.base import cached_property
 
 from ..budgets.ledger import Refusal
 from ..models.entries import ModelEntry, ModelInput
 from ..models.registry import ModelRegistry
 from .availability import READY, Standing
-from .model_choice import Model, ModelChoice, Requirements, in_words
+from .model_choice import Model, ModelChoice, Requirements, model_text
 
 UNLISTED_MAX_OUTPUT = 4096
 DEFAULT_MAX_OUTPUT = 16_384
@@ -65,7 +65,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     fallback_of: str | None = None
     """The model with this fallback in its chain in models.yaml."""
 
-    @cached_property
+    @functools.cached_property
     def model(self) -> str:
         """The model as ``provider:name``. It is kept, because a call asks for it ten times."""
         return f"{self.entry.adapter}:{self.entry.wire_name}"
@@ -89,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     requires: Requirements = Requirements()
     """The abilities that the model must have."""
 
-    @kept
+    @cached_property
     def without_alternative(self) -> RoutingDecision:
         """The decision where the plan has one model, and takes it."""
         (named,) = self.named
@@ -155,7 +155,7 @@ def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str]
     names = (requested,) if isinstance(requested, str) else tuple(requested)
     if fallback is None and len(names) == 1:
         return _of_chain(registry, names[0])
-    return Plan(requested=in_words(requested), named=_distinct(registry, (*names, *(fallback or ()))))
+    return Plan(requested=model_text(requested), named=_distinct(registry, (*names, *(fallback or ()))))
 
 
 def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Sequence[str]) -> Plan:
@@ -163,9 +163,9 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
     among = listed if choice.among is None else choice.among
     named = _distinct(registry, (*among, *fallback))
     if not named:
-        raise ConfigurationError(f"{in_words(choice)}: there is none to choose from in {registry.source}")
+        raise ConfigurationError(f"{model_text(choice)}: there is none to choose from in {registry.source}")
     return Plan(
-        requested=in_words(choice),
+        requested=model_text(choice),
         named=named,
         chosen=True,
         cheapest=choice.prefer == "cheapest",

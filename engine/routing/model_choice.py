@@ -20,7 +20,7 @@ from callboard.adapters import (
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
-from callboard.adapters.refusals.required_capabilities import FORCING, media_lacks
+from callboard.adapters.requests.settings import FORCING, media_lacks
 from callboard.adapters.usage.estimate import at_most
 from callboard.bus import CallboardError, PromptTooLongError
 from callboard.bus.errors import WarningCode
@@ -92,7 +92,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
 Model: TypeAlias = str | Sequence[str] | ModelChoice
 
 
-def in_words(model: Model) -> str:
+def model_text(model: Model) -> str:
     """A model in words, for events and texts."""
     match model:
         case str():

@@ -16,15 +16,14 @@ from callboard.bus.errors import StoreError
 from callboard.tracestore import Capture, PriceTable, Store
 
 from ..budgets.budget import Budget
-from ..budgets.budgets import Budgets
-from ..budgets.from_trace import loader
+from ..budgets.budgets import Budgets, loader
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
-from ..opening import server_store, shipper_for
 from ..pricing import Pricing
-from ..rate_limits.rate_limits import RateLimits
+from ..rate_limits.permit import RateLimits
 from ..routing.availability import AvailabilityTable
 from ..sessions.open import OpenSessions
+from ..stores import server_store, shipper_for
 from .adapters import AdapterPool, Host, make_spare
 from .in_flight import InFlight
 

@@ -26,10 +26,9 @@ from callboard.bus import (
 from callboard.tracestore import CallFilter, Store
 
 from ..conversation.options import AskedWith
-from ..routing.model_choice import Model, in_words
+from ..routing.model_choice import Model, model_text
 from ..runtime.adapters import Host
-from .handover import Tenure
-from .state import SessionState, configured
+from .state import SessionState, TurnLease, configured
 
 if TYPE_CHECKING:
     from ..nodes.ownership import Ownership
@@ -83,7 +82,7 @@ class OpenSessions:
         """Put another model in the place of a session's model."""
         previous, state.model = state.model, model
         if previous != model and self._host.started:
-            change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
+            change = SessionModelChanged(previous=model_text(previous), current=model_text(model))
             self._bus.publish(change, session_id=state.id)
             if state.announced:
                 self.publish_setup(state)
@@ -95,7 +94,7 @@ class OpenSessions:
         state.announced = True
         if not state.resumed:
             created = SessionCreated(
-                model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
+                model=model_text(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
             )
             self._bus.publish(created, session_id=state.id)
         self.publish_setup(state, begins=begins and not state.resumed)
@@ -163,7 +162,7 @@ class OpenSessions:
         else:
             await self.own(state)
 
-    async def require_ownership(self, state: SessionState, turn_id: str) -> Tenure | None:
+    async def require_ownership(self, state: SessionState, turn_id: str) -> TurnLease | None:
         """Let a turn start only if no other run has resumed the session since.
 
         Outside of a cluster a failing store does not delay turns. In a cluster it returns the turn's right to act
@@ -173,7 +172,7 @@ class OpenSessions:
             await self._require_run(state)
             return None
         await self.own(state)
-        tenure = Tenure(self._ownership, state, turn_id)
+        tenure = TurnLease(self._ownership, state, turn_id)
         await tenure.require()
         return tenure
 

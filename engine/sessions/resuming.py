@@ -34,9 +34,8 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
-from .handover import asked_in, in_its_first_turn, saved_of
 from .open import costs_of, reprice_messages
-from .state import SessionState
+from .state import SessionState, asked_in, in_its_first_turn, saved_of
 
 if TYPE_CHECKING:
     from callboard.tracestore.nodes import Owner

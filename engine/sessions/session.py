@@ -181,7 +181,7 @@ class Session:
             WrongLoop: The engine lives on another event loop, or an async tool calls this and would wait for
                 itself.
         """
-        from ..functions.sync_host import sync_host
+        from ..functions.sync import sync_host
 
         host = sync_host()
 

@@ -14,7 +14,7 @@ from callboard.tracestore import SavedSession, SessionRow, decode_json, encode_j
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, asked_with_of
 from ..routing.candidates import expand
-from ..routing.model_choice import Model, Requirements, in_words, model_of
+from ..routing.model_choice import Model, Requirements, model_of, model_text
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
 from .state import SessionState, setup_of
@@ -58,7 +58,7 @@ async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | 
         SessionInfo(
             session_id=state.id,
             name=state.name,
-            model=in_words(state.model),
+            model=model_text(state.model),
             tags=state.tags,
             open=True,
             stored=rows.pop(state.id, None),

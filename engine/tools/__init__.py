@@ -5,11 +5,11 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
+        ".collect": "ToolLike as_tools",
         ".context": (
             "Approval ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError"
         ),
         ".define": "tool",
-        ".given": "ToolLike as_tools",
         ".handler": "FunctionTool Tool ToolHandler",
         ".mcp": "mcp_tools",
         ".parameters": "ToolDefinitionError",

@@ -1,7 +1,7 @@
 # Written by scripts/make_stubs.py.
+from .collect import ToolLike, as_tools
 from .context import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .define import tool
-from .given import ToolLike, as_tools
 from .handler import FunctionTool, Tool, ToolHandler
 from .mcp import mcp_tools
 from .parameters import ToolDefinitionError

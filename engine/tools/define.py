@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from callboard.adapters import ToolAnnotations, ToolDefinition
 from callboard.bus.values.base import Json, JsonObject
 
-from ..old_names import takes_old_names
+from ..deprecated import takes_old_names
 from ..type_schema import SchemaError, json_schema
 from .context import NeedsApproval
 from .handler import FunctionTool, Handler, P, R_co

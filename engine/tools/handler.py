@@ -18,7 +18,7 @@ from callboard.adapters import ToolDefinition
 from callboard.bus import ConfigurationError
 from callboard.bus.values.base import JsonObject
 
-from ..old_names import takes_old_names, warn_of_old_name
+from ..deprecated import takes_old_names, warn_of_old_name
 from .context import NeedsApproval, ToolContext
 from .parameters import (
     NOTHING,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from callboard.bus.errors import ConfigurationError
 
-from ..old_names import takes_old_names
+from ..deprecated import takes_old_names
 from .context import NeedsApproval
 
 if TYPE_CHECKING:

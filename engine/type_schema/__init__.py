@@ -7,8 +7,7 @@ parameters of a function, become one Struct with `msgspec.defstruct`.
 
 from __future__ import annotations
 
-from .checking import check, check_schema
-from .converting import convert
+from .checking import check, check_schema, convert
 from .fitting import SchemaError, fitted
 from .json_schema import inline_root, json_schema, refers_to
 

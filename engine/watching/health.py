@@ -28,10 +28,10 @@ from ..keys import keys_file, read_keys
 from ..models.configured import FROM_ENVIRONMENT, read_models_yaml
 from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
-from ..opening import server_store, store_to_read
 from ..runtime.runtime import Runtime
+from ..stores import server_store, store_to_read
 from .health_report import Check, HealthReport, report_of
-from .statistics import live_adapter
+from .now import live_adapter
 
 if TYPE_CHECKING:
     from callboard.tracestore import PostgresStore

@@ -26,7 +26,7 @@ from callboard.bus import (
     LlmCallStarted,
     Subscription,
 )
-from callboard.bus.values.base import Shown
+from callboard.bus.values.base import ShortRepr
 
 from ..runtime.process import LivingEngine, engines
 
@@ -36,7 +36,7 @@ from ..runtime.process import LivingEngine, engines
 CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
-class EndedCall(Shown, frozen=True, kw_only=True):
+class EndedCall(ShortRepr, frozen=True, kw_only=True):
     """A call of some engine of this process that has ended, with all its attempts. As text it is one line."""
 
     run_id: str

@@ -25,7 +25,7 @@ from callboard.bus import (
 from callboard.tracestore import Store
 
 from ..engine import Engine
-from ..opening import StoreAddress, TracePlace, existing_store, place_to_read, store_to_read
+from ..stores import StoreAddress, TracePlace, existing_store, place_to_read, store_to_read
 
 Scope: TypeAlias = Literal["view", "content", "change"]
 """``view``: everything but what was said. ``content``: what was said, where the engine captures it. ``change``:

@@ -10,7 +10,7 @@ from callboard.bus import ConfigurationError
 from callboard.tracestore import Store
 
 from ..engine import Engine
-from ..opening import StoreAddress, TracePlace, is_address
+from ..stores import StoreAddress, TracePlace, is_address
 from .subject import SCOPES, Scope, Subject
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from callboard.bus import ActorStarted, Envelope
-from callboard.engine.nodes.bridge import Outgoing, Page, Read, Rest, Send
+from callboard.engine.nodes.bridge import BridgeQueue, Page, Read, Rest, Send
 from callboard.engine.nodes.remote_source import Arrived, Incoming
 
 from .kernel import ANSWER_SECONDS, BrokenPromise, Host, Kernel, Network
@@ -38,7 +38,7 @@ class Bridge:
 
     def begin(self) -> None:
         """A new process begins. What the one before did not send is in the shared store some time."""
-        self._outgoing = Outgoing(behind=self._kernel.chance(0.5))
+        self._outgoing = BridgeQueue(behind=self._kernel.chance(0.5))
         self._uncommitted: list[int] = []
         self._is_busy = False
 

@@ -13,8 +13,8 @@ import msgspec
 
 from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
-from callboard.tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
 from callboard.tracestore.shipping.shipment import START, Position
+from callboard.tracestore.shipping.shipper import Ask, Rest, Send, ShippingOptions, ShippingPlan
 from callboard.tracestore.sql.runs import belongs
 from tests.support.shared_tables import OwnershipModel
 
@@ -134,14 +134,14 @@ class File:
         self._trace = trace
         self._host = host
         self._seq = 0
-        self.course = Course(ShippingOptions(batch_events=BATCH))
+        self.course = ShippingPlan(ShippingOptions(batch_events=BATCH))
         self._is_idle = False
         self.on_write: Callable[[Written], None] = lambda _: None
 
     def begin(self) -> None:
         """A new process begins to write and to ship."""
         self._seq = 0
-        self.course = Course(ShippingOptions(batch_events=BATCH))
+        self.course = ShippingPlan(ShippingOptions(batch_events=BATCH))
         self._is_idle = False
         self._host.soon(0, self._step)
 

@@ -87,7 +87,7 @@ def test_names_are_given_once() -> None:
 
 
 DATA = """
-from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
+from callboard.adapters.provider import ModelFile, ModelRow, ModelTable
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

@@ -87,13 +87,12 @@ LATE_PARTS = {
             "functions.objects",
             "objects.stream",
             "objects.generate",
-            "functions.sync_host",
-            "functions.sync_stream",
+            "functions.sync",
         ),
         *("nodes", "nodes.cluster", "nodes.node"),
         *("operations.batch_creation", "operations.embeddings", "operations.images", "operations.videos"),
         "middleware.ready_made",
-        *("tools.define", "tools.threads", "tools.running"),
+        *("tools.define", "tools.running"),
     ),
 }
 """Parts that only some programs use, so that `import engine` leaves them to those."""
@@ -242,7 +241,7 @@ def test_the_engine_knows_a_store_and_not_its_database() -> None:
         for name, _ in imports(path)
         if name.startswith(("tracestore.sqlite", "tracestore.sql.")) or name == "tracestore.TraceStore"
     }
-    assert found <= {"engine/opening.py"}
+    assert found <= {"engine/stores.py"}
 
 
 def test_common_sql_has_nothing_that_only_sqlite_knows() -> None:
@@ -413,7 +412,7 @@ def test_help_imports_nothing_of_the_library() -> None:
     loaded = set(json.loads(run.stdout))
     assert {name for name in loaded if name.partition(".")[0] in PACKAGES} == {
         *("bus", "bus._lazy_names", "engine", "engine.cli", "engine.cli.command_line"),
-        *("engine.cli.common", "engine.cli.common.harmless"),
+        *("engine.cli.common", "engine.cli.common.sanitize"),
     }
     assert loaded & {"anyio", "asyncio", "msgspec", "rich"} == set()
 

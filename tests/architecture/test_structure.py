@@ -100,7 +100,7 @@ def test_every_package_states_its_subject() -> None:
     assert silent == []
 
 
-COMPOSE = {"engine/opening.py", "engine/runtime/runtime.py", "engine/watching/health.py"}
+COMPOSE = {"engine/stores.py", "engine/runtime/runtime.py", "engine/watching/health.py"}
 """Files of the core that look for an annex when a host asks for one: a store by its address, a node, a report."""
 
 

@@ -18,7 +18,7 @@ from callboard.adapters.providers.local.settings import find_model
 from callboard.engine.cli import command_line
 from callboard.engine.cli.doctor import age_in_days
 from callboard.engine.models.configured import read_models_yaml
-from callboard.engine.tools.given import plugin_tools
+from callboard.engine.tools.collect import plugin_tools
 from tests.support.virtual_time import FakeClock
 
 from ..support.plugins import install_plugins

@@ -24,7 +24,7 @@ import pytest
 
 from callboard.bus.files import write_private
 from callboard.engine.cli.command_line import build_parser
-from callboard.engine.cli.common.harmless import harmless
+from callboard.engine.cli.common.sanitize import sanitize
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.calls import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed
@@ -224,7 +224,7 @@ def server() -> Iterator[MediaServer]:
 def faulty(home: Path, day: Path, server: MediaServer) -> Path:
     """A home folder of its own, because some commands change it."""
     shutil.copy(day, home / "trace.db")
-    hostile = json.dumps(harmless(HOSTILE))
+    hostile = json.dumps(sanitize(HOSTILE))
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
     (home / "templates").mkdir()
     (home / "templates" / "hostile.yaml").write_text(json.dumps({"prompt": HOSTILE}))
@@ -333,7 +333,7 @@ def check(
     """A command, which keeps what is promised of all of them."""
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
-    done = call(*arguments, home=home, said=f"{harmless(HOSTILE)}\n", more=more)
+    done = call(*arguments, home=home, said=f"{sanitize(HOSTILE)}\n", more=more)
     assert done.returncode in (0, 1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert harmful(done.stderr) == []
@@ -373,7 +373,7 @@ def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, t
 
 def harmful(text: str) -> list[str]:
     """The characters of an output that have no business there."""
-    return sorted({character for character in text if harmless(character) != character})
+    return sorted({character for character in text if sanitize(character) != character})
 
 
 def check_json(text: str, *, whole: bool) -> None:

@@ -22,8 +22,8 @@ from callboard.bus import (
 )
 from callboard.bus.values.base import JsonObject
 from callboard.engine import TurnOptions
-from callboard.engine.cli.answering import name_of
-from callboard.engine.cli.given import (
+from callboard.engine.cli.answers import Pace, code_blocks, extracted, name_of, per_second, usage_line
+from callboard.engine.cli.inputs import (
     KINDS,
     as_said,
     attachment,
@@ -34,7 +34,6 @@ from callboard.engine.cli.given import (
     options_of,
     schema_of,
 )
-from callboard.engine.cli.reply_output import Pace, code_blocks, extracted, per_second, usage_line
 from callboard.engine.cli.templates import Template, as_yaml, load, names, path_of, read, save
 from callboard.engine.objects.generate import ObjectSchema
 

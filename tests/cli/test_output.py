@@ -22,10 +22,9 @@ from rich.console import Console
 from callboard import Engine
 from callboard.bus import Cost, CostSource
 from callboard.engine import cli
-from callboard.engine.cli.common.figures import cost_text, difference, percent, usd
-from callboard.engine.cli.common.harmless import harmless, harmless_json, one_line
+from callboard.engine.cli.common.sanitize import harmless_json, one_line, sanitize
 from callboard.engine.cli.common.screen import Flow
-from callboard.engine.cli.common.table import Column, FittingTable, figure
+from callboard.engine.cli.common.table import Column, FittingTable, cost_text, difference, figure, percent, usd
 from callboard.engine.cli.traces import _stdout
 from tests.support.engines import keeping, registry
 from tests.support.scripted import Say
@@ -172,7 +171,7 @@ def test_lines_of_whole_words_fit_the_width(parts: list[str], width: int) -> Non
 
 def test_control_characters_are_left_out() -> None:
     """Escape sequences lose their teeth; line breaks and tabs stay."""
-    assert harmless("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
+    assert sanitize("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
 
 
 # -- A table keeps what matters most in however narrow a terminal, and says what it left out.
@@ -229,7 +228,7 @@ CLI = Path(cli.__file__).parent
 
 def test_no_control_character_and_no_change_of_direction_is_left() -> None:
     """Of all of Unicode; what stays of the invisible ones are the joiners and what scripts need."""
-    left = harmless("".join(map(chr, range(sys.maxunicode + 1))))
+    left = sanitize("".join(map(chr, range(sys.maxunicode + 1))))
     assert {character for character in left if unicodedata.category(character) == "Cc"} == {"\n", "\t"}
     assert not {character for character in left if unicodedata.bidirectional(character) in BIDI}
     assert not {character for character in left if unicodedata.category(character) in ("Cs", "Zl", "Zp")}
@@ -245,7 +244,7 @@ def test_one_line_is_one_line(text: str) -> None:
     """However many its text has; and doing it twice changes nothing more."""
     line = one_line(text)
     assert len(line.splitlines()) <= 1
-    assert one_line(line) == harmless(line) == line
+    assert one_line(line) == sanitize(line) == line
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5))
@@ -253,7 +252,7 @@ def test_json_means_the_same(value: object) -> None:
     """All that is left out of text is escaped in it."""
     written = harmless_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(written) == value
-    assert not [each for each in written if each != "\n" and harmless(each) == ""]
+    assert not [each for each in written if each != "\n" and sanitize(each) == ""]
 
 
 class Terminal(io.StringIO):

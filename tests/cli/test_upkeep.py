@@ -18,7 +18,7 @@ from callboard import PriceTable
 from callboard.bus import ConfigurationError
 from callboard.engine.cli.command_line import main
 from callboard.engine.cli.upkeep import age, size
-from callboard.engine.opening import StoreAddress
+from callboard.engine.stores import StoreAddress
 from callboard.tracestore import PostgresStore, TraceStore
 from tests.support.engines import running
 from tests.support.postgres_server import PostgresServer

@@ -14,8 +14,8 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.operations.embedding_wire import fit_texts
 from callboard.adapters.operations.media_wire import check_video, fit_image
+from callboard.adapters.operations.wires import fit_texts
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter

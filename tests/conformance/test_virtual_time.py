@@ -14,7 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from callboard.engine.tools.threads import run_in_thread
+from callboard.engine.tools.running import run_in_thread
 
 from ..support.virtual_time import backend, run_virtual
 

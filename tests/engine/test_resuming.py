@@ -40,8 +40,8 @@ from callboard.engine import Engine, Limits, ModelChoice, Requirements, Session,
 from callboard.engine.routing.model_choice import Model, model_of
 from callboard.engine.sessions.state import SessionState, configured
 from callboard.tracestore import Capture, PriceTable, TraceStore
-from callboard.tracestore.writing.captured import bodies_of_setup, setup_of
-from callboard.tracestore.writing.spill import SpillFile
+from callboard.tracestore.writing.content import bodies_of_setup, setup_of
+from callboard.tracestore.writing.overflow import SpillFile
 
 from ..support.engines import keeping, registry, requests_of
 from ..support.present import present

@@ -37,7 +37,7 @@ from callboard.bus import (
     PromptTooLongError,
 )
 from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
-from callboard.engine.routing.model_choice import Asked, check, in_words
+from callboard.engine.routing.model_choice import Asked, check, model_text
 from callboard.tracestore import PriceRow, PriceTable
 
 from ..support.engines import entry, model, serving
@@ -356,7 +356,7 @@ async def test_the_cheapest_model_that_can_is_chosen() -> None:
             Candidate("b:m"),
             Candidate("lame:m", "lame:m can't call tools"),
         )
-        assert in_words(session.model) == "any model, cheapest"
+        assert model_text(session.model) == "any model, cheapest"
         first = await session.send("x", model=ModelChoice(among=("a:m", "b:m")))
         assert first.text == "a"
 

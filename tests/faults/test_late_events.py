@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from callboard import PostgresStore, TraceStore, costs
-from callboard.engine.opening import existing_store
+from callboard.engine.stores import existing_store
 from callboard.engine.web_view.subject import Subject
 from callboard.tracestore import TraceShipper
-from callboard.tracestore.writing.spill import SpillFile, journal_paths, leftovers, spill_path, waiting_files
+from callboard.tracestore.writing.overflow import SpillFile, journal_paths, leftovers, spill_path, waiting_files
 from callboard.tracestore.writing.waiting import Journal, Waiting
 from tests.cli.running import call
 from tests.support.disks import Medium, medium

@@ -35,8 +35,8 @@ from callboard.bus.values.messages import CallSettings, Candidate, Message, Mess
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from callboard.tracestore import Capture, TraceStore, WriterCore, WriterOptions
 from callboard.tracestore.codec import KEPT, decode_line, encode_event, encode_line, figures_of
-from callboard.tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
-from callboard.tracestore.writing.spill import SpillFile
+from callboard.tracestore.writing.content import bodies_of, decode_metadata, encode_metadata, message_of
+from callboard.tracestore.writing.overflow import SpillFile
 
 from ..support.present import present
 from .content_making import CONVERSATION, METADATA, PICTURE, appended, captured, configured, count, everything

@@ -25,7 +25,7 @@ from callboard.tracestore.sql.batches import PROCESS_LOST
 from callboard.tracestore.sqlite import files
 from callboard.tracestore.sqlite import trace_file as migrations
 from callboard.tracestore.sqlite.files import run_locks
-from callboard.tracestore.writing.spill import SpillFile, spill_path
+from callboard.tracestore.writing.overflow import SpillFile, spill_path
 from tests.support.present import present
 from tests.support.programs import started
 
@@ -348,7 +348,7 @@ _FORKS_AND_IS_KILLED = """
     from tests.tracestore.trace_making import Maker
     from callboard.tracestore import TraceStore
     from callboard.tracestore.sqlite.files import FileLock
-    from callboard.tracestore.writing.spill import SpillFile, spill_path
+    from callboard.tracestore.writing.overflow import SpillFile, spill_path
 
     async def main(path):
         async with TraceStore(path) as store:

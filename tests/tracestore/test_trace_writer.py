@@ -33,8 +33,8 @@ from callboard.bus.log import Log
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions, codec
-from callboard.tracestore.writing.captured import CapturedMessage
-from callboard.tracestore.writing.spill import (
+from callboard.tracestore.writing.content import CapturedMessage
+from callboard.tracestore.writing.overflow import (
     SpillFile,
     adopt_leftovers,
     journal_paths,

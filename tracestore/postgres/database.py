@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
-from ..sql.connection import Patience, Row, SqlValue, bounded, uninterrupted
+from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
 from .connection import Address, WorkThread, address_of, connect, name_of, translated_errors
 from .statements import POSTGRES, Statements
 
@@ -103,7 +103,7 @@ class Database:
         """Finish what takes no more than seconds, and close the connections. Closing twice is harmless."""
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
-            await uninterrupted(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
+            await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
         """Return all rows of one statement that writes nothing."""

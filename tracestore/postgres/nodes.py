@@ -12,7 +12,7 @@ import anyio
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
 from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from ..sql.connection import Patience, Row, SqlValue, bounded, uninterrupted
+from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, Reach
 from .schema import migrate
@@ -322,7 +322,7 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
                 await anyio.sleep(_TURN_SECONDS)
         yield
     finally:
-        await uninterrupted(bounded(link.close(), PATIENCE, link.cut))
+        await shielded(bounded(link.close(), PATIENCE, link.cut))
 
 
 _TAKE_PROBE = """

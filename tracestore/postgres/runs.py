@@ -24,7 +24,7 @@ from callboard.bus.log import Log
 from ..prices.table import PriceTable
 from ..sql.batches import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..sql.connection import SqlValue, Statements
-from ..writing.spill import is_unwritten
+from ..writing.overflow import is_unwritten
 from .database import Database
 
 _log = Log("tracestore.runs")

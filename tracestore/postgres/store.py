@@ -23,12 +23,12 @@ from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
 from ..sql.batches import Batch, Delivered, batch_of
-from ..sql.connection import Patience, SqlValue, Unstorable, uninterrupted
+from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.runs import RunNumbers, RunSpan, claim
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
 from ..timestamps import US_PER_DAY, to_us
-from ..writing.spill import (
+from ..writing.overflow import (
     BATCH_EVENTS,
     NOTHING_WAITS,
     LateEvents,
@@ -221,7 +221,7 @@ class PostgresStore(SqlStore):
         if not envelopes:
             return
         await self._open_at_last()
-        await uninterrupted(self._store(envelopes))
+        await shielded(self._store(envelopes))
         await self._sums.stored(len(envelopes))
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:

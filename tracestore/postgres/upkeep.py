@@ -14,7 +14,7 @@ from callboard.bus.log import Log
 from ..reports import StoreCondition
 from ..sql import pruning
 from ..sql.connection import Statements
-from ..writing.spill import leftovers
+from ..writing.overflow import leftovers
 from .database import Database
 from .runs import LOST
 from .schema import ensure_months, found_version, month_named

@@ -21,7 +21,7 @@ from ..prices.table import PriceTable
 from ..sql.batches import Delivered
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from ..sqlite.store import TraceStore
-from ..writing.spill import adopt_leftovers
+from ..writing.overflow import adopt_leftovers
 from .shipment import Position
 from .source import Source
 

@@ -265,7 +265,7 @@ def placeholders(number: int) -> str:
 _log = Log("tracestore.database")
 
 
-async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
+async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
     """Run `work` to its end, even if the caller is cancelled. Then the cancellation goes on."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
@@ -303,7 +303,7 @@ async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callab
     except asyncio.CancelledError:
         if patience.cancelled is not None:
             timers.append(_cut_after(patience.cancelled, cut))
-        await uninterrupted(_end_of(task))
+        await shielded(_end_of(task))
         raise
     finally:
         for timer in timers:

@@ -23,7 +23,7 @@ from callboard.bus.values.messages import Message, SessionSetup
 
 from ..codec import storable_text
 from ..rows import NOTHING_SAID, SavedSession
-from ..writing.captured import (
+from ..writing.content import (
     Bodies,
     CapturedMessage,
     CapturedSetup,

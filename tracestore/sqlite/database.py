@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.log import Log
 
-from ..sql.connection import Row, SqlValue, Unstorable, uninterrupted
+from ..sql.connection import Row, SqlValue, Unstorable, shielded
 from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
 from .statements import (
     BUSY_TIMEOUT_MS,
@@ -110,7 +110,7 @@ class Database:
             else:
                 create_private(self.path)
             refuse_foreign(self.path)
-            await uninterrupted(self._open(prepare))
+            await shielded(self._open(prepare))
         except OSError as error:
             raise StoreUnavailable(f"{self.path}: {error.strerror or error}") from error
 
@@ -163,7 +163,7 @@ class Database:
 
     async def close(self) -> None:
         """Finish the work in progress and close the file. Closing twice is harmless."""
-        await uninterrupted(self._close())
+        await shielded(self._close())
 
     async def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -240,7 +240,7 @@ class Database:
             with statements.interrupted_at(deadline):
                 return work(statements)
 
-        return await uninterrupted(in_thread(self._open_connection(), bounded))
+        return await shielded(in_thread(self._open_connection(), bounded))
 
     async def vacuum(self) -> None:
         """Rewrite the file without gaps, so that it can also be shrunk later. Writers wait until it is done."""
@@ -251,7 +251,7 @@ class Database:
 
         if self.readonly:
             raise StoreError(f"{self.path} was opened for reading only")
-        await uninterrupted(self._locked(work))
+        await shielded(self._locked(work))
 
     async def empty_log(self) -> None:
         """Move the write-ahead log into the file and cut it off, because it holds bytes that were deleted.
@@ -259,7 +259,7 @@ class Database:
         Best effort: if a reader is in the way, the log is emptied by a later checkpoint.
         """
         with contextlib.suppress(StoreError):
-            await uninterrupted(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
+            await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
         """Give up to so many free pages back to the disk, if the file was made for that."""
@@ -267,12 +267,12 @@ class Database:
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")
 
-        await uninterrupted(self._locked(work))
+        await shielded(self._locked(work))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""
         with translated(self.path):
-            return await uninterrupted(in_thread(self._open_connection(), work))
+            return await shielded(in_thread(self._open_connection(), work))
 
     async def write(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` in the connection's thread, in one IMMEDIATE transaction, and return what it returns.
@@ -287,7 +287,7 @@ class Database:
             with statements.transaction():
                 return work(statements)
 
-        return await uninterrupted(self._locked(transaction))
+        return await shielded(self._locked(transaction))
 
     async def _locked(self, work: Callable[[Statements], _T]) -> _T:
         lock = self._file_lock

@@ -32,7 +32,7 @@ from callboard.bus.log import Log
 
 from ..reports import SqlResult
 from ..sql.connection import Row, SqlValue
-from ..writing.spill import (
+from ..writing.overflow import (
     BATCH_EVENTS,
     NOTHING_WAITS,
     adopt_leftovers,

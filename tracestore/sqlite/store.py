@@ -22,7 +22,7 @@ from ..sql.connection import SqlValue, Statements
 from ..sql.runs import RunSpan, claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
-from ..writing.spill import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
+from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
 from .reading import WholeTrace, take_in

@@ -22,10 +22,10 @@ from callboard.bus.log import Log
 from ..codec import storable_text
 from ..prices.table import PriceTable
 from ..sql.batches import END_IN_ORDER, Batch, Delivered, batch_of, close_run, delivered_of
-from ..sql.connection import Steps, Unstorable, read_steps, uninterrupted
+from ..sql.connection import Steps, Unstorable, read_steps, shielded
 from ..sql.runs import RunNumbers
 from ..sql.sums import SumKeeper
-from ..writing.spill import is_unwritten
+from ..writing.overflow import is_unwritten
 from .database import APPLICATION_ID, Database
 from .files import RunLock, free_run_lock, remove_named_locks, run_locks
 from .statements import Statements
@@ -99,7 +99,7 @@ class TraceFile:
                 if self._anew or self._database.is_moved:  # Another writer may have reopened it meanwhile.
                     await self._open_anew()
         # It runs as a whole: if the caller is cancelled while rows are built, they are written all the same.
-        self.numbers.remember(await uninterrupted(self._store(envelopes)))
+        self.numbers.remember(await shielded(self._store(envelopes)))
         await self._sums.stored(len(envelopes))
 
     async def _store(self, envelopes: Sequence[Envelope]) -> dict[str, int]:

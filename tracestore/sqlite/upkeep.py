@@ -16,7 +16,7 @@ from callboard.bus.files import UnfinishedFile
 
 from ..reports import StoreCondition
 from ..sql import pruning
-from ..writing.spill import leftovers
+from ..writing.overflow import leftovers
 from .database import Database
 from .files import escaped, free_run_lock, is_at_rest, refuse_missing
 from .reading import copy_snapshot

@@ -16,7 +16,7 @@ from callboard.bus.log import Log
 from callboard.bus.streams.fold import weigh_content
 
 from ..codec import encode_lines
-from .spill import LineFile
+from .overflow import LineFile
 
 EVENT_BYTES = 1024
 """The approximate size of an event without its content, in bytes."""

@@ -41,8 +41,8 @@ from callboard.bus.log import Log
 from ..prices.table import PriceTable
 from ..sql.batches import Delivered
 from ..store import Store
-from .captured import Capture
-from .spill import SpillFile, adopt_leftovers, journal_paths, spill_path
+from .content import Capture
+from .overflow import SpillFile, adopt_leftovers, journal_paths, spill_path
 from .state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from .waiting import EVENT_BYTES, Journal, Waiting
 

@@ -1,6 +1,6 @@
 """Anthropic's Messages API."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="anthropic",

@@ -12,7 +12,7 @@ from typing import Literal
 
 from callboard.bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
 
-from ...model_table import ModelFile, ModelRow, ModelTable
+from ...provider import ModelFile, ModelRow, ModelTable
 from ...refusals.classify import ErrorType
 from ...refusals.repair import Refusal, RepairRules
 

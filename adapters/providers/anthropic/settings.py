@@ -14,7 +14,7 @@ from callboard.bus.values.messages import CallWarning
 
 from ...contract import CanonicalRequest
 from ...requests.settings import changed, dropped, nearest_effort, short_id, write_settings
-from ...schemas.sanitizer import describe, in_words, merge_all_of, normalise_schema, remembered
+from ...schemas.sanitizer import describe, describe_constraints, merge_all_of, normalise_schema, remembered
 from ...schemas.strict import NotStrict
 from .data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
 
@@ -242,7 +242,7 @@ class _Fitter:
         self._write_shape(schema, fitted, path)
         if isinstance(said := schema.get("description"), str) and said:
             fitted["description"] = said
-        return describe(fitted, in_words(told))
+        return describe(fitted, describe_constraints(told))
 
     def _write_shape(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:
         kind = schema.get("type")
@@ -275,7 +275,9 @@ class _Fitter:
         ignored = {"$ref", "$defs", "description", "title", *_WITHOUT_MEANING}
         told = {name: inner for name, inner in schema.items() if name not in ignored}
         said = schema.get("description")
-        around = describe({"description": said} if isinstance(said, str) and said else {}, in_words(told))
+        around = describe(
+            {"description": said} if isinstance(said, str) and said else {}, describe_constraints(told)
+        )
         return {**around, "anyOf": [{"$ref": target}]} if around else {"$ref": target}
 
     def _refuse_recursion(self) -> None:

@@ -1,6 +1,6 @@
 """The embedding models of Amazon Bedrock."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="bedrock",

@@ -27,7 +27,7 @@ from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
 from ...http.wire_call import WireCall
 from ...operations.answers import EmbeddingOnlyWire
-from ...operations.embedding_wire import EmbeddingReply, from_numbers
+from ...operations.wires import EmbeddingReply, from_numbers
 from ...protocols.embeddings import ByType, cohere_capabilities, cohere_fields
 from ...refusals.classify import ErrorType, build_error, read_error
 from ...requests.host_options import merge_own_options

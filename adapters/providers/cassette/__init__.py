@@ -1,5 +1,5 @@
 """A provider from a cassette: the adapter plays or records it."""
 
-from callboard.adapters.provider import Provider
+from ...provider import Provider
 
 PROVIDER = Provider(name="cassette", adapter="adapter:cassette_adapter", kinds=())

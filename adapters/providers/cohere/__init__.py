@@ -1,6 +1,6 @@
 """Cohere's embedding models."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="cohere",

@@ -10,11 +10,11 @@ from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingReques
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.operations.embedding_wire import EmbeddingReply, from_numbers
 from callboard.adapters.requests.host_options import merge_own_options
 from callboard.bus.errors import StreamError
 from callboard.bus.values.base import JsonObject
 
+from ...operations.wires import EmbeddingReply, from_numbers
 from ...protocols.embeddings import ByType, cohere_capabilities, cohere_fields
 from ...requests.settings import SharedOptions
 from ...requests.text import encode_json

@@ -1,6 +1,6 @@
 """Google's Gemini API."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="gemini",

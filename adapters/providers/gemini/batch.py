@@ -20,7 +20,7 @@ from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
 from callboard.bus.values.base import Json
 
-from ...operations.jobs_wire import (
+from ...operations.wires import (
     BatchLine,
     ListPage,
     Written,

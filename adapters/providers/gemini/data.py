@@ -18,7 +18,7 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json
 
-from ...model_table import ModelFile, ModelRow, ModelTable
+from ...provider import ModelFile, ModelRow, ModelTable
 from ...refusals.classify import ErrorType, error_without_status, read_error_value
 from ...refusals.repair import Refusal, RepairRules
 

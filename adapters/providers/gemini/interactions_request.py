@@ -27,11 +27,10 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...refusals.required_capabilities import check_demands
 from ...requests.fitted import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, fit_history
 from ...requests.host_options import joined_options, merge_options, tool_options
-from ...requests.settings import changed, check_tool_choice, dropped, nearest_effort, write_settings
+from ...requests.settings import changed, check_demands, check_tool_choice, dropped, nearest_effort, write_settings
 from .contents import NEITHER, Media, sent_medium, target_of
 from .data import UNLISTED, find_model
 from .request import OPTIONS, BuiltRequest, fit_schema, takes_nothing

@@ -16,12 +16,18 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...refusals.required_capabilities import check_demands
 from ...requests.fitted import FittedHistory
 from ...requests.history import fit_history
 from ...requests.host_options import joined_options, merge_options, tool_options
-from ...requests.settings import changed, check_tool_choice, dropped, nearest_effort, write_settings
-from ...schemas.sanitizer import describe, in_words, instruction, merge_all_of, normalise_schema, remembered
+from ...requests.settings import changed, check_demands, check_tool_choice, dropped, nearest_effort, write_settings
+from ...schemas.sanitizer import (
+    describe,
+    describe_constraints,
+    instruction,
+    merge_all_of,
+    normalise_schema,
+    remembered,
+)
 from ...schemas.tools import fold_root
 from . import contents as continuation
 from .contents import target_of, write_contents
@@ -108,18 +114,18 @@ class _Fitter:
             case "exclusiveMinimum" | "exclusiveMaximum", True:  # the form before draft 6
                 words.append("without the bound itself")
             case _ if name not in _WITHOUT_MEANING:
-                words += in_words({name: value})
+                words += describe_constraints({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
         """A reference, which must be alone. Its siblings go around it."""
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
         if not isinstance(target, str) or not self._knows(target):
-            return describe(self.fit(beside), in_words({"$ref": target}))
+            return describe(self.fit(beside), describe_constraints({"$ref": target}))
         if not beside:
             return {"$ref": target}
         if "anyOf" in beside:
-            return describe(self.fit(beside), in_words({"$ref": target}))
+            return describe(self.fit(beside), describe_constraints({"$ref": target}))
         return {**self.fit(beside), "anyOf": [{"$ref": target}]}
 
     def _knows(self, target: str) -> bool:

@@ -1,7 +1,8 @@
 """A model on this machine: llama.cpp in a child process, over its own HTTP server."""
 
-from callboard.adapters.provider import Preset, Provider, Vendor
 from callboard.bus._lazy_names import face
+
+from ...provider import Preset, Provider, Vendor
 
 PROVIDER = Provider(
     name="local",

@@ -1,6 +1,6 @@
 """Ollama's own API. (`openai_compatible` serves its `/v1`.)"""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="ollama",

@@ -16,7 +16,7 @@ from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
 from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
 from ...http.wire_call import WireCall, bearer, get
-from ...operations.embedding_wire import EmbeddingReply, from_numbers
+from ...operations.wires import EmbeddingReply, from_numbers
 from ...refusals.classify import read_error
 from ...replies.assembler import Assembler
 from ...requests.host_options import merge_own_options

@@ -35,11 +35,10 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefini
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...http.wire_call import WireCall
-from ...refusals.required_capabilities import check_demands
 from ...requests.fitted import FittedHistory, Loss, Target
 from ...requests.history import fit_history
 from ...requests.host_options import merge_options, merge_own_options
-from ...requests.settings import nearest_effort
+from ...requests.settings import check_demands, nearest_effort
 from ...requests.text import current_turn, encode_json, join_text
 from ...schemas.sanitizer import without_booleans
 from ...schemas.tools import fold_root

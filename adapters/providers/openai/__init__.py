@@ -1,6 +1,6 @@
 """OpenAI's Responses API, images and videos."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="openai",

@@ -11,12 +11,11 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
 from callboard.adapters.http.wire_call import WireCall, bearer
 from callboard.adapters.protocols.openai_batches import OpenAIBatches
-from callboard.adapters.protocols.openai_images import OpenAIImages, is_image_model
-from callboard.adapters.protocols.openai_videos import OpenAIVideos
 from callboard.bus.errors import AdapterError
 
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from ...protocols.embeddings import OpenAIEmbeddings
+from ...protocols.openai_media import OpenAIImages, OpenAIVideos, is_image_model
 from ...refusals.headers import read_rate_limit
 from ...refusals.repair import Repair
 from ...registry import create_adapter

@@ -17,7 +17,7 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import TokenUsage
 
 from ...contract import CanonicalRequest
-from ...operations.jobs_wire import BackgroundStatus
+from ...operations.wires import BackgroundStatus
 from ...replies.assembler import Assembler
 from ...replies.decoders import SseDecoder
 from .quirks import Quirks

@@ -16,12 +16,12 @@ import msgspec
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
 from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
-from callboard.adapters.protocols.openai_images import OpenAIImages, read_usage
 from callboard.adapters.requests.host_options import merge_options
 from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
+from ...protocols.openai_media import OpenAIImages, read_usage
 from ...refusals.classify import error_without_status, read_error_value
 from ...requests.media import write_data_url
 from ...requests.settings import own_options

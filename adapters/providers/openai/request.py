@@ -15,12 +15,12 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
-from ...refusals.required_capabilities import check_demands
 from ...requests.fitted import FittedHistory, Target
 from ...requests.history import fit_history
 from ...requests.host_options import joined_options, merge_options, tool_options
 from ...requests.settings import (
     CUSTOM,
+    check_demands,
     check_tool_choice,
     digest,
     is_free_form,

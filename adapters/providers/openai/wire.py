@@ -14,7 +14,7 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
-from ...protocols.openai_images import read_usage as read_image_usage
+from ...protocols.openai_media import read_usage as read_image_usage
 from ...usage.counts import (
     cache_writes,
     first_count,

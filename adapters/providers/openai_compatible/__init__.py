@@ -1,6 +1,6 @@
 """Chat Completions, with the differences of its servers as data."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="openai_compatible",

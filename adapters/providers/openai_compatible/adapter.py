@@ -2,33 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import ClassVar
+from urllib.parse import urlencode
 
 import msgspec
 
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
-from callboard.adapters.http.wire_call import WireCall, bearer, get
-from callboard.adapters.protocols.openai_images import OpenAIImages
-from callboard.adapters.protocols.openai_videos import OpenAIVideos
 from callboard.bus.errors import AdapterError, ContextOverflowError
 from callboard.bus.values.base import Json
 
+from ...batches import BatchJob, BatchLimits, BatchStatus
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...http.adapter import HttpAdapter
+from ...http.wire import ChatWire, Endpoint, OtherWires
+from ...http.wire_call import WireCall, bearer, get
+from ...operations.wires import BatchWire, ListPage, Written, fields_of
 from ...protocols.embeddings import OpenAIEmbeddings
+from ...protocols.openai_batches import MARK, FileBatches, OpenAIBatches, mark_of, places
+from ...protocols.openai_media import OpenAIImages, OpenAIVideos
 from ...refusals.headers import read_rate_limit
 from ...replies.assembler import Assembler
 from ...requests.settings import SharedOptions
 from ...requests.text import encode_json
 from ...schemas.tools import input_cleaner
 from ...transport.transport import HttpReply
-from .batch import batches_of
 from .data import ERROR_CODES, REPAIRS, error_in_body
 from .messages import AUDIO_FORMATS, document_types, hears
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import ChatNormaliser, read_whole
 from .wire import decode_reply
+
+# Batches of Chat Completions
+
+ENDPOINT = "/v1/chat/completions"
+"""The endpoint in the lines, wherever the server has it."""
+
+_STATUSES: dict[str, BatchStatus] = {
+    "QUEUED": "queued",
+    "RUNNING": "in_progress",
+    "SUCCESS": "completed",
+    "FAILED": "failed",
+    "TIMEOUT_EXCEEDED": "expired",
+    "CANCELLATION_REQUESTED": "cancelling",
+    "CANCELLED": "cancelled",
+}
+_PAGE = 100
+
+
+class _Job(msgspec.Struct, gc=False):
+    id: str
+    status: str
+    output_file: str | None = None
+    error_file: str | None = None
+    errors: list[Json] | None = None
+    total_requests: int | None = None
+    succeeded_requests: int | None = None
+    failed_requests: int | None = None
+    created_at: float | None = None
+    metadata: dict[str, Json] | None = None
+
+
+class _List(msgspec.Struct, gc=False):
+    data: list[_Job] | None = None
+    total: int = 0
+
+
+_decode = msgspec.json.Decoder(_Job).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+
+
+class MistralBatches(FileBatches, frozen=True, kw_only=True):
+    JOBS: ClassVar[str] = "batch/jobs"
+
+    limits: BatchLimits = BatchLimits(max_requests=1_000_000, max_bytes=512 * 1000 * 1000)
+
+    def line(self, item: Written, model: str) -> bytes:
+        return encode_json({"custom_id": item.id, "body": fields_of(item.call, "stream", "model")})
+
+    def create(
+        self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
+    ) -> WireCall:
+        body: Json = {
+            "input_files": [uploaded],
+            "endpoint": ENDPOINT,
+            "model": model,
+            "metadata": {MARK: mark},
+            "timeout_hours": 24,
+        }
+        return WireCall(self._jobs, encode_json(body))
+
+    def read(self, body: bytes, provider: str) -> BatchJob:
+        return self._job(_decode(body), provider)
+
+    def latest(self, mark: str, since: int) -> WireCall:
+        moment = datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z")
+        query = urlencode({"page": 0, "page_size": _PAGE, "created_after": moment})
+        return get(f"{self._jobs}?{query}")
+
+    def read_latest(self, body: bytes, provider: str) -> ListPage:
+        # The filter leaves only jobs created close to our own, so one page of a hundred is enough.
+        return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
+
+    def _job(self, job: _Job, provider: str) -> BatchJob:
+        error = None
+        if job.status == "FAILED":
+            error = self._failure(job.errors[0] if job.errors else {}, provider)
+        return BatchJob(
+            id=job.id,
+            provider=provider,
+            status=_STATUSES.get(job.status, "in_progress"),
+            total=job.total_requests,
+            succeeded=job.succeeded_requests or 0,
+            failed=job.failed_requests or 0,
+            error=error,
+            created_at=None if job.created_at is None else int(job.created_at),
+            mark=mark_of(job.metadata),
+            places=places(job.output_file, job.error_file),
+        )
+
+
+def batches_of(kind: str, path: str) -> BatchWire | None:
+    match kind:
+        case "openai":
+            return OpenAIBatches(endpoint=ENDPOINT, path=path, codes=ERROR_CODES)
+        case "mistral":
+            return MistralBatches(path=path, codes=ERROR_CODES)
+        case _:
+            return None
 
 
 class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):

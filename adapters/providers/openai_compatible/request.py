@@ -18,13 +18,14 @@ from callboard.bus.values.content import TextBlock
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
-from ...refusals.required_capabilities import MEDIA, check_demands
 from ...requests.fitted import FittedHistory, Target, ToolIdRule
 from ...requests.history import fit_history
 from ...requests.host_options import merge_options, merge_own_options, tool_options
 from ...requests.settings import (
     CUSTOM,
+    MEDIA,
     changed,
+    check_demands,
     check_tool_choice,
     dropped,
     is_free_form,

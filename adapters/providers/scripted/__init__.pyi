@@ -1,6 +1,5 @@
 # Written by scripts/make_stubs.py.
-from .adapter import ScriptedAdapter
-from .replies import ScriptedCall, ScriptedFailure, ScriptedReply
+from .adapter import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
 
 __all__ = [
     "ScriptedAdapter",

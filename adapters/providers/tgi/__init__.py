@@ -3,6 +3,6 @@
 `openai_compatible` serves its Chat Completions, with ``quirks: tgi``.
 """
 
-from callboard.adapters.provider import Provider
+from ...provider import Provider
 
 PROVIDER = Provider(name="tgi", adapter="adapter:TGIAdapter")

@@ -21,9 +21,17 @@ from ...requests.settings import SharedOptions, read_options
 from ...transport.transport import HttpReply
 from ...usage.counts import reported_count
 from ...usage.estimate import at_most
-from . import request as wire
-from .request import choose_template, stop_sequences, write_request
-from .response import ReplyReader, TokenNormaliser, classify, loading_seconds, read_whole
+from . import wire
+from .wire import (
+    ReplyReader,
+    TokenNormaliser,
+    choose_template,
+    classify,
+    loading_seconds,
+    read_whole,
+    stop_sequences,
+    write_request,
+)
 
 LOOK_UP_SECONDS = 5.0
 """Seconds for the request about the server's limits."""

@@ -1,6 +1,6 @@
 """Voyage AI's embedding models."""
 
-from callboard.adapters.provider import Provider, Vendor
+from ...provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="voyage",

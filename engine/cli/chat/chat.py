@@ -23,17 +23,17 @@ from callboard.engine import Reply, Session, load_registry
 from callboard.engine.calls.outcome import NOT_KNOWN
 from callboard.engine.watching.preview import RequestPreview
 
-from ...routing.model_choice import in_words
+from ...routing.model_choice import model_text
 from ...watching.preview import RequestLoss
 from ..command_line import PAIR
-from ..common.figures import cost_text, plural, seconds, sum_text, usd
-from ..common.harmless import note, say
 from ..common.options import add_key, add_models_file, command_name, repeated
+from ..common.sanitize import note, say
 from ..common.screen import Screen, complain, make_console, said
+from ..common.table import cost_text, plural, seconds, sum_text, usd
 from ..conversation_setup import LastSession, last_session, remember
-from ..given import attachment, content_of, options_of
-from .backstage import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
-from .lines import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
+from ..inputs import attachment, content_of, options_of
+from .state import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
+from .terminal import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
 
 
 class Chat:
@@ -67,7 +67,7 @@ class Chat:
         """Until the person leaves."""
         if self._session.messages:
             self._say(f"{plural(len(self._session.messages), 'message')} so far")
-        self._say(f"{in_words(self._session.model)}. {SHORT_HELP}")
+        self._say(f"{model_text(self._session.model)}. {SHORT_HELP}")
         while (text := self._read()) is not None:
             command = command_of(text)
             if command is not None and command.name == "quit":
@@ -163,7 +163,7 @@ class Chat:
         registry = self.backstage.engine.registry
         current = None
         with contextlib.suppress(ConfigurationError):  # a resumed session may leave the choice to the router
-            current = registry.resolve(in_words(self._session.model)).model.id
+            current = registry.resolve(model_text(self._session.model)).model.id
         for model in registry.models.values():
             key = registry.adapters[model.adapter].missing_key
             names = ", ".join(model.aliases)
@@ -217,11 +217,11 @@ class Chat:
 
     def _reply(self, content: str | Sequence[ContentBlock]) -> None:
         self._last = (len(self._session.messages), content)
-        label = f"{in_words(self._session.model)}> " if self._at_terminal else ""
+        label = f"{model_text(self._session.model)}> " if self._at_terminal else ""
         writer = ReplyWriter(self._screen, label, before=self._screen.idle)
         reply = ReplyUnderWay(self._session, content, self._setting.options, writer)
         if self._at_terminal:
-            self._screen.busy(f"{in_words(self._session.model)} ...")
+            self._screen.busy(f"{model_text(self._session.model)} ...")
         with self._interrupts.replying(lambda: self._portal.start_task_soon(reply.cancel)):
             try:
                 message = self._screen.serve(self._portal.start_task_soon(reply.run))

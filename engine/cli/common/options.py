@@ -20,9 +20,9 @@ from callboard.bus import ConfigurationError, StoreError
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.timestamps import read_moment
 
-from ...opening import StoreAddress, TracePlace, is_address
-from .figures import NANO
-from .harmless import note
+from ...stores import StoreAddress, TracePlace, is_address
+from .sanitize import note
+from .table import NANO
 
 if TYPE_CHECKING:
     from callboard.adapters import CallWarning
@@ -270,7 +270,7 @@ def from_trace(
 ) -> T:
     """The result of a query of the chosen trace."""
 
-    from ...opening import store_to_read
+    from ...stores import store_to_read
 
     async def work() -> T:
         place = chosen_trace(arguments)

@@ -19,7 +19,7 @@ import anyio
 
 from callboard.bus import ConfigurationError, errors
 
-from .harmless import harmless, note, one_line
+from .sanitize import note, one_line, sanitize
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -41,7 +41,7 @@ def console_class() -> type[Console]:
 
     class HarmlessConsole(Console):
         def print(self, *objects: Any, **how: Any) -> None:
-            super().print(*(harmless(what) if isinstance(what, str) else what for what in objects), **how)
+            super().print(*(sanitize(what) if isinstance(what, str) else what for what in objects), **how)
 
         def on_broken_pipe(self) -> None:
             raise  # BrokenPipeError, which ends the command; rich itself would exit with code 1
@@ -216,7 +216,7 @@ class Screen:
 
     def _write(self, piece: str) -> None:
         if self._flow is not None:
-            self._raw(self._flow.feed(harmless(piece)))
+            self._raw(self._flow.feed(sanitize(piece)))
 
     def _raw(self, text: str, style: str | None = None) -> None:
         if text:

@@ -10,7 +10,7 @@ from callboard.adapters import AdapterError, CanonicalResponse
 from callboard.adapters.batches import BatchItem, BatchLimits, BatchOutcome, BatchStatus
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.operations.batches import bare_request
-from callboard.adapters.operations.jobs_wire import split_by_size
+from callboard.adapters.operations.wires import split_by_size
 from callboard.adapters.registry import create_adapter
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus.errors import (

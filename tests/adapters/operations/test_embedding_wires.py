@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from callboard.adapters import AdapterError, CapabilityError, InvalidRequestError, StreamError
 from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingAdapter, EmbeddingRequest
-from callboard.adapters.operations.embedding_wire import from_numbers, read_vector
+from callboard.adapters.operations.wires import from_numbers, read_vector
 from callboard.bus.errors import (
     ConfigurationError,
     ContextOverflowError,

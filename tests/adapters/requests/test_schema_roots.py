@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters.schemas.sanitizer import (
     describe,
-    in_words,
+    describe_constraints,
     map_subschemas,
     moonshot_schema,
     move_to_description,
@@ -239,7 +239,9 @@ def test_only_what_is_refused_moves_into_the_description() -> None:
 
 
 def test_constraints_are_told_in_few_words() -> None:
-    said = in_words({"minLength": 2, "uniqueItems": True, "multipleOf": 0.5, "readOnly": False, "x-odd": [1]})
+    said = describe_constraints(
+        {"minLength": 2, "uniqueItems": True, "multipleOf": 0.5, "readOnly": False, "x-odd": [1]}
+    )
     assert list(said) == ["at least 2 characters", "no item twice", "a multiple of 0.5", "x-odd: [1]"]
     assert describe({"description": 7}, ["a"]) == {"description": "a"}
     assert describe({}, []) == {}

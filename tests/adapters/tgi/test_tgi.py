@@ -14,8 +14,13 @@ from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.adapters.providers.tgi.request import TEMPLATES, PromptTemplate, choose_template, write_request
-from callboard.adapters.providers.tgi.response import StopTrimmer
+from callboard.adapters.providers.tgi.wire import (
+    TEMPLATES,
+    PromptTemplate,
+    StopTrimmer,
+    choose_template,
+    write_request,
+)
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock

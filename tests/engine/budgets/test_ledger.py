@@ -20,8 +20,7 @@ from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from callboard.bus.errors import ErrorClass
 from callboard.engine import BudgetExceededError
 from callboard.engine.budgets.budget import FOREVER, Budget, Payer, Window
-from callboard.engine.budgets.budgets import Budgets
-from callboard.engine.budgets.from_trace import Counted
+from callboard.engine.budgets.budgets import Budgets, Counted
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
 from callboard.engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
 from callboard.tracestore import PriceRow, PriceTable

@@ -19,7 +19,7 @@ from callboard.engine.nodes import availability
 from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
 from callboard.engine.rate_limits.account import Reading
 from callboard.engine.rate_limits.gate import Headers, Lesson
-from callboard.engine.rate_limits.rate_limits import RateLimits
+from callboard.engine.rate_limits.permit import RateLimits
 from callboard.engine.routing.availability import AvailabilityTable
 
 from ...support.engines import entry, registry, serving

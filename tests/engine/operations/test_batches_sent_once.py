@@ -22,7 +22,7 @@ from callboard.bus.errors import CallboardError, NetworkError, OutcomeUnknownErr
 from callboard.engine import BatchHandle, BatchResult, Engine
 from callboard.tracestore import CallFilter
 from callboard.tracestore.writing import writer
-from callboard.tracestore.writing.spill import adopt_leftovers
+from callboard.tracestore.writing.overflow import adopt_leftovers
 
 from ...support.batch_engines import OFTEN, TEXTS, engine_at, nano_of, requests_of, run_to_the_end
 from ...support.batch_server import BatchServer, batch_server

@@ -12,7 +12,7 @@ import pytest
 
 from callboard.engine import Engine, tool
 from callboard.engine.cli.command_line import main
-from callboard.engine.runtime import life
+from callboard.engine.runtime import lifecycle
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.postgres.receiver import Receiver
 from callboard.tracestore.shipping.marks import backlogs
@@ -92,7 +92,7 @@ async def test_a_turn_waits_once_however_many_calls_it_has(
     server: StartedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would wait at the end of each call, before its tools, and at its end: four times."""
-    monkeypatch.setattr(life, "SHIPPING_SECONDS", 2.0)
+    monkeypatch.setattr(lifecycle, "SHIPPING_SECONDS", 2.0)
     with server.database() as dsn:
         async with engine_for(tmp_path / "trace.db", dsn, "before_reply") as engine:
             session = engine.session(model="s:m", tools=[look])

@@ -41,7 +41,7 @@ from callboard.engine import (
     ToolError,
     tool,
 )
-from callboard.engine.tools import threads
+from callboard.engine.tools import running as threads
 
 from ...definition_of_done.rows import row
 from ...support.engines import keeping, registry, requests_of, running, talking, topics

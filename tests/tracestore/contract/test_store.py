@@ -25,7 +25,7 @@ from callboard.bus.values.messages import Message, RoutingDecision
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, CallRow, PriceRow, PriceTable, Store
 from callboard.tracestore.codec import decode_line, encode_line
-from callboard.tracestore.described import BOOKKEEPING, TABLES
+from callboard.tracestore.descriptions import BOOKKEEPING, TABLES
 from callboard.tracestore.export import export_calls
 from callboard.tracestore.sql import batches
 

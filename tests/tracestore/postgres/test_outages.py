@@ -23,7 +23,7 @@ from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.statements import Statements
 from callboard.tracestore.sql.batches import PROCESS_LOST
 from callboard.tracestore.sql.connection import Patience, bounded
-from callboard.tracestore.writing.spill import SpillFile, leftovers, spill_path
+from callboard.tracestore.writing.overflow import SpillFile, leftovers, spill_path
 
 from ...support.engines import registry
 from ...support.postgres_server import StartedServer

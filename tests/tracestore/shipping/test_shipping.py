@@ -18,9 +18,8 @@ from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
 from callboard.tracestore.postgres import schema as migrations
-from callboard.tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
 from callboard.tracestore.shipping.shipment import START, Position
-from callboard.tracestore.shipping.shipper import TraceShipper
+from callboard.tracestore.shipping.shipper import Ask, Rest, Send, ShippingOptions, ShippingPlan, TraceShipper
 from callboard.tracestore.sql import sums as sum_keeping
 
 from ...support.postgres_server import PostgresServer
@@ -192,14 +191,14 @@ OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, fi
 
 
 def test_the_target_is_asked_first() -> None:
-    course = Course(OPTIONS)
+    course = ShippingPlan(OPTIONS)
     assert course.next(0.0) == Ask()
     course.asked(Position(7, "r", 7))
     assert course.next(0.0) == Send(Position(7, "r", 7), 4)
 
 
 def test_waits_double_and_the_target_is_asked_after_each() -> None:
-    course = Course(OPTIONS)
+    course = ShippingPlan(OPTIONS)
     now, waits = 0.0, []
     for _ in range(6):
         assert course.next(now) == Ask()
@@ -213,7 +212,7 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
 
 
 def test_a_failing_target_is_not_hurried() -> None:
-    course = Course(OPTIONS)
+    course = ShippingPlan(OPTIONS)
     course.failed(0.0)
     course.hurry()
     assert course.next(0.1) == Rest(0.4)
@@ -226,7 +225,7 @@ def test_a_failing_target_is_not_hurried() -> None:
 
 
 def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
-    course = Course(OPTIONS)
+    course = ShippingPlan(OPTIONS)
     asked = []
     for now in range(200):
         match course.next(float(now)):
@@ -242,7 +241,7 @@ def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
 
 @given(st.integers(1, 30), st.integers(1, 9))
 def test_smaller_batches_single_out_what_cannot_be_stored(events: int, bad: int) -> None:
-    course = Course(OPTIONS)
+    course = ShippingPlan(OPTIONS)
     course.asked(START)
     stored: list[int] = []
     for _ in range(300):
@@ -282,7 +281,7 @@ FATES = st.sampled_from(["ok", "ok", "ok", "before", "after", "killed", "grows"]
 def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str]], events: int) -> None:
     """Two shippers take turns; a batch fails before the commit or after it, or a shipper dies on the way."""
     target, now = _Target(), 0.0
-    courses = [Course(OPTIONS), Course(OPTIONS)]
+    courses = [ShippingPlan(OPTIONS), ShippingPlan(OPTIONS)]
     turns = [*turns, *[(0, "ok")] * (events + 40), *[(1, "ok")] * (events + 40)]
     for who, fate in turns:
         now += 10.0
@@ -291,7 +290,7 @@ def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str
         step = course.next(now)
         assert not isinstance(step, Rest)  # nothing waits longer than that
         if fate == "killed":
-            courses[who] = Course(OPTIONS)
+            courses[who] = ShippingPlan(OPTIONS)
         elif fate == "before":
             course.failed(now)
         elif isinstance(step, Ask):

@@ -18,7 +18,7 @@ from callboard.engine.nodes import bridge as module
 from callboard.engine.nodes.bridge import (
     MOST_WAITING,
     PAGE_EVENTS,
-    Outgoing,
+    BridgeQueue,
     Page,
     Read,
     Rest,
@@ -38,7 +38,7 @@ def page(after: int, last: int, size: int = 10) -> Page:
 
 def test_one_page_is_on_its_way_at_a_time() -> None:
     """The next one goes out when the broker has the one before."""
-    machine = Outgoing()
+    machine = BridgeQueue()
     machine.add([page(0, 2), page(2, 5)])
     assert machine.next(0.0, connected=True) == Send(page(0, 2))
     assert machine.next(0.0, connected=True) == Send(page(0, 2))
@@ -50,7 +50,7 @@ def test_one_page_is_on_its_way_at_a_time() -> None:
 
 def test_failures_are_waited_out_longer_and_longer() -> None:
     """Until the broker is back, which is noticed at once."""
-    machine = Outgoing()
+    machine = BridgeQueue()
     machine.add([page(0, 1)])
     waits = []
     for _ in range(9):
@@ -66,7 +66,7 @@ def test_failures_are_waited_out_longer_and_longer() -> None:
 
 def test_what_does_not_fit_into_memory_is_read_from_the_trace() -> None:
     """Behind the page that is on its way."""
-    machine = Outgoing()
+    machine = BridgeQueue()
     machine.add([page(n, n + 1, MOST_WAITING // 4) for n in range(6)])
     assert machine.is_behind
     assert machine.waiting_bytes <= MOST_WAITING // 4
@@ -79,7 +79,7 @@ def test_what_does_not_fit_into_memory_is_read_from_the_trace() -> None:
 
 def test_what_was_pruned_holds_nothing_up() -> None:
     """A trace that has nothing behind the cursor, although something was committed, has lost it on purpose."""
-    machine = Outgoing(behind=True)
+    machine = BridgeQueue(behind=True)
     machine.note(7)
     assert machine.next(0.0, connected=True) == Read(0)
     machine.note(8)
@@ -94,7 +94,7 @@ class Day:
     """A run whose events are committed, beside a trace, and a broker that keeps pages by their ids."""
 
     def __init__(self) -> None:
-        self.machine = Outgoing(behind=True)
+        self.machine = BridgeQueue(behind=True)
         self.trace: list[int] = []
         self.kept: dict[str, Page] = {}
         self.connected = True

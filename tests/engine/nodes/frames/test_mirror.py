@@ -46,7 +46,7 @@ from callboard.engine.nodes.frames.wire import (
     read_packet,
     unpacked,
 )
-from callboard.engine.sessions.handover import in_its_first_turn
+from callboard.engine.sessions.state import in_its_first_turn
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 

@@ -51,6 +51,7 @@ from .runtime import Limits, Runtime
 if TYPE_CHECKING:
     from callboard.tracestore import WriterCore
 
+
 _log = Log("engine.hosting")
 
 MEMORY_US = 24 * 3600 * 1_000_000

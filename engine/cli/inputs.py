@@ -17,8 +17,8 @@ import msgspec
 from callboard.adapters import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
 from callboard.bus import ConfigurationError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine import TurnOptions
 
+from .. import TurnOptions
 from ..models.catalogue import nearest
 from .common.options import failing_as
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 from callboard import adapters
 from callboard.bus import StepFinish, StreamReset, TurnComplete
 from callboard.bus.streams.events import TurnEvent
-from callboard.engine import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
 
+from ... import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
 from ..common.screen import Screen
 from ..conversation_setup import approver, first_model, given_tools
 

@@ -31,7 +31,7 @@ _ON_ONE_LINE = _HARMLESS | {0x09: " ", 0x0A: " "}
 _ESCAPED = {code: _json_escape(code) for code in _LEFT_OUT if code >= 0x7F}
 
 
-def harmless(text: str) -> str:
+def sanitize(text: str) -> str:
     """The text as a terminal may have it, its line breaks and tabs kept."""
     return text.translate(_HARMLESS)
 

@@ -1,0 +1,383 @@
+"""Calls without a session as methods of the engine, and more readers of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+
+from callboard.adapters import CanonicalRequest, CanonicalResponse, ContentBlock
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import StreamReader
+from callboard.bus.streams.events import TurnEvent
+from callboard.bus.values.base import Json
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
+
+from .conversation.results import GenerateResult
+from .generation.arguments import Arguments, complete, generate_on, new_turn, turn_of
+from .generation.readers import OnUsage
+from .generation.streaming import AttachedView, StreamResult
+from .routing.model_choice import Model
+from .runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from .objects.generate import ObjectArguments, ObjectResult
+    from .objects.stream import ObjectStream
+
+
+class GenerationMethods:
+    """The methods of `Engine` for one conversation in one call."""
+
+    _runtime: Runtime
+
+    async def generate(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> GenerateResult:
+        """Ask a model, run the tools that it calls, and return when it has answered; see `generate`."""
+        return await generate_on(self._runtime, model, prompt, **arguments)
+
+    @overload
+    def stream(
+        self,
+        model: CanonicalRequest,
+        /,
+        *,
+        tags: Mapping[str, str] | None = None,
+        on_usage: OnUsage | None = None,
+    ) -> StreamResult: ...
+
+    @overload
+    def stream(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult: ...
+
+    def stream(
+        self,
+        model: CanonicalRequest | Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult:
+        """Like `generate`, but the reply is given as it comes; see the function `stream`.
+
+        For a `CanonicalRequest` it streams one reply, as `complete` gives it; no tools are run.
+
+        Raises:
+            TypeError: An argument is given that a request can't have besides it.
+        """
+        if isinstance(model, CanonicalRequest):
+            if prompt is not None or arguments.keys() - {"tags"}:
+                raise TypeError(
+                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
+                )
+            turn = turn_of(self._runtime, model, tags=arguments.get("tags"), streamed=True)
+        else:
+            turn = new_turn(self._runtime, model, prompt, streamed=True, **arguments)
+        return StreamResult(self._runtime, turn, on_usage=on_usage)
+
+    async def complete(
+        self, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
+    ) -> CanonicalResponse:
+        """One reply to a request, without a session. It is routed, traced and priced, and no tools are run.
+
+        It raises the exceptions of `Session.send`.
+
+        Args:
+            request: The request. It keeps its ids, unless they are empty.
+            tags: The tags of the call, for the trace; never sent.
+        """
+        return await complete(self._runtime, request, tags=tags)
+
+    @overload
+    def attach(
+        self,
+        stream_id: str,
+        *,
+        from_seq: int | Literal["tail"] = 0,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        view: Literal[False] = False,
+        owner: str | None = None,
+        any_owner: bool = False,
+    ) -> StreamReader[TurnEvent]: ...
+
+    @overload
+    def attach(
+        self,
+        stream_id: str,
+        *,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        view: Literal[True],
+        owner: str | None = None,
+        any_owner: bool = False,
+    ) -> AttachedView: ...
+
+    def attach(
+        self,
+        stream_id: str,
+        *,
+        from_seq: int | Literal["tail"] = 0,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        view: bool = False,
+        owner: str | None = None,
+        any_owner: bool = False,
+    ) -> StreamReader[TurnEvent] | AttachedView:
+        """Add one more reader to a turn's stream. Readers that come or leave change nothing for the turn.
+
+        If a session or a call has the tag ``owner``, only a reader with the same `owner` finds its streams. For
+        any other owner, and for none, the stream is unknown. Set the tag if users of a web application send stream
+        ids, and pass the id of the user of the request.
+
+        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that continues after
+        earlier events gets a StreamReset instead.
+
+        In a cluster the turn may run on any node. If this node doesn't have the stream, the first read looks for
+        it and raises the errors listed here. If the turn's node dies, the stream ends when its death is certain.
+
+        Args:
+            stream_id: The id of the stream.
+            from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
+            coalesce: Whether to merge adjacent deltas of one block that are read together.
+            min_interval: Seconds from one batch of events to the next.
+            view: Whether to give the events that `stream` gives, with a start and an end for everything, and a
+                `text_stream`; always from the first event on.
+            owner: The value that the tag ``owner`` of the stream's session or call must have. None stands for a
+                stream without that tag.
+            any_owner: Whether to read the stream of any owner. It is for the operator, not for users.
+
+        Raises:
+            UnknownStream: The turn has been over for too long, or the stream has another owner.
+            ValueError: `from_seq` is beyond the end, or is given besides `view`.
+            WrongLoop: The engine belongs to another event loop.
+        """
+        if view:
+            if from_seq != 0:
+                raise ValueError("a view begins at the first event: leave from_seq= out, or view=")
+            return AttachedView(
+                self.attach(
+                    stream_id, coalesce=coalesce, min_interval=min_interval, owner=owner, any_owner=any_owner
+                )
+            )
+        runtime = self._runtime
+        runtime.host.require_loop()
+        streams, frames = runtime.streams, runtime.frames
+        if frames is not None and (stream_id not in streams or stream_id in frames.mirrors):
+            return frames.mirrors.attach(
+                stream_id,
+                from_seq,
+                runtime.host.start,
+                coalesce=coalesce,
+                min_interval=min_interval,
+                owner=owner,
+                any_owner=any_owner,
+            )
+        return streams.attach(
+            stream_id,
+            from_seq=from_seq,
+            coalesce=coalesce,
+            min_interval=min_interval,
+            unfold=spelled_out,
+            owner=owner,
+            any_owner=any_owner,
+        )
+
+
+# Replies that are data, as methods of the engine.
+
+T = TypeVar("T")
+
+
+class ObjectMethods:
+    """The methods of `Engine` for replies that are data."""
+
+    _runtime: Runtime
+
+    @overload
+    async def generate_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: type[T],
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectResult[T]: ...
+    @overload
+    async def generate_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: Mapping[str, Any],
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectResult[Json]: ...
+    @overload
+    async def generate_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: object,
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectResult[Any]: ...
+    async def generate_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: object,
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectResult[Any]:
+        """Ask a model for an object of a type: `result.output`.
+
+        A model that accepts schemas gets the schema. Any other gets a tool that it must call, or an instruction.
+        The reply is always checked here, too. The exceptions of `generate` are raised here, too.
+
+        Args:
+            model: As in `generate`.
+            prompt: As in `generate`.
+            schema: A type (a msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
+                ``list[Person]``), or a JSON Schema as a dict, for which the output is plain JSON.
+            arguments: The fields of `ObjectArguments`.
+
+        Raises:
+            NoObjectGeneratedError: The reply is no such object. It is billed nevertheless.
+            SchemaError: The schema is invalid, or the type has none.
+        """
+        from .objects.generate import ObjectTask, generate_object_on
+
+        return await generate_object_on(
+            ObjectTask[Any](self._runtime, model, prompt, schema, streamed=False, **arguments)
+        )
+
+    @overload
+    def stream_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: type[T],
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectStream[T]: ...
+    @overload
+    def stream_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: Mapping[str, Any],
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectStream[Json]: ...
+    @overload
+    def stream_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: object,
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectStream[Any]: ...
+    def stream_object(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        schema: object,
+        **arguments: Unpack[ObjectArguments],
+    ) -> ObjectStream[Any]:
+        """Like `generate_object`, but streamed.
+
+        Use `async with engine.stream_object(...) as stream: async for partial in stream: …`. Partials are plain
+        JSON, unchecked; `await stream.object()` is the complete object. The arguments and exceptions are those of
+        `generate_object`.
+        """
+        from .objects.generate import ObjectTask
+        from .objects.stream import ObjectStream
+
+        return ObjectStream(ObjectTask[Any](self._runtime, model, prompt, schema, streamed=True, **arguments))
+
+
+# Prices as methods of the engine
+
+
+class PricingMethods:
+    """The methods of `Engine` for prices."""
+
+    _runtime: Runtime
+
+    @property
+    def prices(self) -> PriceTable:
+        """The price table of new calls. A call has the price of the moment in which its attempt starts."""
+        return self._runtime.pricing.prices
+
+    async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
+        """Price new calls by another table from now on.
+
+        The costs of earlier calls stay as they are; `reprice` changes them. Other engines keep their tables.
+
+        Args:
+            prices: A table, a price file, or the version of a table in the trace. Its rows go before those
+                of the published prices.
+            alone: Whether to use these prices without the published ones; then a model that they don't list is
+                unpriced.
+
+        Returns:
+            The table in force.
+
+        Raises:
+            ConfigurationError: The file is bad.
+            StoreError: The version is unknown.
+        """
+        return await self._runtime.pricing.use_prices(prices, alone=alone)
+
+    async def reprice(
+        self,
+        version: str | PriceTable,
+        *,
+        where: CallFilter | None = None,
+        dry_run: bool = False,
+        as_model: str | None = None,
+        for_new_calls: bool = False,
+    ) -> RepriceReport:
+        """Price the stored calls by another price table. The report has their costs.
+
+        Unless `dry_run` is set, the new costs are kept, and live messages show them afterwards. New calls go on at
+        the prices of this engine's own table.
+
+        Args:
+            version: A table, or the version of one in the trace.
+            where: A filter for the calls to price.
+            dry_run: Whether to report only, and to keep the stored costs.
+            as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
+                never kept.
+            for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.
+                `undo_reprice` reverts that, too, if no other table was chosen since.
+
+        Raises:
+            StoreError: The version is unknown, or the trace can't be used.
+            CallboardError: The engine keeps no trace.
+        """
+        return await self._runtime.pricing.reprice(
+            version, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
+        )
+
+    async def undo_reprice(self) -> RepriceRun:
+        """Take the latest repricing back, also in live messages.
+
+        If it was done here with `for_new_calls`, new calls have their former prices again.
+
+        Raises:
+            StoreError: There is no repricing to take back.
+            CallboardError: The engine keeps no trace.
+        """
+        return await self._runtime.pricing.undo_reprice()
