@@ -13,7 +13,7 @@ import pytest
 from callboard import TraceStore
 from callboard.tracestore.postgres import schema as postgres
 from callboard.tracestore.sql.connection import Steps, read_steps
-from callboard.tracestore.sqlite import trace_file as sqlite
+from callboard.tracestore.sqlite import schema as sqlite
 from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ import pytest
 from callboard import StoreError, TraceStore
 from callboard.tracestore.health import file_facts
 from callboard.tracestore.sqlite import database, files
-from callboard.tracestore.sqlite import trace_file as migrations
+from callboard.tracestore.sqlite import schema as migrations
 from callboard.tracestore.sqlite.database import Database, Row, Statements
 
 from ..support.present import present

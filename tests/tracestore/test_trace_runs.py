@@ -23,7 +23,7 @@ from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, 
 from callboard.tracestore.codec import encode_line
 from callboard.tracestore.sql.batches import PROCESS_LOST
 from callboard.tracestore.sqlite import files
-from callboard.tracestore.sqlite import trace_file as migrations
+from callboard.tracestore.sqlite import schema as migrations
 from callboard.tracestore.sqlite.files import run_locks
 from callboard.tracestore.writing.overflow import SpillFile, spill_path
 from tests.support.present import present

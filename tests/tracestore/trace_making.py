@@ -14,7 +14,7 @@ from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallS
 from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from callboard.tracestore import Store, TraceStore
-from callboard.tracestore.sqlite import trace_file as migrations
+from callboard.tracestore.sqlite import schema as migrations
 
 DAY_US = 86_400_000_000
 T0 = 1_790_000_000_000_000

@@ -21,7 +21,7 @@ from ..sql.expiry import erased_since, erasures_after, next_boundary, references
 from ..sql.projection import Projection, joined
 from ..sqlite.database import Database
 from ..sqlite.reading import WholeTrace
-from ..sqlite.trace_file import migrate
+from ..sqlite.schema import migrate
 from .shipment import (
     EVENT_COLUMNS,
     QUOTE,

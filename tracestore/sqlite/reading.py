@@ -45,8 +45,9 @@ from ..writing.overflow import (
 )
 from .database import Database
 from .files import is_at_rest
+from .schema import SCHEMA_VERSION, check
 from .statements import BUSY_TIMEOUT_MS, Statements, uri
-from .trace_file import SCHEMA_VERSION, TraceFile, check
+from .trace_file import TraceFile
 
 if TYPE_CHECKING:
     import sqlite3

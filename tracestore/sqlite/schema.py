@@ -1,0 +1,117 @@
+"""The schema of a trace file: its steps, and the check of a file's version.
+
+Each step runs in one transaction together with its record; a new file gets all steps in one. The steps are
+literal SQL in ``steps.sql``. No step is built from a query of today's code, because queries change, and upgraded
+files would then differ from new ones.
+
+`application_id` marks the file as ours, and `user_version` is its schema version. A released step is never
+changed: a correction is a further step. A file from a newer Callboard is refused. The tables:
+
+- `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
+- `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
+  the one at call time and never changes afterwards.
+- `price_version`, `price_row` and `price_alias` hold the price tables of repricings, `reprice_run` the
+  repricings, `call_cost` the cost of each call under each of them. Triggers keep them append-only.
+- `current_run` lists the runs with the current costs: the first run with a row for the call applies, else the
+  cost at call time. It mostly has no row or one. A repricing of some calls is added before the others.
+- `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model.
+- `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
+- `content`, `session_messages` and `session_setups` hold content, if the host enables it (see `sql.content`).
+- `erasures` lists the deliberate deletions (see `sql.expiry`).
+
+Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from callboard.bus.errors import StoreError
+from callboard.bus.files import package_data
+
+from ..sql.connection import Steps, read_steps
+from .database import APPLICATION_ID, Database
+from .statements import Statements
+
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
+"""Name and statements of each step; the step at index i brings a file to version i + 1."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+async def migrate(database: Database, now_us: int) -> None:
+    """Bring the file to `SCHEMA_VERSION`, or leave it untouched and raise StoreError if it isn't ours to write."""
+    version = await _checked_version(database)
+    if version == SCHEMA_VERSION:
+        return
+    if database.readonly:
+        raise StoreError(
+            f"{database.path} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
+            "open it once for writing to bring it up to date, as `callboard upgrade` does"
+        )
+    while version < SCHEMA_VERSION:
+        version = await _step(database, now_us)
+
+
+async def inspect(path: Path) -> None:
+    """Raise StoreError if the file isn't ours or is too new, without changing a byte of it.
+
+    A connection that may write would fold the write-ahead log into the file as it closes. A file with a rollback
+    journal died while it was being made; only a writer can look into that one.
+    """
+    if not _readable_as_is(path):
+        return
+    database = Database(path, readonly=True)
+    await database.open(check)
+    await database.close()
+
+
+def _readable_as_is(path: Path) -> bool:
+    journal = path.with_name(path.name + "-journal")
+    return path.exists() and path.stat().st_size > 0 and not journal.exists()
+
+
+async def check(database: Database) -> None:
+    """Raise StoreError if the open file isn't ours or is too new."""
+    await _checked_version(database)
+
+
+async def _checked_version(database: Database) -> int:
+    # Another process may create the file between these reads, in one transaction. The application id is read last,
+    # so it is there whenever tables or version are.
+    ((tables,),) = await database.read("SELECT count(*) FROM sqlite_master")
+    ((version,),) = await database.read("PRAGMA user_version")
+    ((application,),) = await database.read("PRAGMA application_id")
+    if application != APPLICATION_ID and (application or version or tables):
+        raise StoreError(
+            f"{database.path} is a database of another application; give another path, or move that file away"
+        )
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.path} is of schema version {version}, this Callboard knows versions up to "
+            f"{SCHEMA_VERSION}: update Callboard, or give another path"
+        )
+    return int(version)
+
+
+async def _step(database: Database, now_us: int) -> int:
+    """Apply the next missing step; another process may have been quicker, so look inside the transaction.
+
+    In a new file these are all steps in one: nothing is there that could be half way.
+    """
+
+    def work(statements: Statements) -> int:
+        ((version,),) = statements.run("PRAGMA user_version")
+        last = int(version) + 1 if version else SCHEMA_VERSION
+        for number, (name, script) in enumerate(MIGRATIONS[version:last], int(version) + 1):
+            for statement in script:
+                statements.run(statement)
+            statements.run(
+                "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)", (number, name, now_us)
+            )
+            # PRAGMA takes no parameters; both values are our own integers.
+            statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
+            statements.run(f"PRAGMA user_version = {number}")
+        return min(last, SCHEMA_VERSION)
+
+    return await database.write(work)
