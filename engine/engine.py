@@ -19,13 +19,13 @@ from callboard.tracestore import Capture, PriceTable, Redact, Store
 
 from .budgets.budget import Budget
 from .budgets.ledger import AccountState
+from .current_prices import load_prices
 from .methods import GenerationMethods, ObjectMethods, PricingMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .models.configured import ConfiguredModel, HostAdapter, configured_models, entry_of, load_registry
 from .models.entries import AdapterEntry
 from .models.registry import ModelRegistry
 from .operations.methods import OperationMethods
-from .pricing import load_prices
 from .routing.availability import AvailabilityTable
 from .runtime.lifecycle import EngineHost
 from .runtime.runtime import Limits, Runtime, Timeouts, take_over

@@ -189,7 +189,7 @@ async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
     from callboard.tracestore import TraceShipper
     from callboard.tracestore.shipping.marks import take_over
 
-    from .pricing import load_prices
+    from .current_prices import load_prices
 
     prices = load_prices(None)
     shipper = TraceShipper(trace, target.dsn, prices=prices, adopts=home_folder() / "shipping")

@@ -9,7 +9,7 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        ".calls": "CallFilter CallRow CallStatus",
+        ".call_columns": "CallFilter CallRow CallStatus",
         ".export.otel": "OtelExporter",
         ".postgres.store": "PostgresStore",
         ".prices.rows": "PriceAlias PriceRow",

@@ -1,5 +1,5 @@
 # Written by scripts/make_stubs.py.
-from .calls import CallFilter, CallRow, CallStatus
+from .call_columns import CallFilter, CallRow, CallStatus
 from .export.otel import OtelExporter
 from .postgres.store import PostgresStore
 from .prices.rows import PriceAlias, PriceRow

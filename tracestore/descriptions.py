@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from .calls import COLUMNS, CallRow
+from .call_columns import COLUMNS, CallRow
 
 
 class Column(NamedTuple):

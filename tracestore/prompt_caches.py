@@ -6,7 +6,7 @@ import msgspec
 
 from callboard.bus.values.usage import TokenUsage
 
-from .calls import CallFilter, CallRow
+from .call_columns import CallFilter, CallRow
 from .prices.table import PriceTable
 from .store import Store
 

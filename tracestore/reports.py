@@ -11,7 +11,7 @@ import msgspec
 
 from callboard.bus.values.usage import usd_of
 
-from .calls import CallFilter
+from .call_columns import CallFilter
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A function that is called between chunks with the number of the last priced call, and of the last call.

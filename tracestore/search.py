@@ -15,7 +15,7 @@ from callboard.bus.errors import StoreError
 from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message
 
-from .calls import SearchFilter
+from .call_columns import SearchFilter
 from .rows import FoundMessage
 from .sql.connection import Database, Row, SqlValue, Statements
 from .writing.content import Bodies, message_of

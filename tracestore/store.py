@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
-from .calls import CallFilter, CallRow, SearchFilter
+from .call_columns import CallFilter, CallRow, SearchFilter
 from .prices.table import PriceTable
 from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
 from .rows import (

@@ -12,7 +12,7 @@ import msgspec
 
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
-from callboard.tracestore.calls import DIMENSIONS
+from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.home import home_folder, price_table
 
 from .common.options import add_filters, call_filter, from_trace, price_version

@@ -17,7 +17,7 @@ from callboard.bus.files import write_private
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from callboard.tracestore.reports import OnProgress
 
-from ..pricing import load_prices
+from ..current_prices import load_prices
 from ..stores import TracePlace, existing_store, store_to_read
 from .command_line import INTERRUPTED
 from .common.options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of

@@ -19,7 +19,7 @@ from callboard.bus.files import write_private
 from callboard.bus.values.usage import CostSum
 from callboard.engine.sessions.stored import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
-from callboard.tracestore.calls import SearchFilter
+from callboard.tracestore.call_columns import SearchFilter
 from callboard.tracestore.rows import FoundMessage
 from callboard.tracestore.search import Term, excerpt, terms_of
 from callboard.tracestore.timestamps import to_us

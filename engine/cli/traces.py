@@ -19,7 +19,7 @@ import msgspec
 from callboard.bus import CallboardError, ConfigurationError, StoreError
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, CallRow, SqlResult
-from callboard.tracestore.calls import SHOWN
+from callboard.tracestore.call_columns import SHOWN
 
 from ..stores import TracePlace, store_to_read
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version

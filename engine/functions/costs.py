@@ -16,7 +16,7 @@ from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport,
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.timestamps import read_moment
 
-from ..pricing import load_prices
+from ..current_prices import load_prices
 from ..runtime.process import engines
 from ..stores import StoreAddress, TracePlace, existing_store, is_address, store_to_read
 from .sync import run_sync

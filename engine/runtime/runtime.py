@@ -17,9 +17,9 @@ from callboard.tracestore import Capture, PriceTable, Store
 
 from ..budgets.budget import Budget
 from ..budgets.budgets import Budgets, loader
+from ..current_prices import Pricing
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
-from ..pricing import Pricing
 from ..rate_limits.permit import RateLimits
 from ..routing.availability import AvailabilityTable
 from ..sessions.open import OpenSessions

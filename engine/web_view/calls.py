@@ -24,7 +24,7 @@ from callboard.bus import (
     ToolStarted,
 )
 from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
-from callboard.tracestore.calls import SHOWN
+from callboard.tracestore.call_columns import SHOWN
 
 from .access import Refused, Visitor, answer
 from .events import envelope_seen, moment_of

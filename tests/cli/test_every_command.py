@@ -26,7 +26,7 @@ from callboard.bus.files import write_private
 from callboard.engine.cli.command_line import build_parser
 from callboard.engine.cli.common.sanitize import sanitize
 from callboard.tracestore import PostgresStore, TraceStore
-from callboard.tracestore.calls import DIMENSIONS
+from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed
 from callboard.tracestore.prices.snapshot import SHIPPED
 from tests.support.media_server import MediaServer, media_server

@@ -42,7 +42,7 @@ from callboard.bus import (
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.streams.events import MessageStart, StreamEvent, TextDelta
 from callboard.engine import Engine, costs, costs_sync, reprice, reprice_sync
-from callboard.engine import pricing as price_watch
+from callboard.engine import current_prices as price_watch
 from callboard.engine.cli import main
 from callboard.engine.functions import functions
 from callboard.engine.models.registry import published_name

@@ -33,7 +33,7 @@ from callboard.bus import (
     UsageSource,
 )
 from callboard.engine import Engine, costs, costs_sync, generate_sync
-from callboard.engine import pricing as price_watch
+from callboard.engine import current_prices as price_watch
 from callboard.engine.cli import main
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
 

@@ -31,8 +31,8 @@ from callboard.tracestore import (
 from callboard.tracestore.sql import costs as cost_queries
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql import sums as sum_keeping
-from callboard.tracestore.sql.columns import iso_day
 from callboard.tracestore.sql.sums import Difference, difference, sum_up
+from callboard.tracestore.timestamps import iso_day
 
 from .changing import CHUNK, TABLES, Interrupted, calls, do, moments, stop
 from .contract.test_queries import COUNTS, a_faulty_day

@@ -26,8 +26,8 @@ import msgspec
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.files import private_file
 
-from ..calls import COLUMNS as COLUMNS_OF_CALLS
-from ..calls import CallFilter, CallRow
+from ..call_columns import COLUMNS as COLUMNS_OF_CALLS
+from ..call_columns import CallFilter, CallRow
 from ..store import Store
 from ..timestamps import iso_moment
 

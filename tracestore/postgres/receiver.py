@@ -22,7 +22,7 @@ from ..shipping.shipment import (
     projection_of,
     sessions_of,
 )
-from ..sql.columns import RUN, Values
+from ..sql.call_rows import RUN, Values
 from ..sql.connection import Insert, Patience, Unstorable
 from ..sql.expiry import Erasure, erase_words
 from ..sql.projection import UPSERT_SESSION, Projection, flat

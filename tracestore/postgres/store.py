@@ -16,7 +16,7 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 
-from ..calls import CallFilter, SearchFilter
+from ..call_columns import CallFilter, SearchFilter
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable

@@ -12,7 +12,7 @@ from callboard.bus.events.codec import decode_event
 from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import TokenUsage
 
-from ..sql.columns import IDENTITY, RUN, Values, tags_of
+from ..sql.call_rows import IDENTITY, RUN, Values, tags_of
 from ..sql.connection import Row, SqlValue
 from ..sql.events import COLUMNS
 from ..sql.expiry import Erasure

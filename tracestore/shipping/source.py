@@ -15,7 +15,7 @@ from callboard.bus.errors import StoreError
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
 
 from ..sql.batches import STORED_COLUMNS, Batch
-from ..sql.columns import Values
+from ..sql.call_rows import Values
 from ..sql.connection import Row, Statements, placeholders
 from ..sql.expiry import erased_since, erasures_after, next_boundary, references_in
 from ..sql.projection import Projection, joined

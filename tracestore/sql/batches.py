@@ -18,7 +18,7 @@ from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from ..codec import encode_events
 from ..prices.table import PriceTable
 from ..writing.content import CapturedMessage, CapturedSetup
-from .columns import IDENTITY, RUN, Values, json_text, tags_of
+from .call_rows import IDENTITY, RUN, Values, json_text, tags_of
 from .connection import Database, Insert, Row, Statements
 from .content import store_content
 from .projection import PROJECTED, UPSERT_SESSION, Projection, flat, make_storable

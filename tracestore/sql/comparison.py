@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from ..calls import CallFilter
+from ..call_columns import CallFilter
 from ..reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
 from ..timestamps import iso_day
-from .columns import CURRENT_NANO, condition, usage_unknown
+from .call_rows import CURRENT_NANO, condition, usage_unknown
 from .connection import Database, PricingDialect, SqlValue, Statements, TemporaryTable, placeholders
 from .pricing import Pricer
 from .sums import Difference, current_runs

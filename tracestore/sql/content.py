@@ -34,7 +34,7 @@ from ..writing.content import (
     message_of,
     setup_of,
 )
-from .columns import tags_of
+from .call_rows import tags_of
 from .connection import Database, Row, SqlValue, Statements, greater
 from .runs import branch, is_anothers, is_said
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..calls import CallFilter
+from ..call_columns import CallFilter
 from ..prices.rows import MAX_INT64
 from ..rows import CostRow, Spending, SpendingQuery, SpendingRow
 from ..timestamps import US_PER_DAY, to_us
-from .columns import condition, cost_under, grouping, usage_unknown, with_nano
+from .call_rows import condition, cost_under, grouping, usage_unknown, with_nano
 from .connection import Database, Dialect, Sql, SqlValue, Statements
 from .sums import SUMMED, current_runs, flag, runs_of, sum_of, summands, sums_of, total_input, whole
 

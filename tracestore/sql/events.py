@@ -14,7 +14,7 @@ from callboard.bus.values.usage import Cost, CostSource
 
 from ..rows import CountedCall, OpenReply, StoredBatch, StoredJob, StoredSubmission
 from ..timestamps import to_us
-from .columns import USAGE_COLUMNS, cost_columns, cost_of, tags_of, usage_of
+from .call_rows import USAGE_COLUMNS, cost_columns, cost_of, tags_of, usage_of
 from .connection import Database, Dialect, Row, Sql, SqlValue, at_most
 
 # --- Reading events ---

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ..calls import COLUMNS, CallFilter, CallRow, Column
+from ..call_columns import COLUMNS, CallFilter, CallRow, Column
 from ..rows import ErrorRow, Percentiles, SessionRow, StatisticsRow
-from .columns import (
+from .call_rows import (
     NOW_NANO,
     USAGE_COLUMNS,
     Grouping,

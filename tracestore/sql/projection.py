@@ -19,10 +19,10 @@ from callboard.bus.events.envelope import Event
 from callboard.bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 from callboard.bus.log import Log
 
-from ..calls import CallFilter
+from ..call_columns import CallFilter
 from ..prices.rows import MAX_INT64
 from ..prices.table import PriceTable
-from .columns import (
+from .call_rows import (
     ATTEMPT,
     IDENTITY,
     REQUEST,

@@ -10,10 +10,10 @@ import msgspec
 from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError
 
-from ..calls import CallFilter
+from ..call_columns import CallFilter
 from ..prices.table import PriceTable
 from ..reports import CurrentPrices, OnProgress, RepriceReport, RepriceRun, RepriceSums
-from .columns import condition
+from .call_rows import condition
 from .comparison import (
     CountsBeside,
     SumTable,

@@ -10,7 +10,7 @@ from callboard.bus.clock import Clock
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
-from ..calls import CallFilter, CallRow
+from ..call_columns import CallFilter, CallRow
 from ..prices.table import PriceTable
 from ..reports import CurrentPrices, RepriceRun
 from ..rows import (

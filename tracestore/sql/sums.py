@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
-from .columns import usage_unknown
+from .call_rows import usage_unknown
 from .connection import Database, Dialect, SqlValue, Statements, greater, placeholders
 
 # --- Sums of calls ---

@@ -13,7 +13,7 @@ import anyio
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.events.envelope import Envelope
 
-from ..calls import CallFilter, SearchFilter
+from ..call_columns import CallFilter, SearchFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage

@@ -85,7 +85,7 @@ def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/t
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """The trace, and which of its calls."""
-    from callboard.tracestore.calls import CallStatus
+    from callboard.tracestore.call_columns import CallStatus
 
     add_trace(parser)
     parser.add_argument("--session", metavar="ID", help="only of this session")

@@ -14,7 +14,7 @@ from callboard.bus.events.sessions import SessionConfigured, SessionCreated, Ses
 from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role
 from callboard.tracestore import Store
-from callboard.tracestore.calls import SearchFilter
+from callboard.tracestore.call_columns import SearchFilter
 
 from ...support.present import present
 from ..content_making import CONVERSATION, SETUP, appended, captured, configured

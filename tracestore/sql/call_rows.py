@@ -13,7 +13,7 @@ from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallS
 from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, TokenUsage, UsageSource
 
-from ..calls import COLUMNS, DIMENSIONS, CallFilter, Column
+from ..call_columns import COLUMNS, DIMENSIONS, CallFilter, Column
 from ..codec import storable_text
 from ..timestamps import US_PER_DAY, iso_day, to_us
 from .connection import Dialect, Insert, Row, Sql, SqlValue
