@@ -26,7 +26,7 @@ from callboard.tracestore.timestamps import to_us
 from callboard.tracestore.writing.content import encode_json, encode_metadata
 
 from ..stores import TracePlace, shipped_to, store_to_read, store_to_write
-from .chat.terminal import forget_lines
+from .chat.lines import forget_lines
 from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
 from .common.sanitize import note, say, write_json
 from .common.screen import make_console

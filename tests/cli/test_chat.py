@@ -25,8 +25,8 @@ from callboard.bus.streams.events import TextDelta, ThinkingDelta
 from callboard.engine import RequestLoss, RequestPreview
 from callboard.engine.calls.outcome import NOT_KNOWN
 from callboard.engine.cli.chat.chat import preview_lines, replies_text
+from callboard.engine.cli.chat.lines import HELP, command_of, completions, edited, is_open, unknown, unwrapped
 from callboard.engine.cli.chat.state import Interrupts, ReplyWriter
-from callboard.engine.cli.chat.terminal import HELP, command_of, completions, edited, is_open, unknown, unwrapped
 from callboard.engine.cli.common.screen import Screen, console_class
 
 from .running import call, read_until, start

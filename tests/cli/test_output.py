@@ -284,8 +284,8 @@ def test_nothing_else_writes_to_the_streams() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }
-    ours = {"command_line.py", "keys.py", "reply_output.py", "completion.py", "answering.py"}
-    assert found == {"harmless.py", "traces.py", "upkeep.py", *ours}
+    ours = {"command_line.py", "keys.py", "completion.py", "answers.py"}
+    assert found == {"sanitize.py", "traces.py", "upkeep.py", *ours}
 
 
 # -- `callboard logs`: what was said lately, and the search for its words.

@@ -32,8 +32,8 @@ from ..common.screen import Screen, complain, make_console, said
 from ..common.table import cost_text, plural, seconds, sum_text, usd
 from ..conversation_setup import LastSession, last_session, remember
 from ..inputs import attachment, content_of, options_of
+from .lines import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
 from .state import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
-from .terminal import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
 
 
 class Chat:

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from glob import escape, glob
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
@@ -22,178 +17,9 @@ from prompt_toolkit.completion import Completer, DynamicCompleter, WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from callboard.bus import CallboardError
-from callboard.bus.files import refuse_link, write_private
-from callboard.tracestore.home import home_folder
+from callboard.bus.files import refuse_link
 
-from ...models.catalogue import nearest
-
-# The lines of a chat
-
-
-class SlashCommand(NamedTuple):
-    """A line of a chat that is no message."""
-
-    name: str  # the name, without the slash
-    argument: str  # The text behind it.
-
-
-HELP: Mapping[str, str] = {
-    "model": "/model NAME goes on with another model, /model alone lists them",
-    "preview": "/preview NAME says what another model would be sent, and what would be lost",
-    "attach": "/attach FILE or URL goes with the next message, /attach alone lists what does",
-    "edit": "/edit writes a message in $EDITOR",
-    "retry": "/retry asks the last message again, /retry NAME asks another model",
-    "cost": "/cost is what the conversation has cost",
-    "save": "/save keeps the conversation, so that one can go on with it later",
-    "help": "/help is this",
-    "quit": "/quit, quit, exit or Ctrl-D leaves",
-}
-"""The effect of each command."""
-
-SHORT_HELP = '/help shows the commands. """ begins and ends several lines. Ctrl-C stops a reply, Ctrl-D leaves.'
-
-
-def command_of(line: str) -> SlashCommand | None:
-    """The command in a line; None if it is a message. A path such as ``/etc/hosts is ...`` is a message."""
-    text = line.strip()
-    if text.lower() in ("exit", "quit"):
-        return SlashCommand("quit", "")
-    name, _, argument = text.removeprefix("/").partition(" ")
-    if not text.startswith("/") or "\n" in text or "/" in name:
-        return None
-    return SlashCommand({"exit": "quit", "q": "quit", "?": "help"}.get(name, name), argument.strip())
-
-
-def unknown(name: str) -> str:
-    """The message for an unknown command."""
-    near = nearest(name, HELP)
-    return f"there is no command /{name}: {f'did you mean /{near[0]}?' if near else '/help shows them'}"
-
-
-def completions(text: str, models: Iterable[str], files: Callable[[str], Sequence[str]]) -> Sequence[str]:
-    """The completions of Tab for the last word of a line."""
-    command, blank, argument = text.partition(" ")
-    if not text.startswith("/"):
-        return ()
-    if not blank:
-        return [f"/{name}" for name in HELP]
-    if command in ("/model", "/preview", "/retry"):
-        return sorted(models)
-    return files(argument) if command == "/attach" else ()
-
-
-MARK = '"""'
-
-
-def is_open(text: str) -> bool:
-    """Whether a message has started with three quotation marks and is not at its end."""
-    stripped = text.strip()
-    return stripped.startswith(MARK) and not (len(stripped) >= 2 * len(MARK) and stripped.endswith(MARK))
-
-
-def unwrapped(text: str) -> str:
-    """A message as it is meant: without the marks around it, and blanks at its ends."""
-    stripped = text.strip()
-    if stripped.startswith(MARK):
-        stripped = stripped.removeprefix(MARK).removesuffix(MARK).strip("\r\n")
-    return stripped
-
-
-# --- Reading lines ---
-
-
-class Reader(Protocol):
-    """Reads the person's input."""
-
-    def read(self) -> str | None:
-        """The next message; None at the end of the input."""
-
-    def ask(self, question: str) -> str:
-        """The answer to a question; empty at the end of the input."""
-
-
-class PlainReader:
-    """Reads a message from each line, or from the lines between three quotation marks."""
-
-    def __init__(self, prompt: str) -> None:
-        self._prompt = prompt
-        if sys.stdin.isatty():
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 (it gives input() arrows and a history)
-
-    def read(self) -> str | None:
-        text = self._line(f"\n{self._prompt}" if self._prompt else "")
-        while text is not None and is_open(text):
-            more = self._line("")
-            if more is None:
-                break
-            text = f"{text}\n{more}"
-        return text
-
-    def ask(self, question: str) -> str:
-        return self._line(question) or ""
-
-    def _line(self, prompt: str) -> str | None:
-        try:
-            return input(prompt)
-        except EOFError:
-            return None
-
-
-def edited(text: str = "") -> str:
-    """The text that the person has written in ``$VISUAL`` or ``$EDITOR``."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="callboard-") as folder:  # The folder is private to the person.
-        file = Path(folder, "message.md")
-        file.write_text(text, encoding="utf-8")
-        try:
-            code = subprocess.run([*shlex.split(editor), str(file)], check=False).returncode
-            written = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CallboardError(f"{editor}: {error}; $EDITOR names another editor") from error
-    if code:
-        raise CallboardError(f"{editor} ended with {code}; nothing was sent")
-    return written.strip()
-
-
-# --- The history file ---
-
-
-def history_path() -> Path:
-    return home_folder() / "chat-history"
-
-
-def forget_lines(said: set[str]) -> bool:
-    """Delete the lines of a deleted session. Returns whether there were any."""
-    path = history_path()
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
-    except FileNotFoundError:
-        return False
-    kept = [entry for entry in _entries(lines) if _text_of(entry) not in said]
-    left = "".join(line for entry in kept for line in entry)
-    if left == "".join(lines):
-        return False
-    write_private(path, left.encode())
-    return True
-
-
-def _entries(lines: list[str]) -> Iterator[list[str]]:
-    """The entries: a time after ``#``, then each line of the text after ``+``."""
-    entry: list[str] = []
-    for line in lines:
-        if entry and line.startswith("#") and any(each.startswith("+") for each in entry):
-            yield entry
-            entry = []
-        entry.append(line)
-    if entry:
-        yield entry
-
-
-def _text_of(entry: list[str]) -> str:
-    return "".join(line[1:] for line in entry if line.startswith("+")).strip()
-
+from .lines import completions, history_path, is_open
 
 LARGEST_HISTORY = 1_000_000  # bytes, after which it starts again
 
