@@ -15,13 +15,13 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import JsonObject
-from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
+from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message
 
 from ..support.fake_http import HANG, FakeReply, FakeTransport
 from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock
-from ..support.wires import CALLING_WIRES, WIRES, AnthropicWire, Wire
+from ..support.wires import CALLING_WIRES, WIRES, Wire
 
 pytestmark = pytest.mark.anyio
 
@@ -165,21 +165,3 @@ async def test_an_interrupted_call_is_answered_before_it_is_sent(wire: Wire) -> 
     calls, results = wire.ids(sent(cut))
     assert calls == results
     assert len(calls) == 1
-
-
-async def test_reasoning_stays_with_who_reasoned() -> None:
-    """It goes back to its provider with its signature, and to nobody else."""
-    thinker = AnthropicWire()
-    body = thinker.body("So.", 0, "end")
-    body["content"] = [{"type": "thinking", "thinking": "a secret thought", "signature": "c2ln"}, *body["content"]]
-    reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
-    response = await thinker.make(FakeTransport(reply), FakeClock()).complete(ask(thinker))
-    assert isinstance(response.content[0], ThinkingBlock)
-    history = (Message.user("Hello"), Message.assistant(response.content), Message.user("And?"))
-    for wire in WIRES:
-        transport = FakeTransport(wire.whole("Yes."))
-        answer = await wire.make(transport, FakeClock()).complete(ask(wire, *history))
-        goes_back = wire.name == thinker.name
-        assert (b"a secret thought" in transport.requests[0].body) is goes_back
-        assert (b"c2ln" in transport.requests[0].body) is goes_back
-        assert any(warning.code == "content_dropped" for warning in answer.warnings) is not goes_back
