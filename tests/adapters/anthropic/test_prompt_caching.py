@@ -33,6 +33,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 
+from ...definition_of_done.rows import row
 from ...support.fake_http import ask, request
 from ...support.judges import messages_faults
 from ...support.wires import WIRES
@@ -106,6 +107,7 @@ class PrefixCache:
 # -- where
 
 
+@row("8.6.3", of="anthropic")
 def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_another() -> None:
     body = written(
         Message.user("One"),
@@ -179,6 +181,7 @@ def test_a_picture_can_carry_one() -> None:
     ("options", "asked"),
     [({"auto_cache": False}, {}), ({}, {"auto_cache": False}), ({"auto_cache": True}, {"auto_cache": False})],
 )
+@row("8.6.6", of="anthropic")
 def test_it_can_be_switched_off(options: JsonObject, asked: JsonObject) -> None:
     body = written(
         options=options, provider_options={"anthropic": asked}, system_prompt=LONG, tools=TOOLS, session_id="s"

@@ -221,14 +221,6 @@ def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept
     assert codes(asked) == ([] if kept else ["content_dropped"] * len(output))
 
 
-def test_a_programs_call_and_its_result_name_the_program() -> None:
-    """The call came out of code that runs at the provider, and that is where its result has to go."""
-    caller: JsonObject = {"type": "program", "caller_id": "call_9"}
-    program: JsonObject = {"type": "program", "id": "p_1", "call_id": "call_9", "code": "f()", "fingerprint": "x"}
-    sent = replay(program, call("f", "{}", caller=caller))
-    assert [item.get("caller") for item in sent] == [None, caller, caller]
-
-
 def test_annotations_go_back_with_their_text() -> None:
     """A link that the text was given is part of what was said."""
     link = {"type": "url_citation", "start_index": 0, "end_index": 5, "url": "https://x.test", "title": "X"}
