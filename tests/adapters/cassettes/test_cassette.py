@@ -109,15 +109,6 @@ def test_replies_are_byte_for_byte_and_piece_for_piece(tmp_path: Path, chunks: l
     run_virtual(there_and_back)
 
 
-async def test_a_character_cut_in_two_stays_cut(tmp_path: Path) -> None:
-    """Only such a piece is written as base64."""
-    body = "data: ☃\n\n".encode()
-    await record(tmp_path / "c.json", (post(), FakeReply(body[:7], body[7:])))
-    assert await read(await CassetteTransport(tmp_path / "c.json").send(post())) == [body[:7], body[7:]]
-    chunks = json.loads((tmp_path / "c.json").read_text())["exchanges"][0]["reply"]["chunks"]
-    assert [type(chunk) for chunk in chunks] == [dict, dict]
-
-
 async def test_no_secret_is_written(tmp_path: Path) -> None:
     """Not in headers, address, body or reply, not even cut in two, and pieces keep their length."""
     path = tmp_path / "c.json"
