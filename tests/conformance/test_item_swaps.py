@@ -390,6 +390,7 @@ def histories(body: JsonObject, home: str) -> Iterator[tuple[Message, ...]]:
             yield (Message(Role.USER, (odd,)), Message.assistant("Done."))
 
 
+@pytest.mark.deep("every field of every recorded item, with every value that is wrong there")
 @pytest.mark.parametrize("home", PROVIDERS)
 def test_odd_things_that_a_block_keeps_break_no_request(home: str) -> None:
     written = 0
