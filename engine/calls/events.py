@@ -29,8 +29,7 @@ from callboard.adapters import (
     TokenUsage,
 )
 from callboard.adapters.actor import AdapterActor
-from callboard.adapters.usage.estimate import upper_end
-from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure
+from callboard.adapters.requests.estimate import NOTHING_USED, upper_end, usage_of_failure
 from callboard.bus import (
     CallContent,
     Cost,

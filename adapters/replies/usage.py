@@ -12,8 +12,8 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from ..replies.assembler import Assembler
-from .estimate import TokenRates, estimate_request, estimate_tokens
+from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
+from .assembler import Assembler
 
 
 def reported_count(value: object) -> int | None:
