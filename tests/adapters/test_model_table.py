@@ -11,8 +11,15 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities
-from callboard.adapters.provider import FILE_NAME, ModelFile, ModelRow, ModelTable
-from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
+from callboard.adapters.provider import (
+    FILE_NAME,
+    ModelFile,
+    ModelRow,
+    ModelTable,
+    create_adapter,
+    model_table,
+    tabled_vendors,
+)
 from callboard.adapters.requests.settings import EFFORTS
 
 PROVIDERS = tuple(tabled_vendors())

@@ -25,7 +25,10 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 """In the order in which each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "httptools": ("adapters/transport/http1/",),
+    "httptools": (
+        "adapters/transport/http1_protocol.py",
+        "adapters/transport/http1_connection.py",
+    ),
     "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "sqlite3": ("tracestore/sqlite/", "tracestore/collections.py"),
@@ -75,7 +78,7 @@ LAZY = (
 """What is imported where it is first used."""
 
 LATE_PARTS = {
-    "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
+    "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
         *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reading"),
         *("replay", "sql.listing"),

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from callboard import PriceTable
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.models.configured import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tests.support.nats_server import own_nats_server, why_no_nats

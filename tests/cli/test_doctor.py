@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from callboard import ConfigurationError, Engine
-from callboard.adapters import registry
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters import provider as registry
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.cli import command_line
 from callboard.engine.cli.doctor import age_in_days
 from callboard.engine.models.configured import read_models_yaml

@@ -24,7 +24,7 @@ from callboard.adapters import (
     ThinkingBlock,
     retry_delay,
 )
-from callboard.adapters.refusals.classify import COMMON_CODES, ErrorBody, build_error
+from callboard.adapters.http.classify import COMMON_CODES, ErrorBody, build_error
 from callboard.bus import (
     AdapterError,
     CallboardError,

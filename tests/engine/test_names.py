@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from callboard import ConfigurationError, ConfiguredModel, Engine, ModelRegistry, RateLimitError
-from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.adapters.provider import model_table, tabled_vendors
 from callboard.bus import CallboardError, Clock
 from callboard.engine import ModelInfo, get_latest_model, get_model_info, list_models
 from callboard.engine.models.catalogue import Catalogue

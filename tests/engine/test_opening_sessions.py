@@ -16,8 +16,8 @@ import pytest
 
 from callboard import AbortController, CancelledError
 from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers import scripted
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus import (
     AuthError,
     CallboardError,

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.cli.command_line import COMMANDS as ALL_COMMANDS
 from tests.book.snippets import blocks
 from tests.support.media_server import mp4

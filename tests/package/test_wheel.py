@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.child import find_model
 from tests.book.snippets import codes
 from tests.support.wheel import ROOT, WheelEnvironment, make_environment
 
@@ -34,8 +34,8 @@ asyncio.run(main())
 DATA = """
 import callboard
 from callboard import PriceTable
-from callboard.adapters.registry import model_table, tabled_vendors
-from callboard.adapters.usage.estimate import rate_rows
+from callboard.adapters.provider import model_table, tabled_vendors
+from callboard.adapters.requests.estimate import rate_rows
 
 print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
 print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)

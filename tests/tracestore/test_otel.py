@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from callboard.adapters import AdapterConfig, Role, ServerError
-from callboard.adapters.requests.text import mend_json
+from callboard.adapters.requests.content import mend_json
 from callboard.bus import (
     Bus,
     ConfigurationError,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.anthropic.data import find_model
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.providers.anthropic.settings import fit_schema
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock

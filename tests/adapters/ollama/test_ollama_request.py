@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.providers.ollama.models import (
+from callboard.adapters.providers.ollama.request import (
     ASK_AGAIN_SECONDS,
     MAX_MODELS,
     UNKNOWN,
@@ -24,9 +23,10 @@ from callboard.adapters.providers.ollama.models import (
     read_show,
     read_tags,
     window_size,
+    write_request,
 )
-from callboard.adapters.providers.ollama.request import write_request
-from callboard.adapters.usage.estimate import at_most
+from callboard.adapters.requests.estimate import at_most
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import CapabilityError, PromptTooLongError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

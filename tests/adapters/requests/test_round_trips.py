@@ -16,7 +16,13 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.requests.media import film_type, media_bytes, media_type_of, read_data_url, write_data_url
+from callboard.adapters.requests.content import (
+    film_type,
+    media_bytes,
+    media_type_of,
+    read_data_url,
+    write_data_url,
+)
 from callboard.adapters.requests.settings import PORTABLE, put, write_settings
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import Json, JsonObject

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.schemas.sanitizer import (
+from callboard.adapters.requests.schemas import (
     describe,
     describe_constraints,
     map_subschemas,
@@ -18,7 +18,7 @@ from callboard.adapters.schemas.sanitizer import (
     move_to_description,
     normalise_schema,
 )
-from callboard.adapters.schemas.tools import fold_root, plain_schema
+from callboard.adapters.requests.tools import fold_root, plain_schema
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition

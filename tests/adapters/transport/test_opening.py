@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from callboard.adapters.transport.addresses import UrlKind, has_proxy, kind_of
-from callboard.adapters.transport.opening import HttpTransport, new_transport
+from callboard.adapters.transport.client import HttpTransport, new_transport
 from callboard.adapters.transport.transport import HttpRequest, exchange
 from callboard.bus.errors import AdapterError
 
@@ -132,7 +132,7 @@ async def test_a_client_of_the_host_s_is_asked_for_everything(monkeypatch: pytes
 
 PROGRAM = """
 import asyncio, json, sys
-from callboard.adapters.transport.opening import new_transport
+from callboard.adapters.transport.client import new_transport
 from callboard.adapters.transport.transport import HttpRequest, exchange
 
 async def main():

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters.provider import providers
-from callboard.adapters.requests.media import image_pixels
-from callboard.adapters.usage import text_traits
-from callboard.adapters.usage.estimate import (
+from callboard.adapters.requests import text_traits
+from callboard.adapters.requests.content import image_pixels
+from callboard.adapters.requests.estimate import (
     RateRow,
     TokenRates,
     count,
@@ -21,7 +21,7 @@ from callboard.adapters.usage.estimate import (
     rate_rows,
     rates_for,
 )
-from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
+from callboard.adapters.requests.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
 from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from callboard.adapters.usage.estimate import upper_end
+from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from callboard.bus.errors import ErrorClass
 from callboard.engine import BudgetExceededError

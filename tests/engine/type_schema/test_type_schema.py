@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 
 from callboard.adapters.providers.anthropic.settings import fit_schema as fit_for_anthropic
 from callboard.adapters.providers.gemini.request import fit_schema
-from callboard.adapters.schemas.sanitizer import normalise_schema
-from callboard.adapters.schemas.strict import NotStrict, to_strict
+from callboard.adapters.requests.schemas import normalise_schema
+from callboard.adapters.requests.strict_schemas import NotStrict, to_strict
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.objects.generate import ObjectSchema
 from callboard.engine.tools import tool
