@@ -32,7 +32,6 @@ from .tools.rounds import call, result_of, run
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
-
 CHECKOUT = Path(__file__).parents[2]
 
 PRICES = """
@@ -159,7 +158,6 @@ async def test_an_engine_that_was_closed_leaves_its_run_ended(tmp_path: Path) ->
 
 # What the engine logs of others' code that raises, and that none of it gets onto a stream.
 
-
 DIES = """
 import asyncio, os, sys
 from pathlib import Path
@@ -275,7 +273,6 @@ async def test_a_failed_call_is_no_line_on_a_stream(capfd: pytest.CaptureFixture
 
 
 # `engine.health()`: what is checked while the engine runs, and that checking disturbs nothing.
-
 
 KEY = "sk-a-key-that-nobody-may-see"
 

@@ -47,9 +47,7 @@ from ..support.scripted import Say, adapter_type
 
 pytestmark = pytest.mark.anyio
 
-
 # One table says what every exception means; code and page are held to it.
-
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, CallboardError)]
@@ -170,7 +168,6 @@ def test_a_request_too_large_for_a_minute_is_not_repeated() -> None:
 
 # A provider's error may quote the prompt. A trace without content keeps no quote of it.
 
-
 SECRET = "my number is 4711 0815, and Ada is my name"
 REFUSED = f"messages.0: invalid text '{SECRET}' in this request"
 BARE = "messages.0: invalid text '…' in this request"
@@ -256,7 +253,6 @@ async def test_with_content_the_whole_error_is_stored(tmp_path: Path) -> None:
 
 
 # A refused request that the adapter mends is one call of two attempts, and nobody loses anything by it.
-
 
 JSON = {"content-type": "application/json"}
 FOREIGN = b'{"type":"error","error":{"type":"invalid_request_error","message":"%s"}}'

@@ -62,7 +62,6 @@ from .slow_engines import WAYS, an_engine, drained
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
-
 INTERACTIONS = "interactions:gemini-3-pro-preview"
 CLAUDE, GPT, GEMINI = "claude:claude-opus-4-6", "gpt:gpt-5.2", "gemini:gemini-3-pro-preview"
 PNG = b"\x89PNG\r\n\x1a\nx"
@@ -134,7 +133,6 @@ LOST = {
     "emulated:m": {*CLAUDES, *WRITTEN, *IN_WORDS, SPOKEN, DETAIL, NOTED},
 }
 """What each model would not be told, and where it is."""
-
 
 ADAPTERS: dict[str, type[HttpAdapter]] = {
     "anthropic": AnthropicAdapter,
@@ -358,7 +356,6 @@ async def test_what_a_preview_shows_is_what_a_turn_sends(name: str) -> None:
 
 # A turn of a model whose provider's own tools ask the host to act, over the Responses API.
 
-
 MAY_I: JsonObject = {
     "type": "mcp_approval_request",
     "id": "mcpr_1",
@@ -427,7 +424,6 @@ async def test_a_tool_of_ours_beside_an_approval_runs_and_the_request_stays_open
 
 
 # An engine that is used where or when it can't be: every way in says what is wrong, and harms nothing.
-
 
 OTHERS: dict[str, Callable[[Engine], Awaitable[object]]] = {
     "submit": lambda engine: engine.session("s:m").submit({}),

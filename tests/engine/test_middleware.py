@@ -274,7 +274,6 @@ async def test_cancelling_a_turn_ends_a_layer_that_waits() -> None:
 
 # Middleware and calls that are no conversation: they are admitted and counted, and that is all.
 
-
 PRICES = PriceTable(
     [PriceRow(model="s:m", input=10**9, output=10**9, extra={"video_second": 10**11, "image": 5 * 10**9})]
 )

@@ -28,7 +28,6 @@ from ..support.virtual_time import FakeClock
 
 # What a name means where models.yaml doesn't list it, and which provider is meant where none is named (C10).
 
-
 ALL_KEYS = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}
 WORK = """
 adapters:

@@ -330,7 +330,6 @@ async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() ->
 
 # -- the router's own choice
 
-
 PRICES = PriceTable.from_rows(
     [
         PriceRow(model="a:m", input=3_000_000, output=15_000_000),

@@ -39,7 +39,6 @@ from ..support.virtual_time import runs_on
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
-
 REFUND = Say("Let me see.", calls=[("refund", {"order": "1"})])
 
 ENTRY_POINTS: dict[str, Callable[..., Awaitable[Reply]]] = {}

@@ -26,7 +26,6 @@ from .trace_making import Maker, sql
 
 pytestmark = pytest.mark.anyio
 
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -34,7 +34,6 @@ from .trace_making import DAY_US, T0, Maker, fill, sql, three_calls
 
 pytestmark = pytest.mark.anyio
 
-
 # What can be asked of a trace: filters, sums, statistics, errors and free SQL.
 
 

@@ -235,7 +235,6 @@ async def test_cancelling_who_waits_cancels_the_call() -> None:
 
 # -- misuse: the text says what to do
 
-
 MISUSED: list[tuple[dict[str, object], str]] = [
     ({"prompt": "Hi", "messages": [Message.user("Hi")]}, r"say only one.*messages=\[\*messages, Message.user"),
     ({}, "neither a prompt nor messages"),

@@ -45,7 +45,6 @@ prices:
   - {model: "s:*", input: "1", output: "10"}
 """
 
-
 SHORT = ["message.start", "text.start", "text.delta", "text.delta", "text.end", "message.complete", "step.finish"]
 MERGED = [kind for place, kind in enumerate(SHORT) if place != 2]
 

@@ -57,7 +57,6 @@ from ...support.scripted import Say
 
 pytestmark = pytest.mark.anyio
 
-
 PRICES = PriceTable.from_rows([PriceRow(model=f"{name}:*", input=9_000_000, output=9_000_000) for name in "st"])
 Any_Stream: TypeAlias = StreamResult | TurnStream | ObjectStream[Any]
 Open: TypeAlias = Callable[[Engine], Any_Stream]
@@ -231,7 +230,6 @@ def test_a_sync_stream_says_the_same() -> None:
 
 # -- Errors
 
-
 Ask: TypeAlias = Callable[[Engine], Awaitable[object]]
 ASK: dict[str, Ask] = {
     "generate": lambda engine: engine.generate("s:m", "Hi"),
@@ -334,7 +332,6 @@ async def test_a_view_begins_at_the_beginning() -> None:
 #
 # An error knows the frames that it went through, and with them what their functions had at hand: whoever keeps an
 # error keeps all of that.
-
 
 Way = Callable[[Engine, bool], Awaitable[object]]
 

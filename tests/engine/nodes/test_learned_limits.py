@@ -29,7 +29,6 @@ from ...support.virtual_time import FakeClock, run_virtual
 
 # What one node learns of a provider's rate limits, all nodes act by.
 
-
 ENTRY = AdapterEntry(name="s", type="scripted", config=AdapterConfig())
 
 
@@ -175,7 +174,6 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
 
 
 # What one node finds of a provider, all nodes act by: closed until the latest time that any of them has said.
-
 
 SECOND = 1_000_000
 REASON = "server_error: ServerError"

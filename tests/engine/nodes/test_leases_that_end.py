@@ -34,7 +34,6 @@ from ...support.scripted import Say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
-
 LEASE = 1.5
 
 
@@ -157,7 +156,6 @@ async def test_an_engine_that_captures_nothing_looks_into_the_shared_trace(
 
 
 # What a former owner still says of a session: refused by the shared store, and kept beside it.
-
 
 CAPTURE = Capture(None)
 

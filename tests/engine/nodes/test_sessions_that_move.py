@@ -306,7 +306,6 @@ async def test_a_session_that_no_node_kept_is_not_begun_anew(postgres_dsn: str, 
 
 # Nodes in processes of their own that are killed or suspended at work, and what becomes of their sessions.
 
-
 NODE = "from tests.support.cluster_node import main; main()"
 LEASE = 2.0
 

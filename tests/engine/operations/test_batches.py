@@ -32,7 +32,6 @@ pytestmark = pytest.mark.anyio
 
 WIRES = pytest.mark.parametrize("wire", MODELS)
 
-
 anyio_backend = runs_on("asyncio")
 
 

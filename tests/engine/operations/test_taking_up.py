@@ -29,7 +29,6 @@ pytestmark = pytest.mark.anyio
 
 OFTEN = PollPolicy(first=0.02, longest=0.05, jitter=False)
 
-
 anyio_backend = runs_on("asyncio")
 
 

@@ -33,7 +33,6 @@ from .rounds import call, result_of, run
 
 pytestmark = pytest.mark.anyio
 
-
 NO_JSON: Any = object()
 
 
@@ -349,7 +348,6 @@ def test_a_path_is_a_string_and_a_number_without_a_form_in_json_is_refused() -> 
 
 # What a docstring tells of a function and its parameters.
 
-
 GOOGLE = """Find a book
     in the catalogue.
 
@@ -427,7 +425,6 @@ def test_no_docstring_says_nothing(text: str | None) -> None:
 
 
 # How a call's arguments come to the function, and what happens to wrong ones.
-
 
 CITY: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

@@ -47,7 +47,6 @@ from ...support.scripted import Say
 
 pytestmark = pytest.mark.anyio
 
-
 ran: list[str] = []
 
 
@@ -274,7 +273,6 @@ async def test_a_round_that_an_engine_was_closed_under_is_over_after_a_restart(t
 
 
 # Calls of a reply that did not end well: nobody runs them, and nothing waits for them.
-
 
 BAD = [reason for reason in StopReason if not ended_well(reason)]
 SCRIPTED = [reason for reason in BAD if reason not in (StopReason.CANCELLED, StopReason.ERROR)]

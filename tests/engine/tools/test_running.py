@@ -52,7 +52,6 @@ from .rounds import Told, call, result_of, run
 
 pytestmark = pytest.mark.anyio
 
-
 ROOT = Path(__file__).parents[3]
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO")

@@ -21,7 +21,6 @@ from ...support.postgres_server import why_not
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
-
 A = NodeInfo(node="run_a", lease_seconds=600.0)
 OLD_US, LATER_US = 1_790_000_000_000_000, 1_795_000_000_000_000
 SESSIONS = ("released", "dead", "of no node", "living")

@@ -17,7 +17,6 @@ from .conftest import Place
 
 pytestmark = pytest.mark.anyio
 
-
 A = NodeInfo(node="run_a", name="a", lease_seconds=10.0)
 B = NodeInfo(node="run_b", name="b", lease_seconds=10.0)
 

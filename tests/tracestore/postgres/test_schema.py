@@ -32,9 +32,7 @@ from ..trace_making import DAY_US, T0, Maker
 
 pytestmark = pytest.mark.anyio
 
-
 # The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code.
-
 
 _OPEN = """
 import asyncio, sys
@@ -357,7 +355,6 @@ async def test_it_ends_in_time(store: PostgresStore) -> None:
 
 # Content that nobody needs is deleted, and never what somebody says again meanwhile, whatever its clock.
 
-
 SAID = [Message.user("What everybody asks. " * 100)]
 
 
@@ -476,7 +473,6 @@ async def test_a_connection_without_encryption_is_refused_there(
 
 
 # Several processes and stores that write one trace at once.
-
 
 _WRITE = """
 import asyncio, sys

@@ -28,7 +28,6 @@ from ....support.virtual_time import FakeClock, run_virtual, runs_on
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
 
-
 LIMIT = 1000
 BUDGET = Budget(max_cost_usd="0.000001")
 SCOPE = Scope(BUDGET, "")

@@ -31,7 +31,6 @@ from ..bridge.event_making import events
 
 pytestmark = pytest.mark.anyio
 
-
 PATIENCE = 60.0
 
 
