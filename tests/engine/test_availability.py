@@ -30,8 +30,6 @@ from ..support.engines import model as listed
 from ..support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from ..support.scripted import CAPABILITIES, Say, scripted_type
 
-pytestmark = pytest.mark.anyio
-
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 

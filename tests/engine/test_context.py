@@ -60,8 +60,6 @@ from ..support.fake_http import FakeReply, FakeTransport
 from ..support.present import present
 from ..support.scripted import Say, adapter_type, noting, scripted_type
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def small_window(

@@ -55,8 +55,6 @@ from ..support.scripted import Say, adapter_type
 from ..tracestore.contract.test_queries import COUNTS, a_faulty_day
 from ..tracestore.trace_making import Maker
 
-pytestmark = pytest.mark.anyio
-
 # What stored calls cost, asked without an engine.
 
 OPUS = "anthropic:claude-opus-4-6"

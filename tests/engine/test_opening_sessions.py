@@ -39,7 +39,6 @@ from ..support.programs import ended
 from ..support.scripted import Say, adapter_type
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 # Sessions by their ids: gone on with, or begun, and never without what was said in them.
@@ -444,7 +443,6 @@ def test_every_watcher_is_called_once_even_if_one_fails() -> None:
     assert heard == [1, 3, 4]
 
 
-@pytest.mark.anyio
 async def test_a_task_awaits_what_another_thread_gives_up() -> None:
     """`await signal` gives the reason, before and after."""
     controller = AbortController()

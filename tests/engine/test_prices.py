@@ -44,7 +44,6 @@ from ..support.reply_server import USAGE_OUT, reply_server
 from ..support.scripted import Say, scripted_type
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 # The table of new calls changes by an act that says so, and by nothing else.
@@ -156,7 +155,6 @@ def test_a_call_that_has_just_ended_is_counted(tmp_path: Path) -> None:
             assert row.calls == number
 
 
-@pytest.mark.anyio
 async def test_a_call_of_this_loop_is_counted_too(tmp_path: Path) -> None:
     """Asked on the engine's own loop, and from a thread beside it."""
     path = tmp_path / "own.db"

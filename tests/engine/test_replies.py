@@ -41,7 +41,6 @@ from ..support.scripted import ADD, CALLS_ADD, Say, adapter_type, scripted_type
 from ..support.virtual_time import runs_on
 from ..support.wires.chat import ChatWire, chunk
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 # What a turn gives back: a message that says how it came about, and that is a message in all else.

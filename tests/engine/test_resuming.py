@@ -50,7 +50,6 @@ from ..support.scripted import Say
 from ..support.virtual_time import run_virtual, runs_on
 from ..tracestore.trace_making import Maker
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)

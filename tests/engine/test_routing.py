@@ -44,8 +44,6 @@ from ..support.engines import entry, model, serving
 from ..support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
 from .routed_engines import rig, routing_of
 
-pytestmark = pytest.mark.anyio
-
 
 def capable(**changes: object) -> AdapterCapabilities:
     return msgspec.structs.replace(CAPABILITIES, **changes)

@@ -41,8 +41,6 @@ from ..support.engines import keeping, requests_of, running, talking, topics
 from ..support.present import present
 from ..support.scripted import ADD, Say
 
-pytestmark = pytest.mark.anyio
-
 PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 

@@ -58,8 +58,6 @@ from ..support.present import present
 from ..support.scripted import CAPABILITIES, Say, scripted_type
 from ..support.virtual_time import FakeClock, run_virtual
 
-pytestmark = pytest.mark.anyio
-
 WORK = Say(calls=[("work", {})])
 PIXEL = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(8), media_type="image/png")
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

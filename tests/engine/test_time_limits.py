@@ -36,8 +36,6 @@ from ..support.scripted import Say, ScriptedAdapter, scripted_type
 from ..support.virtual_time import run_virtual
 from .slow_engines import WAYS, Slow, an_engine
 
-pytestmark = pytest.mark.anyio
-
 # Time limits of turns, calls and tools, and calls that do not want to end.
 
 SLOW = anyio.sleep_forever

@@ -29,7 +29,6 @@ from ..support.scripted import Say
 from ..support.scripted_server import Connection, serving
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 Ask = Callable[..., Awaitable[object]]

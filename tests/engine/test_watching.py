@@ -33,8 +33,6 @@ from ..support.present import present
 from ..support.scripted import ADD, CALLS_ADD, Say
 from .slow_engines import an_engine
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_an_idle_engine_has_nothing_under_way() -> None:
     """Before its start, and after a turn."""

@@ -52,8 +52,6 @@ from ..support.scripted import ADD, CALLS_ADD, Say
 from .trace_making import T0
 from .trace_making import Maker as UntimedMaker
 
-pytestmark = pytest.mark.anyio
-
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
 
 

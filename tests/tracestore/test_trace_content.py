@@ -43,8 +43,6 @@ from .content_making import CONVERSATION, METADATA, PICTURE, appended, captured,
 from .trace_making import Maker, make_file_before, sql
 from .writer_rig import DISK_FULL, QUICK, FakeSource, Rig, until
 
-pytestmark = pytest.mark.anyio
-
 # Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
 
 

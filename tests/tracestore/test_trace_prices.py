@@ -19,8 +19,6 @@ from callboard.tracestore.prompt_caches import CacheSavings, without_cache
 from ..support.present import present
 from .trace_making import Maker
 
-pytestmark = pytest.mark.anyio
-
 # Prices: integers, one rounding, the most specific row, and unknown is never zero.
 
 YEAR_2025 = 1_735_689_600_000_000

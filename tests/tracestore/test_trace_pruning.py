@@ -24,8 +24,6 @@ from .contract.test_pruning import NOVEMBER, fill
 from .test_trace_file import integrity
 from .trace_making import T0, Maker, call, sql
 
-pytestmark = pytest.mark.anyio
-
 # Retention: what is old goes whole, what stays keeps its sums, and nobody else may delete.
 
 SECOND = 1_000_000

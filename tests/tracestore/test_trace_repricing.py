@@ -39,8 +39,6 @@ from .contract.test_queries import COUNTS, a_faulty_day
 from .contract.test_repricing import FIRST, SECOND, fill
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 
-pytestmark = pytest.mark.anyio
-
 # The costs of a repricing in a trace file, for other tools and for readers.
 
 

@@ -30,8 +30,6 @@ from ...support.scripted import Say, scripted_type
 from ...support.virtual_time import FakeClock
 from ..test_middleware import PRICES, WAYS, Maker, filmed
 
-pytestmark = pytest.mark.anyio
-
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
 """The upper end of an estimate of 10 tokens."""

@@ -22,8 +22,6 @@ from callboard.engine.objects.partial_json import PartialJson
 from ...support.scripted import CAPABILITIES, Say
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running
 
-pytestmark = pytest.mark.anyio
-
 # `stream_object`: an object as it grows, its end, and going away from it.
 
 TEXT = '{"name": "Ada L.", "age": 36, "tags": ["a", "b"]}'

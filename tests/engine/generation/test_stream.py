@@ -37,8 +37,6 @@ from tests.support.engines import registry, running, topics
 from tests.support.present import present
 from tests.support.scripted import ADD, CALLS_ADD, Say
 
-pytestmark = pytest.mark.anyio
-
 PRICES = """
 label: test
 prices:

@@ -55,8 +55,6 @@ from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
 from ...support.engines import registry, running
 from ...support.scripted import Say
 
-pytestmark = pytest.mark.anyio
-
 PRICES = PriceTable.from_rows([PriceRow(model=f"{name}:*", input=9_000_000, output=9_000_000) for name in "st"])
 Any_Stream: TypeAlias = StreamResult | TurnStream | ObjectStream[Any]
 Open: TypeAlias = Callable[[Engine], Any_Stream]
@@ -417,7 +415,6 @@ def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:
     return accumulator
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_recorded_streams_add_up_to_their_responses(name: str) -> None:
     """With every event, and from the deltas alone; before the end, to what had come."""

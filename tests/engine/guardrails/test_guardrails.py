@@ -37,8 +37,6 @@ from ...support.engines import requests_of, running
 from ...support.invariants import check_stream
 from ...support.scripted import Say
 
-pytestmark = pytest.mark.anyio
-
 CARD = re.compile(r"\b\d{4}(?: ?\d{4}){3}\b")
 
 

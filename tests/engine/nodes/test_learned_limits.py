@@ -139,7 +139,6 @@ def test_a_refusal_is_told_at_once() -> None:
     run_virtual(work)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.skipif(why_no_nats() is not None, reason=str(why_no_nats()))
 async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_one(
@@ -303,7 +302,6 @@ def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], d
     assert heard(said) == heard(shuffled) == max(times, default=None)
 
 
-@pytest.mark.anyio
 @pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")
 async def test_engines_of_a_cluster_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the broker; a node that comes later is told, too."""

@@ -32,7 +32,7 @@ from ...support.engines import registry
 from ...support.postgres_server import own_server, why_not
 from ...support.scripted import Say
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 LEASE = 1.5
 

@@ -34,7 +34,7 @@ from ...support.present import present
 from ...support.programs import started
 from ...support.scripted import Say
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 def texts(session: Any) -> list[str]:

@@ -30,7 +30,6 @@ from ...support.batch_wires import MODELS
 from ...support.programs import ended, started
 from ...support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 KILLED_BEFORE_ITS_ANSWER = """

@@ -31,8 +31,6 @@ from callboard.engine.tools.parameters import read_docstring
 from ...definition_of_done.rows import row
 from .rounds import call, result_of, run
 
-pytestmark = pytest.mark.anyio
-
 NO_JSON: Any = object()
 
 
@@ -103,7 +101,6 @@ async def fetch(url: str) -> str:
     return url
 
 
-@pytest.mark.anyio
 async def test_an_async_function_stays_one() -> None:
     """Calling the tool gives what calling the function gives."""
     assert await tool(fetch)("x") == "x"

@@ -21,8 +21,6 @@ from ..content_making import CONVERSATION, SETUP, appended, captured, configured
 from ..trace_making import T0, Maker
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
 # Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
 
 

@@ -25,8 +25,6 @@ from callboard.tracestore.timestamps import iso_moment
 
 from ..trace_making import DAY_US, T0, Maker, fill, three_calls
 
-pytestmark = pytest.mark.anyio
-
 # What can be asked of a trace: filters, sums, statistics, errors and free SQL.
 
 

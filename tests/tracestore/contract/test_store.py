@@ -33,8 +33,6 @@ from ...support.programs import started
 from ..trace_making import DAY_US, T0, Maker, fill
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
 # What goes into the store comes out: events as they were, calls as their events say.
 
 

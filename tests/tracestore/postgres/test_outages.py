@@ -31,8 +31,6 @@ from ...support.programs import started
 from ...support.scripted import Say
 from ..trace_making import Maker
 
-pytestmark = pytest.mark.anyio
-
 # A server that stops, starts again, or cuts connections: calls go on, and nothing is lost or there twice.
 
 

@@ -30,8 +30,6 @@ from ..content_making import appended, captured, configured
 from ..shipping.test_shipping import of_run
 from ..trace_making import DAY_US, T0, Maker
 
-pytestmark = pytest.mark.anyio
-
 # The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code.
 
 _OPEN = """

@@ -27,8 +27,6 @@ from ..content_making import PICTURE, appended, captured
 from ..trace_making import Maker
 from .test_erasures import say
 
-pytestmark = pytest.mark.anyio
-
 
 def of_run(run: str, calls: int) -> list[Envelope]:
     """The events of a run: a session, and calls in it, of which every fifth fails and every seventh has no end."""

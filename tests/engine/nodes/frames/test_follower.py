@@ -32,8 +32,6 @@ from callboard.engine.nodes.frames.wire import Ending, Frame, read_packet
 
 from ....support.virtual_time import FakeClock, run_virtual
 
-pytestmark = pytest.mark.anyio
-
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
 END = TurnComplete("completed")
 
