@@ -28,7 +28,6 @@ from ..support.virtual_time import FakeClock
 
 # What a name means where models.yaml doesn't list it, and which provider is meant where none is named (C10).
 
-
 ALL_KEYS = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}
 WORK = """
 adapters:
@@ -525,7 +524,6 @@ def test_without_a_file_it_is_the_local_model_and_what_the_keys_open() -> None:
     assert by_id(engine)["local-chat:smollm2"].input_cost_per_million == 0
 
 
-@pytest.mark.anyio
 async def test_a_model_in_trouble_says_how_it_stands_and_why() -> None:
     refused = RateLimitError("slow down", retryable=False)
     async with running(Say(fails=refused), other=[Say("Hi")]) as (engine, _):

@@ -28,10 +28,7 @@ from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
-
 WIRES = pytest.mark.parametrize("wire", MODELS)
-
 
 anyio_backend = runs_on("asyncio")
 

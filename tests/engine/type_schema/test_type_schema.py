@@ -528,7 +528,6 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
     assert schema["required"] == ["what"]
     assert made_of.handler is not None
     assert made_of.handler.read({"what": value}).keywords == {"what": made}
-
     read: ObjectSchema[Any] = ObjectSchema(hint)
     wrapped = "value" in read.sent.get("properties", {})  # type: ignore[operator]
     assert read.read({"value": value} if wrapped else value) == made
