@@ -46,12 +46,9 @@ from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import WIRES, Wire
 
 MODELS: Mapping[str, str] = {
-    "anthropic": "claude-opus-5-5",
-    "openai": "gpt-5.6",
-    "openai_compatible": "gpt-5.6",
-    "gemini": "gemini-3-pro",
+    "anthropic": "claude-opus-5-5", "openai": "gpt-5.6", "openai_compatible": "gpt-5.6", "gemini": "gemini-3-pro",
     "interactions": "gemini-3-pro",
-}
+}  # fmt: skip
 
 
 class Side(NamedTuple):
