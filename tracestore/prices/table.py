@@ -95,7 +95,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 @cache
 def _shipped() -> PriceTable:
-    from .snapshot import shipped_snapshot
+    from .files import shipped_snapshot
 
     return PriceTable.of(shipped_snapshot().prices())
 

@@ -39,11 +39,11 @@ from callboard.bus.events.operation import BudgetReserved, BudgetSettled, Pricin
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
+from ..reports import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from ..sql.batches import Delivered
 from ..store import Store
 from .content import Capture
 from .overflow import SpillFile, adopt_leftovers, journal_paths, spill_path
-from .state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from .waiting import EVENT_BYTES, Journal, Waiting
 
 _log = Log("tracestore.writer")
