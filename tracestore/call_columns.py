@@ -17,10 +17,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
+from callboard.bus.clock import to_us
 from callboard.bus.values.messages import RoutingDecision
 from callboard.bus.values.usage import Cost, CostSum, TokenUsage, usage_is_unknown
-
-from .timestamps import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 """The status of a stored call. A call in progress is ``started``, and so is a call of a dead process."""

@@ -456,6 +456,6 @@ def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:
         "adapters.providers",
     }
     assert (
-        loaded & {*late, "engine.models.unlisted_names", "tracestore.prices.snapshot", "tracestore.prices.source"}
+        loaded & {*late, "engine.models.unlisted_names", "tracestore.prices.files", "tracestore.prices.source"}
         == set()
     )

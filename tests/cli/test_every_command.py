@@ -28,7 +28,7 @@ from callboard.engine.cli.common.sanitize import sanitize
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed
-from callboard.tracestore.prices.snapshot import SHIPPED
+from callboard.tracestore.prices.files import SHIPPED
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
 

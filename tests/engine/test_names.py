@@ -18,7 +18,7 @@ from callboard.engine.models.configured import read_models_yaml, registry_from_e
 from callboard.engine.routing.candidates import expand
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.home import SNAPSHOT_NAME
-from callboard.tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
+from callboard.tracestore.prices.files import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
 
 from ..definition_of_done.rows import row
 from ..support.engines import running

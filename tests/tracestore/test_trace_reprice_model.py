@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
+from callboard.bus.clock import iso_day
 from callboard.tracestore import (
     CallFilter,
     CallRow,
@@ -35,7 +36,6 @@ from callboard.tracestore.rows import SpendingQuery
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.store import SqlStore
 from callboard.tracestore.sql.sums import sum_up
-from callboard.tracestore.timestamps import iso_day
 from tests.support.postgres_server import PostgresServer
 
 from .trace_making import DAY_US, T0, Maker

@@ -1,26 +1,16 @@
-"""Events as OpenTelemetry GenAI spans and metrics, for the collector that a host already has.
+"""Events as OpenTelemetry GenAI spans and metrics, on the providers of the host (``callboard[otel]``).
 
     exporter = OtelExporter()
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)
 
-The exporter reads a subscription. So it works the same on a live bus and on a replay, and delays no publisher. It
-uses the host's own providers, or the global ones. OpenTelemetry is an extra: ``pip install "callboard[otel]"``.
+**Spans.** A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
+tool (`execute_tool NAME`) is a span. The parent of a turn is the host's current span at its start. A session is
+the `gen_ai.conversation.id`. An attempt links to the one before it, with a reason in `callboard.link`: `retry`,
+`repair`, `fallback` or `step`. A cancelled call is no error. **Metrics** carry the present time: leave them out
+of a replay.
 
-**Spans.** A turn is a span (`invoke_agent`, internal). Below it, each attempt of a call is a span (`chat MODEL`,
-client), and each run of a tool (`execute_tool NAME`). The parent of a turn, or of a call without a turn, is the
-host's current span at its start, or none. A session has no end, so it is no span. It is the
-`gen_ai.conversation.id` of its spans. An attempt links to the attempt before it, with the reason in
-`callboard.link`: `retry`, `repair`, `fallback` on another model after a failure, or the next `step` after tools.
-Times are those of the events, durations those of the monotonic clock. A cancelled call or turn is no error.
-
-**Metrics** carry the present time, whatever the time of the events. For a replay of old events, leave them out.
-
-**Content** is left out unless `content` is set. Then the span of each attempt has the whole request and the reply,
-in the attributes of the conventions: `gen_ai.system_instructions`, `gen_ai.input.messages`,
-`gen_ai.tool.definitions` and `gen_ai.output.messages`. The span of a turn has the system text and the messages
-that the turn added. The span of a tool has its arguments and its result. Errors have their text. Content is
-available only in the process that makes the calls. A replay has none, because events are stored without it.
+**Content** is left out unless `content` is set. A replay has none, because events are stored without it.
 """
 
 from __future__ import annotations

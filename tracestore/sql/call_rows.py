@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from callboard.bus.clock import US_PER_DAY, iso_day, to_us
 from callboard.bus.errors import ErrorClass
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from callboard.bus.events.envelope import Event
@@ -15,7 +16,6 @@ from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, To
 
 from ..call_columns import COLUMNS, DIMENSIONS, CallFilter, Column
 from ..codec import storable_text
-from ..timestamps import US_PER_DAY, iso_day, to_us
 from .connection import Dialect, Insert, Row, Sql, SqlValue
 
 # --- Columns of usage and costs ---

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import anyio
 
 from callboard.bus import ConfigurationError, StoreError
+from callboard.bus.clock import read_moment
 from callboard.tracestore.home import home_folder
-from callboard.tracestore.timestamps import read_moment
 
 from ...stores import StoreAddress, TracePlace, is_address
 from .sanitize import note

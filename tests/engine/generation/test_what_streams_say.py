@@ -36,8 +36,8 @@ from callboard.bus.streams.events import (
     TextDelta,
     ThinkingDelta,
     ToolUseStart,
+    fold,
 )
-from callboard.bus.streams.fold import fold
 from callboard.bus.values.content import (
     OpaqueBlock,
     ProviderRaw,
