@@ -87,7 +87,12 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("dies_at", "over", "by"), [(3, None, "sessions"), (9, FIRST, "sessions"), (6, FIRST, "all")]
+    ("dies_at", "over", "by"),
+    [
+        (9, FIRST, "sessions"),
+        pytest.param(3, None, "sessions", marks=pytest.mark.deep("another moment of the death")),
+        pytest.param(6, FIRST, "all", marks=pytest.mark.deep("another moment of the death")),
+    ],
 )
 async def test_a_killed_repricing_is_resumed_to_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int, over: PriceTable | None, by: str

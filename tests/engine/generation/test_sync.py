@@ -28,6 +28,7 @@ from callboard.engine import (
     stream_sync,
 )
 from callboard.tracestore import TraceStore
+from tests.support.depth import first_is_quick
 from tests.support.engines import registry
 from tests.support.present import present
 from tests.support.programs import started
@@ -145,7 +146,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=3))
 def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
     """In time, with its own exit code, nothing on stderr and everything in the trace."""
     body, code, output, statuses = PROGRAMS[name]
