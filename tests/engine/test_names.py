@@ -224,7 +224,6 @@ def test_the_specifications_models_are_known_with_what_they_can_do(
 ) -> None:
     """Seed 2 §2.9 and its §8.1, last row."""
     info = get_model_info(name)
-    assert info is not None
     assert (info.id, info.provider, info.display_name) == (name, provider, display_name)
     assert info.context_window is not None
     assert info.context_window >= 200_000
@@ -294,7 +293,6 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
     for now, expected in ((begins - 1, ("1", "2")), (begins, ("3", "4.5"))):
         catalogue = Catalogue(shipped_snapshot(), PriceTable(rows), clock=FakeClock(epoch_us=now))
         info = catalogue.info("gpt-5.5")
-        assert info is not None
         assert (str(info.input_cost_per_million), str(info.output_cost_per_million)) == expected
     unpriced = catalogue.info("gpt-5.4")
     assert present(unpriced).input_cost_per_million is None
@@ -367,7 +365,6 @@ def test_the_latest_is_the_best_for_general_use() -> None:
 
 def test_the_latest_is_never_one_that_is_gone_or_for_one_purpose_only(monkeypatch: pytest.MonkeyPatch) -> None:
     table = model_table("openai")
-    assert table is not None
     best, *others = table.rows
     gone = msgspec.structs.replace(best, retires="2026-11-01")
     special = msgspec.structs.replace(best, id="special", general=False)
@@ -388,8 +385,6 @@ def test_a_newer_price_snapshot_brings_new_models_and_prices_at_once(home: Path)
     )
     (home / SNAPSHOT_NAME).write_bytes(encode(msgspec.structs.replace(old, models=new)))
     info, priced = get_model_info("p:new"), get_model_info("gpt-5.5")
-    assert info is not None
-    assert priced is not None
     assert (info.display_name, info.context_window) == ("New", 5000)
     assert priced.input_cost_per_million == 7
     assert priced.supports_tools
@@ -438,7 +433,6 @@ models:
 """
     known, unheard = engine_of(text, home).models()[:2]
     assert present(known.info).display_name == "Claude Opus 4.6"
-    assert known.capabilities is not None
     assert (known.capabilities.supports_tools, known.capabilities.max_context_tokens) == (False, 1_000_000)
     assert (known.input_cost_per_million, known.output_cost_per_million) == (Decimal(5), Decimal(25))
     assert unheard.info is None

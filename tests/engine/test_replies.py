@@ -306,7 +306,6 @@ async def test_it_is_in_the_trace_where_content_is(tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db") as other:
         resumed = await other.open_session("ses", model="s:m")
         metadata = resumed.messages[-1].metadata
-        assert metadata is not None
         assert metadata.raw == reply.raw
         assert said_in(metadata.raw) == SECRET
 

@@ -153,7 +153,6 @@ async def test_what_has_arrived_can_be_looked_at() -> None:
             assert result.partial_response is None
             await settled()
             partial = result.partial_response
-            assert partial is not None
             assert (partial.text, partial.stop_reason, partial.model) == ("Hel", StopReason.CANCELLED, "s:m")
             gate.let(9)
             response = await result.response()

@@ -105,7 +105,6 @@ async def test_a_stream_says_what_it_costs_before_it_begins_while_it_comes_and_a
             assert stream.usage.output_tokens
             assert stream.cost.usd
             assert (stream.model, stream.status) == ("s:m", None)
-            assert stream.routing is not None
             assert stream.routing.model == "s:m"
             gate.set()
             result = await stream.result()
@@ -195,7 +194,6 @@ async def test_a_fallback_says_which_model_served() -> None:
             result = await stream.result()
         assert (stream.model, result.model) == ("t:m", "t:m")
         assert stream.routing == result.routing
-        assert result.routing is not None
         assert result.routing.requested == "s:m"
 
 
@@ -233,7 +231,6 @@ async def test_an_error_says_what_its_call_cost(ask: Ask) -> None:
     async with priced(Say("Hel", fails=ServerError("broken", provider_status=529))) as engine:
         with pytest.raises(ServerError) as raised:
             await ask(engine)
-    assert raised.value.cost is not None
     assert raised.value.cost.usd is not None
     assert raised.value.cost.usd >= Decimal(0)
 
@@ -243,11 +240,9 @@ async def test_the_cost_of_a_call_that_was_never_answered_is_not_known() -> None
     async with priced(Say(fails=ServerError("lost"))) as engine:
         with pytest.raises(ServerError) as raised:
             await engine.generate("s:m", "Hi")
-        assert raised.value.cost is not None
         assert raised.value.cost.usd is None
         with pytest.raises(AdapterError) as refused:
             await engine.generate("s:m", "Hi", requires=Requirements(min_context_tokens=10**9))
-        assert refused.value.cost is not None
         assert refused.value.cost.usd == 0
 
 
@@ -271,7 +266,6 @@ async def test_a_cancelled_call_says_what_it_cost(ask: Ask) -> None:
         await engine.cancel(item.id)
         with pytest.raises(CancelledError) as raised:
             await task
-    assert raised.value.cost is not None
     assert raised.value.cost.usd is not None
 
 
