@@ -266,7 +266,6 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
 def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number: int, code: int) -> None:
     """The partial reply stays on stdout, the exit code is the signal's, and the call is in the trace."""
     with start("ask", "-m", "endless:m", "Tell me a story.", home=talkative) as process:
-        assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
         seen = read_until(process, "Once upon a time")

@@ -43,7 +43,6 @@ class Node:
                 changed.notify_all()
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 

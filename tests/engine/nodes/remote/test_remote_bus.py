@@ -86,7 +86,6 @@ def stored(envelopes: list[Envelope]) -> list[Envelope]:
 async def committed(engine: Engine) -> list[Envelope]:
     """All events of an engine's run, from its trace."""
     await engine.flush()
-    assert engine.store is not None
     return await engine.store.events(run_id=engine.bus.run_id, limit=None)
 
 
