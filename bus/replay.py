@@ -102,7 +102,7 @@ class ReplayBus(ObservableBus):
             RuntimeError: The bus was replayed before.
         """
         if self._ran:
-            raise RuntimeError("this replay has been run; make a new one with Bus.replay(source)")
+            raise RuntimeError("this replay has already run. Create a new one with Bus.replay(source)")
         self._ran = True
         self.check_thread()
         try:
