@@ -309,7 +309,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
         if not _TOOL_NAME.fullmatch(self.name):
             raise ValueError(
                 f"tool name {self.name!r}: must start with a letter and have only letters, digits, '_' and '-', "
-                "at most 64 in all"
+                "at most 64 in total"
             )
         if not _COMBINED.isdisjoint(self.input_schema):
             return  # the type and the properties are in the parts, which adapters merge for servers that need it

@@ -142,7 +142,7 @@ async def fails(arguments: JsonObject) -> str:
         pytest.param(Tool(TOOLS[0], fails), "There is no such file.", marks=row("8.7.7"), id="failure"),
         pytest.param(
             Tool(ToolDefinition("write_file"), answer),
-            "There is no tool named 'read_file'. The tools are: write_file.",
+            "There is no tool named 'read_file'. Available tools: write_file.",
             marks=row("8.7.8"),
             id="unknown",
         ),

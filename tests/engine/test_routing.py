@@ -65,7 +65,7 @@ def capable(**changes: object) -> AdapterCapabilities:
         (
             {"supports_tool_choice": False},
             {"tools": [ToolDefinition("t")], "tool_choice": ToolChoice("required")},
-            "can't be made to call a tool",
+            "can't be forced to call a tool",
         ),
         ({"supports_tools": False}, {"tools": [ToolDefinition("t")]}, "can't call tools"),
         (
@@ -76,7 +76,7 @@ def capable(**changes: object) -> AdapterCapabilities:
         (
             {"supports_structured_output": False},
             {"output_schema": {"type": "object"}},
-            "can't be held to a schema",
+            "does not support output schemas",
         ),
         ({"supports_thinking": False}, {"reasoning_effort": "high"}, "no reasoning to put effort 'high' into"),
         ({"max_output_tokens": 10}, {"max_output_tokens": 11}, "at most 10 output tokens, not 11"),
@@ -226,7 +226,7 @@ async def test_an_overflow_goes_only_to_a_larger_window() -> None:
     async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
         assert message.text == "big"
-        assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is no larger"
+        assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is not larger"
 
 
 async def test_a_prompt_that_has_outgrown_the_first_window_goes_to_a_larger_one() -> None:
@@ -476,7 +476,7 @@ async def test_while_all_candidates_are_being_probed_nobody_knows_when() -> None
             group.start_soon(session.send, "x")
             group.start_soon(other.send, "x")
             await anyio.sleep(1)
-            with pytest.raises(NoModelAvailable, match="being probed") as caught:
+            with pytest.raises(NoModelAvailable, match="probe in progress") as caught:
                 await at.engine.session(["a:m", "b:m"]).send("x")
             assert caught.value.retry_after_seconds is None
             gate.set()
@@ -503,7 +503,7 @@ async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None
         assert [(r.provider, r.state, r.reason) for r in engine.availability.snapshot()] == [
             ("a", "unavailable", "adapter_crashed")
         ]
-        with pytest.raises(AdapterError, match="adapter 'a' does not start: RuntimeError: no luck"):
+        with pytest.raises(AdapterError, match="adapter 'a' failed to start: RuntimeError: no luck"):
             await engine.session("a:m").send("x")
 
 
@@ -512,7 +512,7 @@ async def test_an_adapter_that_cannot_even_be_made_is_passed_over() -> None:
     registry = serving(a=adapter_type(CannotBeMade), b=scripted_type(Say("b")))
     async with Engine(models=registry, trace=False) as engine:
         assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
-        with pytest.raises(ConfigurationError, match="adapter 'a' can't be made: KeyError: 'region'"):
+        with pytest.raises(ConfigurationError, match="adapter 'a' failed to start: KeyError: 'region'"):
             await engine.session("a:m").send("x")
 
 

@@ -259,7 +259,7 @@ async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_
         assert [info.session_id for info in await engine.sessions()] == [other.id]
         assert engine.store is not None
         assert len(await engine.store.calls()) == 2
-        with pytest.raises(CallboardError, match="nothing is stored"):
+        with pytest.raises(CallboardError, match="has no stored messages"):
             await engine.resume(session.id)
         assert (await engine.store.saved_session(other.id)) is not None
         assert not await engine.delete_session(session.id)

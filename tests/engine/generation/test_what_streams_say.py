@@ -326,7 +326,7 @@ async def test_a_view_begins_at_the_beginning() -> None:
     async with priced(Say("Hello")) as engine:
         stream = engine.stream("s:m", "Hi")
         await stream.result()
-        with pytest.raises(ValueError, match="a view begins at the first event"):
+        with pytest.raises(ValueError, match="a view starts at the first event"):
             engine.attach(stream.stream_id, view=True, from_seq=2)  # type: ignore[call-overload]
 
 
@@ -503,7 +503,7 @@ def test_the_last_of_several_messages_counts() -> None:
 
 def test_before_the_first_event_there_is_no_response() -> None:
     """The error says so."""
-    with pytest.raises(CallboardError, match="no message has begun"):
+    with pytest.raises(CallboardError, match="no message has started"):
         StreamAccumulator().response()
 
 

@@ -87,7 +87,7 @@ async def test_a_turn_that_can_not_ask_whose_its_session_is_has_an_unknown_outco
                 server.stop("immediate")
                 async with lease_over(a):
                     gate.set()
-                    with pytest.raises(SessionTakenOver, match="can't be asked") as lost:
+                    with pytest.raises(SessionTakenOver, match="can't read the owner") as lost:
                         await turn.result()
             assert lost.value.turn is not None
             assert lost.value.turn.status == "outcome_unknown"

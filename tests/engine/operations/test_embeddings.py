@@ -165,7 +165,7 @@ async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
 
 async def test_an_adapter_without_embeddings_is_refused_before_any_call() -> None:
     async with engine_of(serving(small("a"), a=f"{__name__}:Talker")) as (engine, events):
-        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter has conversations only"):
+        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter supports only conversations"):
             await engine.embed(["x"], model="a:small")
         assert await seen(events, engine) == []
 
@@ -278,7 +278,7 @@ async def test_vectors_of_another_model_are_never_taken_instead(listed: bool) ->
         b=embedder_type("Other"),
     )
     async with engine_of(models) as (engine, events):
-        with pytest.raises(ConfigurationError, match="b:large can't stand in for a:small"):
+        with pytest.raises(ConfigurationError, match="b:large can't replace a:small"):
             await engine.embed(["x"], model="a:small", fallback=None if listed else ["b:large"])
         assert await seen(events, engine) == []
 
