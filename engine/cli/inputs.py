@@ -24,7 +24,7 @@ from .common.options import failing_as
 
 # --- The prompt ---
 
-NOTHING = "no question: pass it as an argument or pipe it in, such as: git diff | callboard ask 'Review this change'"
+NOTHING = "no question: pass it as an argument or pipe it in: git diff | callboard ask 'Review this change'"
 
 
 class Pipe:
