@@ -54,15 +54,17 @@ class Window(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.calendar is not None and self.rolling is not None:
-            raise ValueError("a window is one of the calendar's or a rolling one, and not both")
+            raise ValueError("a window is a calendar window or a rolling one, not both")
         if self.calendar not in (None, "hour", "day", "month"):
-            raise ValueError(f"{self.calendar!r} is no window: take 'hour', 'day', 'month', or a timedelta")
+            raise ValueError(f"{self.calendar!r} is not a window: expected 'hour', 'day', 'month', or a timedelta")
         if self.rolling is not None and self.rolling < timedelta(seconds=1):
-            raise ValueError(f"a window of {self.rolling} is too short: it takes at least a second")
+            raise ValueError(f"a window of {self.rolling} is too short: expected at least one second")
         try:
             _zone(self.zone)
         except (KeyError, ValueError, OSError) as error:
-            raise ValueError(f"{self.zone!r} is no time zone: take a name such as 'Europe/Zurich'") from error
+            raise ValueError(
+                f"{self.zone!r} is not a time zone: expected a name such as 'Europe/Zurich'"
+            ) from error
 
     @property
     def rolling_us(self) -> int:
@@ -166,7 +168,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         if self.per not in _KINDS and not (self.per.startswith(_TAG) and len(self.per) > len(_TAG)):
             raise ValueError(f"per={self.per!r}: must be one of {', '.join(_KINDS)}, or tag:NAME")
         if self.of is not None and self.per == "engine":
-            raise ValueError("of= names a session, provider, model or value of a tag: say which with per=")
+            raise ValueError("of= is a session, provider, model or tag value and needs per=")
         if self.when_full not in ("refuse", "wait", "cheaper"):
             raise ValueError(f"when_full={self.when_full!r}: must be 'refuse', 'wait' or 'cheaper'")
         if self.unpriced not in ("refuse", "allow"):
@@ -185,7 +187,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return int(Decimal(str(self.max_cost_usd)).scaleb(9))
         except (InvalidOperation, ValueError, OverflowError) as error:
-            raise ValueError(f"max_cost_usd={self.max_cost_usd!r} is no amount of US dollars") from error
+            raise ValueError(f"max_cost_usd={self.max_cost_usd!r} is not an amount of US dollars") from error
 
     @property
     def counted_over(self) -> Window:

@@ -51,7 +51,9 @@ outages."""
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
-    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N calls (default 50)")
+    parser.add_argument(
+        "--limit", type=positive, default=50, metavar="N", help="show at most N calls (default: 50)"
+    )
     add_format(parser, "for each attempt")
     parser.set_defaults(run=run_traces)
 
@@ -71,10 +73,10 @@ def run_traces(arguments: argparse.Namespace) -> int:
 def show_calls(trace: TracePlace, calls: list[CallSummary], *, limited: int) -> None:
     console = make_console()
     if not calls:
-        console.print(f"No such calls in {trace}.", soft_wrap=True)
+        console.print(f"No matching calls in {trace}.", soft_wrap=True)
         return
     console.print(calls_table(calls))
-    more = "; there may be more, see --limit" if len(calls) == limited else ""
+    more = "; for more, see --limit" if len(calls) == limited else ""
     total = sum_text(reduce(add, (call.sum for call in calls)))
     console.print(f"\n{plural(len(calls), 'call')}, {total}, from {trace}{more}", style="dim")
 
@@ -152,13 +154,22 @@ STDOUT = "-"
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Writes one row for each attempt. Money is integer nano-USD, and exact decimal text."
+    parser.description = (
+        "Export recorded calls, one row for each attempt. Money is in integer nano-USD and as "
+        "an "
+        "exact "
+        "decimal text."
+    )
     from callboard.tracestore.export import FORMATS
 
-    parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
-    parser.add_argument("--under", metavar="VERSION", help="costs under this price version (default: the current)")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="the format")
+    parser.add_argument(
+        "--under", metavar="VERSION", help="export the costs under this price version (default: the current one)"
+    )
     add_filters(parser)
-    parser.add_argument("path", metavar="PATH", help=f"file to write, or {STDOUT} for stdout; replaced if there")
+    parser.add_argument(
+        "path", metavar="PATH", help=f"the file to write, or {STDOUT} for stdout; an existing file is replaced"
+    )
     parser.set_defaults(run=run_export)
 
 
@@ -182,7 +193,7 @@ def _stdout(format: Format) -> IO[bytes]:
     if not sys.stdout.isatty():
         return sys.stdout.buffer
     if format == "parquet":
-        raise ConfigurationError("Parquet is not for a terminal; name a file, or pipe it")
+        raise ConfigurationError("Parquet can't be shown at a terminal. Name a file, or pipe it")
     return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else sanitize))
 
 
@@ -218,14 +229,18 @@ _NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not
 
 def add_sql(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
-        "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all."
+        "Run one read-only SQL statement. Times are in microseconds since the epoch (UTC), money in "
+        "nano-USD. The view call_rows uses the names of Python, JSON and exports. --schema shows all tables."
     )
-    parser.add_argument("statement", nargs="?", help="the statement, or - for stdin; with --schema, one table")
-    parser.add_argument("--schema", action="store_true", help="the tables and their columns, with a sentence each")
-    add_trace(parser, "as for traces")
-    parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="at most N rows (default 1000)")
-    parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="at most S seconds (default 10)")
+    parser.add_argument("statement", nargs="?", help="the SQL statement, or - for stdin; with --schema, a table")
+    parser.add_argument("--schema", action="store_true", help="describe the tables and their columns")
+    add_trace(parser, "read this trace file, as for traces")
+    parser.add_argument(
+        "--limit", type=positive, default=1000, metavar="N", help="show at most N rows (default: 1000)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=10, metavar="S", help="stop after S seconds (default: 10)"
+    )
     add_format(parser, "for each row")
     parser.set_defaults(run=run_sql)
 
@@ -234,7 +249,7 @@ def run_sql(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         return show_schema(arguments)
     if arguments.statement is None:
-        raise ConfigurationError("there is no statement; `callboard sql --schema` shows the tables")
+        raise ConfigurationError("no statement. `callboard sql --schema` shows the tables")
     statement = sys.stdin.read() if arguments.statement == "-" else arguments.statement
 
     async def read() -> SqlResult:
@@ -253,7 +268,7 @@ def run_sql(arguments: argparse.Namespace) -> int:
     else:
         _show_result(found)
     if found.truncated:
-        note(f"callboard: only the first {plural(arguments.limit, 'row')}; see --limit")
+        note(f"callboard: only the first {plural(arguments.limit, 'row')}; for more, see --limit")
     return 0
 
 
@@ -271,7 +286,7 @@ def show_schema(arguments: argparse.Namespace) -> int:
 
     named: str | None = arguments.statement
     if named is not None and named not in TABLES:
-        raise ConfigurationError(f"there is no table {named!r}: they are {', '.join(TABLES)}")
+        raise ConfigurationError(f"no table {named!r}. The tables are {', '.join(TABLES)}")
     chosen = {name: table for name, table in TABLES.items() if named in (None, name)}
     rows = [
         SchemaColumn(name, column, said.in_python or column, said.meaning)
@@ -296,7 +311,7 @@ def show_schema(arguments: argparse.Namespace) -> int:
         console.print(FittingTable(columns, [row for row in rows if row.table == name]))
         console.print()
     if named is None:
-        console.print("Callboard's own, which may change with any version:", style="bold")
+        console.print("Internal tables, which may change with any version:", style="bold")
         for name, meaning in BOOKKEEPING.items():
             console.print(f"  {name}: {meaning}", soft_wrap=True)
     return 0

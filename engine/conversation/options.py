@@ -144,10 +144,10 @@ _ALL = frozenset(TurnOptions.__annotations__)
 _OF_REQUESTS = frozenset(RequestOptions.__annotations__)
 
 _ADVICE = {
-    "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
-    "max_tokens": "it is called max_output_tokens=",
-    "stop": "it is called stop_sequences=",
-    "abort_signal": "it is called signal=",
+    "n": "a call has one reply. Make n calls, for example with asyncio.gather",
+    "max_tokens": "use max_output_tokens=",
+    "stop": "use stop_sequences=",
+    "abort_signal": "use signal=",
 }
 
 
@@ -262,8 +262,8 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
             return
         if "key" in self.lost or ("key" in self.lost_of_session and of_session.get("key") is None):
             raise ConfigurationError(
-                f"the waiting turn of session {session_id!r} was asked with key=, and keys are never stored: "
-                "pass key= again"
+                f"the waiting turn of session {session_id!r} was sent with key=, and keys are never "
+                f"stored. Pass key= again"
             )
 
     def stored(self, of_session: TurnOptions) -> JsonObject | None:

@@ -211,7 +211,9 @@ class Step:
     async def _send_for(self, original: CanonicalRequest, route: Route, request: CanonicalRequest) -> CallOutcome:
         """Make the call that middleware asks for in the place of the original call."""
         if self._delivered:
-            raise CallboardError("a part of the reply has been delivered, so middleware can't ask for another one")
+            raise CallboardError(
+                "a part of the reply has already been delivered, so middleware can't request another one"
+            )
         if request.model != original.model:
             route = self._models.route_to(request.model, self._messages)
             request = carried_over(original, request, self._request(route))

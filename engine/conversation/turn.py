@@ -82,7 +82,7 @@ MAX_WAITING_TURNS = 16
 MAX_PAUSES = 8
 """The number of times that a reply which paused (`pause_turn`) is continued."""
 
-_OVER = "the turn is over, or about to end; say it with the next one"
+_OVER = "the turn has ended or is about to end. Send the message with the next turn"
 
 
 class Turn(TurnContext):
@@ -225,9 +225,13 @@ class Turn(TurnContext):
         """Ask the turn to end. A second call does nothing. Returns false if the turn is over. Raises WrongLoop."""
         if self._over:
             return False
-        self.runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
+        self.runtime.host.require_loop(
+            "to end a turn from another task or thread, use the signal= of an AbortController"
+        )
         self.scope.cancel(why)
-        self.steering.close("the turn was cancelled, and takes no more messages; say it with the next one")
+        self.steering.close(
+            "the turn was cancelled and accepts no more messages. Send the message with the next turn"
+        )
         call = self.call
         if call is None:
             self.scope.cut()
@@ -425,7 +429,10 @@ class Turn(TurnContext):
         limit = self.options["max_tool_rounds"]
         if not limit:
             return message, response
-        text = f"its calls were not run, as there were {limit} rounds of tools; max_tool_rounds= allows more"
+        text = (
+            f"its tool calls were not run: the limit of {limit} tool rounds was reached. Set "
+            f"max_tool_rounds= to allow more"
+        )
         warnings = (*response.warnings, CallWarning(WarningCode.MAX_TOOL_ROUNDS, text))
         metadata = msgspec.structs.replace(message.metadata, warnings=warnings)
         return (

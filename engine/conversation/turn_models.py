@@ -175,7 +175,7 @@ def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> 
     """A message of the user that steers a turn. Raises ValueError."""
     blocks = as_blocks(content)
     if all(isinstance(block, TextBlock) and not block.text.strip() for block in blocks):
-        raise ValueError("a message that steers a turn can't be empty")
+        raise ValueError("a steering message can't be empty")
     return Message(Role.USER, blocks, id=message_id, steers=True)
 
 
@@ -299,8 +299,8 @@ MAX_TRIES = 4
 """The number of times that a policy may try to make a prompt short enough."""
 
 ADVICE = (
-    "Let the session shorten what it sends: engine.session(..., context=Truncate()), or LastTurns or Summarise of "
-    "engine.context; or choose a model with a larger window"
+    "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
+    "or Summarise of engine.context. Or choose a model with a larger window"
 )
 """The advice for a prompt that is too long where there is no policy."""
 

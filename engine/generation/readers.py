@@ -102,7 +102,7 @@ class StreamedTurn:
         async with self._starting:
             if self._task is None:
                 if self._closed:
-                    raise CallboardError("this stream was closed before it began; ask for another one")
+                    raise CallboardError("this stream was closed before it started. Start another one")
                 self.ownership.loop = asyncio.get_running_loop()
                 self._task = await self._runtime.host.start_turn(self.turn)
                 self._progress = Progress(self.turn)
@@ -118,7 +118,7 @@ class StreamedTurn:
         """
         loop = self.ownership.loop
         if loop is not None and loop is not asyncio.get_running_loop():
-            raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
+            raise WrongLoop("this stream belongs to another event loop; read it in the loop that started it")
 
     async def reply(self) -> Reply:
         """The last message, when the turn is over. An exception of the turn is raised here."""
@@ -132,7 +132,7 @@ class StreamedTurn:
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model. Raises NoTurnRunning if the turn accepts none any more."""
         if self._closed:
-            raise NoTurnRunning("this stream was closed, which has ended its turn")
+            raise NoTurnRunning("this stream was closed, which ended its turn")
         return self.turn.steer(content)
 
     @property
@@ -212,7 +212,9 @@ E = TypeVar("E")
 # --- Readers of a stream ---
 
 
-_ONE_TASK_EACH = "two tasks read here at once; give each a reader of its own: stream.reader() or engine.attach()"
+_ONE_TASK_EACH = (
+    "two tasks read this stream concurrently. Give each task its own reader: stream.reader() or engine.attach()"
+)
 
 
 class Reader(ABC, Generic[E]):

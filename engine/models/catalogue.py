@@ -119,8 +119,8 @@ def capability_name(word: str) -> str:
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
         near = nearest(name, CAPABILITIES)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CAPABILITIES)}."
-        raise CallboardError(f"models can't be chosen by {word!r}: {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(CAPABILITIES)}."
+        raise CallboardError(f"unknown capability {word!r}: {hint}")
     return name
 
 

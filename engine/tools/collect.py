@@ -34,7 +34,7 @@ def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
 
 def _made_of(function: object) -> Tool:
     if not callable(function) or isinstance(function, type):
-        raise TypeError(f"tools takes tools and functions, not {_kind(function)}")
+        raise TypeError(f"tools must be tools and functions, not {_kind(function)}")
     from .define import tool
 
     try:
@@ -67,4 +67,4 @@ def plugin_tools(name: str) -> Sequence[Tool] | None:
     try:
         return as_tools(given)
     except (TypeError, ToolDefinitionError) as error:
-        raise ConfigurationError(f"the tools {name!r} of {plugin.package} are none: {error}") from error
+        raise ConfigurationError(f"the tools {name!r} of {plugin.package} are not tools: {error}") from error

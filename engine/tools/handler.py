@@ -121,13 +121,13 @@ def _require_fit(name: str, known: frozenset[str], parameters: Parameters, stran
     taken = {parameter.name for parameter in parameters.filled_in}
     if needless := [parameter.name for parameter in strange if parameter.required]:
         raise ToolDefinitionError(
-            f"tool {name!r}: its handler needs {', '.join(needless)}, which the schema doesn't have; add it to "
+            f"tool {name!r}: its handler needs {', '.join(needless)}, which the schema does not have. Add it to "
             "the schema's properties, give the parameter a default, or take all arguments as one mapping"
         )
     if not parameters.variadic and (missing := sorted(known - taken)):
         raise ToolDefinitionError(
-            f"tool {name!r}: its handler doesn't take {', '.join(missing)}, which the schema has; add the "
-            "parameter, **kwargs, or take all arguments as one mapping"
+            f"tool {name!r}: its handler does not accept {', '.join(missing)}, which the schema has. Add "
+            f"the parameter, **kwargs, or take all arguments as one mapping"
         )
 
 
@@ -171,7 +171,7 @@ class Tool:
     @property
     def timeout_seconds(self) -> float | None:
         """The old name of `timeout`."""
-        warn_of_old_name("timeout_seconds is called timeout now")
+        warn_of_old_name("timeout_seconds is deprecated: use timeout")
         return self.timeout
 
     @property
@@ -187,7 +187,7 @@ def require_distinct(tools: Iterable[Tool]) -> None:
     """Check that no two tools have the same name, because a call could mean either of them."""
     names = Counter(tool.name for tool in tools)
     if twice := [name for name, times in names.items() if times > 1]:
-        raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")
+        raise ConfigurationError(f"two tools are named {twice[0]!r}. Rename one: @tool(name='...')")
 
 
 class FunctionTool(Tool, Generic[P, R_co]):

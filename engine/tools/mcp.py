@@ -77,7 +77,7 @@ def mcp_tools(
             return mcp_client.McpConnection(client, _address(server), options, secrets=(server,))
         case str():
             raise ConfigurationError(
-                "mcp_tools takes a URL (http:// or https://), or a command as a list of its parts: "
+                "mcp_tools needs a URL (http:// or https://), or a command as a list of its parts: "
                 f"[{server.partition(' ')[0]!r}, ...]"
             )
         case list() | tuple() if server and all(isinstance(part, str) for part in server):

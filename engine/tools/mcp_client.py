@@ -121,7 +121,7 @@ def content_of(result: CallToolResult) -> ResultContent:
     elif len(parts) == 1 and isinstance(parts[0], TextBlock):
         content = parts[0].text
     if result.is_error:
-        raise ToolError(content or "The tool failed without saying why.")
+        raise ToolError(content or "The tool failed without an error text.")
     return content
 
 
@@ -153,7 +153,7 @@ def _resource(resource: TextResourceContents | BlobResourceContents) -> ResultPa
 
 _log = Log("engine.tools.mcp")
 
-GONE = "The tool's server has ended; its tools can't be used any more."
+GONE = "The server of this tool has stopped. Its tools can no longer be used."
 
 MAX_PAGES = 100
 """The number of pages that are read of a server's list of tools."""
@@ -207,7 +207,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
     async def __aenter__(self) -> tuple[McpTool, ...]:
         """The server's tools."""
         if self._task is not None:
-            raise CallboardError("this MCP server was opened before; call mcp_tools(...) again")
+            raise CallboardError("this MCP server has already been opened. Call mcp_tools(...) again")
         task = self._task = asyncio.create_task(self._live(), name=f"mcp {self._named}")
         up = asyncio.ensure_future(self._up.wait())
         opened = False
@@ -282,7 +282,9 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
             result = await self._client.call_tool(name, arguments, progress_callback=partial(_progressed, context))
         except MCPError as error:
             gone = error.code == CONNECTION_CLOSED
-            raise ToolError(GONE if gone else f"The tool's server answers: {error.message}") from error
+            raise ToolError(
+                GONE if gone else f"The server of this tool returned an error: {error.message}"
+            ) from error
         return content_of(result)
 
     def _words(self, error: BaseException | None) -> str:

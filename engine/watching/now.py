@@ -381,7 +381,7 @@ class WatchingMethods:
             await runtime.host.start()
             state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
         if not content:
-            raise CallboardError("a turn says something: the content is empty")
+            raise CallboardError("the message of a turn can't be empty")
         return preview(runtime, state, model, Message.user(content), given)
 
     def preview_sync(

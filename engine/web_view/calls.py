@@ -297,7 +297,7 @@ def call_filter(request: Request) -> CallFilter:
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", "100")
     if not text.isdecimal() or len(text) > 9:
-        raise Refused(400, "a limit is a number")
+        raise Refused(400, "limit must be a number")
     return int(text)
 
 
@@ -318,7 +318,7 @@ async def call(subject: Subject, request: Request) -> Response:
     async with subject.reading() as store:
         attempts = sorted(await store.calls(CallFilter(request_id=request_id)), key=lambda row: row.attempt)
         if not attempts:
-            raise Refused(404, "the trace has no such call")
+            raise Refused(404, "unknown call")
         own = None if subject.engine is None else subject.engine.prices
         tables = await _tables(store, attempts, own)
         events = await store.events(request_id=request_id, limit=200)
@@ -372,7 +372,7 @@ async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | N
 def _bill(row: CallRow, table: PriceTable) -> dict[str, object]:
     if row.usage is None:
         known = {"version": table.version, "label": table.label}
-        return {**known, "lines": (), "nano_usd": None, "reason": "no usage is known"}
+        return {**known, "lines": (), "nano_usd": None, "reason": "usage unknown"}
     found = table.explain(
         row.model,
         row.usage,

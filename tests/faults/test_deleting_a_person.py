@@ -355,7 +355,7 @@ async def test_an_engine_whose_actor_cannot_be_kept_running_ends_in_order(actor:
     reason = f"{actor} ended 5 times in a row"
     with pytest.raises(SupervisorEscalated, match=reason):
         await engine.aclose()
-    with pytest.raises(CallboardError, match=rf"this engine is closed \({reason}.*make a new one"):
+    with pytest.raises(CallboardError, match=rf"this engine is closed \({reason}.*Create a new one"):
         await talk.sessions[0].send("again")
     assert asyncio.all_tasks() == before
     async with TraceStore.open_readonly(path) as store:

@@ -112,12 +112,12 @@ async def test_a_server_that_dies_is_an_error_for_the_model() -> None:
     async with mcp_tools(COMMAND) as tools:
         died = await result_of(named(tools, "die"))
         assert died.is_error
-        assert "server has ended" in died.text
+        assert "server of this tool has stopped" in died.text
         after = await result_of(named(tools, "find"), {"title": "Emma"})
         assert after.is_error
-        assert "server has ended" in after.text
+        assert "server of this tool has stopped" in after.text
     closed = await result_of(named(tools, "find"), {"title": "Emma"})
-    assert "server has ended" in closed.text
+    assert "server of this tool has stopped" in closed.text
 
 
 @pytest.fixture
