@@ -39,7 +39,9 @@ from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
+from ..tools.context import idempotency_key
 from ..tools.rounds import not_executed
+from ..tree import Caller, ChildTurn
 from .options import TurnOptions, for_requests
 from .requests import answer_as_text
 from .results import Reply, StepResult
@@ -268,6 +270,8 @@ class Step:
             key=request.key,
             spills_to=route.others,
             spending=turn.spending,
+            caller=turn.caller,
+            node=turn.node,
         )
         call = Call(
             request,
@@ -419,10 +423,31 @@ class TurnTools:
             repair=self._turn.options.get("repair_tool_call"),
             cut_off=cut_off,
             approved=approved,
+            caller=partial(self._caller, history),
         )
         made = await run_tools(calls, self._turn.state.tools, shared, interrupted=keep)
         keep(made.results)
         return made
+
+    def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
+        """The run of a tool, as the calls see it that the tool makes."""
+        turn = self._turn
+        asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
+        return Caller(
+            turn.in_tree(),
+            call_id=None if asked is None or asked.metadata is None else asked.metadata.request_id,
+            tool_use_id=call.id,
+            tool_name=call.name,
+            runtime=turn.runtime,
+            key=lambda: idempotency_key(turn.state.id or None, history, call.id),
+            tell=self._tell_child,
+        )
+
+    def _tell_child(self, child: ChildTurn) -> None:
+        if not self._turn.log.closed:
+            self._tell(
+                ToolProgress(tool_use_id=child.tool_use_id, tool_name=child.tool_name, stream_id=child.turn_id)
+            )
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._turn.log.append(event)
