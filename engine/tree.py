@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from decimal import Decimal
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 from urllib.parse import quote, unquote
 
@@ -265,6 +265,9 @@ class Caller:
         runtime: The engine's parts, for a sub-agent that the tool runs.
         key: Gives the key of `ToolContext.idempotency_key`.
         tell: Publishes that the tool has started a turn.
+        session_id: The session of the turn, if there is one.
+        tags: The tags of the turn's calls.
+        streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
         beside: Whether the call belongs to the turn itself, such as a summary of its history.
     """
@@ -279,6 +282,9 @@ class Caller:
         runtime: object = None,
         key: Callable[[], str] | None = None,
         tell: Callable[[ChildTurn], object] | None = None,
+        session_id: str | None = None,
+        tags: Mapping[str, str] = MappingProxyType({}),
+        streamed: bool = False,
         trace_parent: str | None = None,
         beside: bool = False,
     ) -> None:
@@ -287,6 +293,9 @@ class Caller:
         self.tool_use_id = tool_use_id
         self.tool_name = tool_name
         self.runtime = runtime
+        self.session_id = session_id
+        self.tags = tags
+        self.streamed = streamed
         self.trace_parent = trace_parent
         self.beside = beside
         self.counted = node.above if beside else node
@@ -337,7 +346,7 @@ current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=N
 
 
 def caller_here() -> Caller | None:
-    """The run of a tool that a call which starts here belongs to; None outside of one, and once its turn is over."""
+    """The run of a tool to which a call that starts here belongs; None outside of one, or if its turn is over."""
     caller = current_tool.get()
     return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
 
@@ -349,8 +358,8 @@ def caller_here() -> Caller | None:
 def detached() -> Iterator[None]:
     """Start calls in this block outside of the tree, although a tool runs.
 
-    They have no parent, no share in its costs and limits, and they don't end with it. Use it for work that outlives
-    the turn.
+    They have no parent, no share in its costs and limits, and they don't end with it. Use it for work that
+    outlives the turn.
     """
     token = current_tool.set(None)
     try:

@@ -132,9 +132,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """The most input and output tokens of the window together; None is no limit on tokens."""
     per: str = "engine"
-    """The scope of the limit: ``engine``, ``session``, ``provider``, ``model``, ``turn``, ``root``, or ``tag:NAME``.
+    """The scope: ``engine``, ``session``, ``provider``, ``model``, ``turn``, ``root`` or ``tag:NAME``.
 
-    Each session, provider, model, turn or value of the tag has its own account. Calls without one share an account.
+    Each session, provider, model, turn or value of the tag has its own account. Calls without one share one.
     ``root`` is a turn together with all turns and calls that its tools start, and ``turn`` is a turn without them.
     Such an account ends with its turn, and has no window.
     """

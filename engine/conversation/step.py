@@ -40,6 +40,7 @@ from ..routing.candidates import Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.context import idempotency_key
+from ..tools.handler import Handoff
 from ..tools.rounds import not_executed
 from ..tree import Caller, ChildTurn
 from .options import TurnOptions, for_requests
@@ -351,6 +352,8 @@ class TurnTools:
         self._turn = turn
         self._keep = keep
         self._rounds = 0
+        self.handed_to: Handoff | None = None
+        """The agent that takes the conversation over, once a call of `handoff` has run."""
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
         """How the turn ends if none of the reply's calls is run; None if they run.
@@ -370,7 +373,13 @@ class TurnTools:
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         self._rounds += 1
-        return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
+        made = await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
+        handoffs = {tool.name: tool for tool in self._turn.state.tools if isinstance(tool, Handoff)}
+        if handoffs:
+            names = {call.id: call.name for call in reply.tool_uses}
+            ran = [names[result.tool_use_id] for result in made.results if not result.is_error]
+            self.handed_to = next((handoffs[name] for name in ran if name in handoffs), None)
+        return made
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
         """Give each of these calls a result that reports that it was not run, because the turn is over."""
@@ -439,6 +448,9 @@ class TurnTools:
             tool_use_id=call.id,
             tool_name=call.name,
             runtime=turn.runtime,
+            session_id=turn.state.id or None,
+            tags=turn.tags,
+            streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
             tell=self._tell_child,
         )

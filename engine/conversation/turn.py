@@ -64,6 +64,7 @@ from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState, TurnLease, packed_opening
 from ..tools import Answer, last_reply
+from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, AskedWith, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
@@ -424,6 +425,8 @@ class Turn(TurnContext):
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
+                elif tools.handed_to is not None:
+                    models, tools = self._hand_over(models, tools.handed_to)
                 elif await tools.stops(self.steps):
                     status = "stopped"
             self._finish_step()
@@ -432,6 +435,20 @@ class Turn(TurnContext):
                 self.status = status
                 return message
             held = status is None and provider_waits(message)
+
+    def _hand_over(self, models: TurnModels, agent: Handoff) -> tuple[TurnModels, TurnTools]:
+        """Give the conversation to another agent. Returns its models and tools, for the rest of the turn."""
+        state, sessions = self.state, self.runtime.sessions
+        self._model = None
+        if state.id:
+            sessions.change_model(state, agent.model)
+        state.model, state.system_prompt = agent.model, agent.system_prompt
+        state.use_tools(agent.tools)
+        if state.announced:
+            sessions.publish_setup(state)
+        fresh = TurnModels(self, agent.model, self.new)
+        fresh.adapters = models.adapters
+        return fresh, TurnTools(self, self._keep_results)
 
     def _take_steering(self, models: TurnModels) -> None:
         """Take the host's steering messages."""
