@@ -43,12 +43,19 @@ def reported_detail(details: Json, name: str) -> int | None:
     return reported_count(details.get(name)) if isinstance(details, dict) else None
 
 
+_WRITES = frozenset(
+    {"cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens", "cache_creation"}
+)
+
+
 def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
     """Tokens written to a cache, and the part of them for an hour.
 
     They are in the details of the prompt or outside of it, as OpenRouter's and OpenAI's `cache_write_tokens`,
     LiteLLM's `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
     """
+    if flat is None and split is None and not (isinstance(details, dict) and not _WRITES.isdisjoint(details)):
+        return 0, 0
     total = first_count(
         reported_detail(details, "cache_write_tokens"),
         reported_detail(details, "cache_creation_tokens"),
