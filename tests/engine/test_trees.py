@@ -32,6 +32,7 @@ from callboard.bus import LlmCallStarted, ToolProgress
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, CallRow
 from callboard.tracestore.prices.rows import PriceRow
+from callboard.tracestore.trees import trees
 from tests.support import engines
 from tests.support.engines import keeping, registry
 from tests.support.programs import ended
@@ -40,6 +41,7 @@ from tests.support.scripted import Say
 pytestmark = pytest.mark.anyio
 
 PRICES = PriceTable([PriceRow(model=f"{name}:m", input=1_000_000, output=1_000_000) for name in "sabc"], "test")
+DOUBLE = PriceTable([PriceRow(model=f"{name}:m", input=2_000_000, output=2_000_000) for name in "sabc"], "double")
 running = functools.partial(engines.running, prices=PRICES)
 A_CALL = 15_000
 """The cost of a scripted call in nano-USD: 15 tokens."""
@@ -406,3 +408,25 @@ async def test_the_text_of_the_whole_tree_is_read_in_one_place() -> None:
             own = [text async for text in turn.text_stream]
     assert "".join(text for depth, text in pieces if depth == 0) == "".join(own) == "Wait. Done."
     assert "".join(text for depth, text in pieces if depth == 1) == "By me."
+
+
+async def test_the_trees_of_a_trace_show_what_each_turn_cost_with_its_children(tmp_path: Path) -> None:
+    """By the library and by `callboard traces --tree`; a repricing moves own and whole sums alike."""
+    path = tmp_path / "t.db"
+    script = {"b": [asks("c"), Say("b")], "c": [Say("c")]}
+    async with running(asks("b"), Say("Done."), store=path, **script) as (engine, _):
+        deep = runs("c", lambda: engine.generate("c:m", "Go."))
+        await engine.session("s:m", tools=[runs("b", lambda: engine.generate("b:m", "Go.", tools=[deep]))]).send(
+            "Go."
+        )
+        await engine.flush()
+        assert engine.store is not None
+        await engine.store.reprice(DOUBLE)
+        (tree,) = trees(await engine.store.calls(CallFilter(), 100))
+        (row,) = await engine.store.costs(CallFilter(), ("root",))
+    assert [(node.depth, node.own.nano_usd, node.whole.nano_usd) for node in tree.walk()] == [
+        (0, 4 * A_CALL, 10 * A_CALL),
+        (1, 4 * A_CALL, 6 * A_CALL),
+        (2, 2 * A_CALL, 2 * A_CALL),
+    ]
+    assert (row.cost_nano_usd, row.calls) == (10 * A_CALL, 5)

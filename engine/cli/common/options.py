@@ -94,6 +94,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--status", choices=get_args(CallStatus), help="only calls that ended so")
     add_period(parser)
     parser.add_argument("--turn", metavar="ID", help="only of this turn")
+    parser.add_argument("--root", metavar="ID", help="only of this turn and of the turns and calls below it")
     add_tag(parser)
     parser.add_argument("--key", metavar="NAME", help="only with the key of this name")
     parser.add_argument("--error-class", metavar="C", help="only attempts that failed with this class of error")
@@ -125,6 +126,7 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
         session_id=arguments.session,
         status=arguments.status,
         turn_id=arguments.turn,
+        root_turn_id=arguments.root,
         tags=dict(arguments.tag) if arguments.tag else None,
         error_class=arguments.error_class,
         key=arguments.key,
