@@ -28,12 +28,10 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
+from ...requests.content import encode_json, join_text, media_bytes, write_data_url
 from ...requests.fitted import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
-from ...requests.host_options import add_host_fields
-from ...requests.media import media_bytes, write_data_url
-from ...requests.settings import CUSTOM, INPUT, free_text
-from ...requests.text import encode_json, join_text
+from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
 
 # --- Media of user messages ---
