@@ -241,5 +241,7 @@ def result_of(turn: Turn) -> GenerateResult:
         status=turn.status,
         total_cost=turn.cost,
         cost_sum=turn.spending.sum,
+        tree_cost=turn.tree_cost,
+        tree_usage=turn.tree_usage,
         undelivered=turn.undelivered,
     )

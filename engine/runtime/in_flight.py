@@ -78,13 +78,16 @@ class InFlight:
             self._idle.set()
 
     @contextlib.contextmanager
-    def call(self, what: str = CLOSED) -> Iterator[None]:
-        """A block that is cancelled when the engine is closed. Raises CancelledError."""
+    def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
+        """A block that is cancelled when the engine is closed, or by the yielded function.
+
+        Raises CancelledError.
+        """
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)
         try:
             with scope:
-                yield
+                yield scope.cancel
         finally:
             self.remove(scope)
         if scope.cancelled_caught:

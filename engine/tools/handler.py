@@ -180,6 +180,18 @@ class Tool:
         return self.definition.name
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Handoff(Tool):
+    """A tool whose call gives the conversation to another agent. `handoff` makes it."""
+
+    model: Any
+    """The agent's model."""
+    system_prompt: str | None = None
+    """The agent's system prompt."""
+    tools: tuple[Tool, ...] = ()
+    """The agent's tools."""
+
+
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]
 
 
