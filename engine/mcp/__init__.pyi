@@ -1,0 +1,29 @@
+# Written by scripts/make_stubs.py.
+from .hooks import Elicit, Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, OnLog, Sample, SamplingRequest
+from .oauth import McpMemoryTokens, McpOAuth, McpTokenFile, McpTokenStorage
+from .servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .settings import McpServerSettings
+
+__all__ = [
+    "Elicit",
+    "Elicitation",
+    "ElicitationAnswer",
+    "McpLogMessage",
+    "McpMemoryTokens",
+    "McpOAuth",
+    "McpPrompt",
+    "McpPromptArgument",
+    "McpResource",
+    "McpServer",
+    "McpServerSettings",
+    "McpServerStatus",
+    "McpServers",
+    "McpTokenFile",
+    "McpTokenStorage",
+    "McpTool",
+    "OnLog",
+    "Sample",
+    "SamplingRequest",
+    "mcp_servers",
+    "mcp_tools",
+]
