@@ -46,8 +46,8 @@ STDERR_LINES = 5
 LOGIN_SECONDS = 300.0
 """Seconds for a person to log in."""
 
-RELIST_SECONDS = 0.05
-"""Seconds for which changes of the list of tools are gathered before it is read again."""
+RELIST_SECONDS = 5.0
+"""Seconds for which the end of a call waits for a list of tools that has changed."""
 
 
 class ServerGone(CallboardError):
@@ -89,6 +89,8 @@ class Connection:
         self._auth = auth
         self._calls: list[CallInProgress] = []
         self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._gone = False
         self._changed = False
 
@@ -128,10 +130,12 @@ class Connection:
             async with asyncio.timeout(seconds):
                 try:
                     client = await self._enter(stack, "auto")
-                except MCPError as error:
+                except Exception as error:
                     # Some servers end if the first message is not `initialize`, and the library asks first which
                     # version of the protocol they have.
-                    if error.code != CONNECTION_CLOSED or self._settings is None or self._settings.url is not None:
+                    why = unwrapped(error)
+                    closed = isinstance(why, MCPError) and why.code == CONNECTION_CLOSED
+                    if not closed or self._settings is None or self._settings.url is not None:
                         raise
                     self._gone = False
                     client = await self._enter(stack, "legacy")
@@ -184,7 +188,6 @@ class Connection:
             await self._wake.wait()
             self._wake.clear()
             if self._changed and not self._gone:
-                await asyncio.sleep(RELIST_SECONDS)
                 self._changed = False
                 try:
                     self.tools = tuple(await all_pages(client.list_tools, "tools"))
@@ -194,6 +197,14 @@ class Connection:
                     _log.warning("mcp_tools_not_listed", server=self.name, error=error.message)
                 else:
                     changed()
+            if not self._changed:
+                self._settled.set()
+
+    async def settle(self) -> None:
+        """Return when the list of tools has been read after a change that is known. Not after a few seconds."""
+        if not self._settled.is_set():
+            with anyio.move_on_after(RELIST_SECONDS):
+                await self._settled.wait()
 
     async def _hear(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -229,11 +240,13 @@ class Connection:
 
     def tools_changed(self) -> None:
         self._changed = True
+        self._settled.clear()
         self._wake.set()
 
     def end(self) -> None:
         """End this life, because the server is gone."""
         self._gone = True
+        self._settled.set()
         self._wake.set()
 
     def is_lost(self, error: MCPError) -> bool:
@@ -342,6 +355,13 @@ async def all_pages(method: Callable[..., Awaitable[Any]], field: str) -> list[A
     return found
 
 
+def unwrapped(error: BaseException) -> BaseException:
+    """The error in nested groups of one error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 # --- Transports ---
 
 
@@ -419,7 +439,8 @@ class _Lines(asyncio.Protocol):
 async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
     """The writing end of a pipe whose last lines are kept, so that a command's stderr is not the host's."""
     reads, writes = os.pipe()
-    with os.fdopen(reads, "rb", 0) as reader, os.fdopen(writes, "w") as writer:
+    with os.fdopen(writes, "w") as writer:
+        reader = os.fdopen(reads, "rb", 0)  # the transport closes it
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _Lines(lines), reader)
         try:
             yield writer

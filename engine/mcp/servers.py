@@ -215,7 +215,7 @@ class McpServer:
 
     async def live(self) -> None:
         """One life of the connection. It ends with an exception, or is cancelled."""
-        from .connection import Connection
+        from .connection import Connection, unwrapped
 
         connection = Connection(self.name, self.settings, self._callbacks, server=self._server, auth=self._auth)
 
@@ -231,12 +231,15 @@ class McpServer:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.error = self._words(_unwrapped(error), connection)
+            self.error = self._words(unwrapped(error), connection)
             _log.warning("mcp_server_failed", server=self.name, error=self.error)
             raise CallboardError(self.error) from error
         finally:
             self._connection = None
-            self._up.clear()
+            if self.ref is None:  # nothing restarts it, so no call needs to wait
+                self._up.set()
+            else:
+                self._up.clear()
             self.first_try.set()
             self.version += 1
 
@@ -313,6 +316,7 @@ class McpServer:
                     f"The MCP server {self.name} ended during this call, which may have been carried out in part "
                     "or in full."
                 ) from error
+            await connection.settle()  # so that the next step has the tools of now
             content = self._cut(content_of(result), context)
             if result.is_error:
                 raise ToolError(content or "The tool failed without a reason.")
@@ -368,13 +372,6 @@ LONGEST_ERROR = 2000
 
 async def _progressed(context: ToolContext, progress: float, total: float | None, message: str | None) -> None:
     context.progress(message, progress / total if total else None)
-
-
-def _unwrapped(error: BaseException) -> BaseException:
-    """The error in nested groups of one error."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 # --- One server ---
@@ -718,6 +715,7 @@ class McpServers(ToolSource):
 
         Raises:
             CallboardError: The servers were opened without roots, so they do not ask for any.
+        ConfigurationError: A root is a URI of another kind than ``file:``.
         """
         if self._roots is None:
             raise CallboardError("pass roots= (an empty list will do) to mcp_servers to change the roots later")
@@ -777,10 +775,12 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _as_uris(roots: Sequence[str | Path]) -> tuple[str, ...]:
-    return tuple(
-        root if isinstance(root, str) and "://" in root else Path(root).expanduser().resolve().as_uri()
-        for root in roots
+    found = tuple(
+        str(root) if "://" in str(root) else Path(root).expanduser().resolve().as_uri() for root in roots
     )
+    if wrong := [uri for uri in found if not uri.startswith("file://")]:
+        raise ConfigurationError(f"a root of MCP servers is a folder or a file: URI, not {wrong[0]!r}")
+    return found
 
 
 def mcp_servers(
@@ -809,7 +809,7 @@ def mcp_servers(
         engine: The engine whose supervision tree the servers are part of. None has a supervisor of their own.
         elicit: A function that asks the user what a server wants to know.
         sampling: The model that answers servers, or a function that decides about each request.
-        roots: The folders or URIs that servers may work on. `McpServers.set_roots` changes them.
+        roots: The folders that servers may work on. `McpServers.set_roots` changes them.
         auth: The authentication of HTTP servers, by their names: `McpOAuth`, or an object of the client library.
         on_log: A function that gets the servers' log messages. They go to the log ``callboard.engine.mcp``, too.
         log_level: The lowest level of log messages that servers are asked to send, such as ``info``.

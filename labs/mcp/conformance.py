@@ -1,10 +1,10 @@
-"""Runs the conformance suite of MCP, which npm has as `@modelcontextprotocol/conformance`, against Callboard's client.
+"""Runs the conformance suite of MCP, `@modelcontextprotocol/conformance` of npm, against Callboard's client.
 
     python -m labs.mcp.conformance FOLDER            each client scenario
     python -m labs.mcp.conformance FOLDER tools_call  these scenarios
 
-FOLDER has the suite in its `node_modules`: `npm install --prefix FOLDER @modelcontextprotocol/conformance`. The suite
-needs Node 22; `NODE` names it if it is not the first on the path.
+FOLDER has the suite: `npm install --prefix FOLDER @modelcontextprotocol/conformance`. It needs Node 22;
+`NODE` names the program if it is not the first on the path.
 """
 
 from __future__ import annotations
