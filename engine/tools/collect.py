@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, overload
 from weakref import WeakKeyDictionary
 
-from callboard.adapters.registry import plugin_named
+from callboard.adapters.provider import plugin_named
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.log import Log
 

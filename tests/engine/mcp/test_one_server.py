@@ -23,8 +23,6 @@ pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 from callboard.engine.mcp.values import legal_names
 
-pytestmark = pytest.mark.anyio
-
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
 
