@@ -18,6 +18,7 @@ from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
+from .mcp.serve import McpService, mcp_service
 from .mcp.servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
 from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
@@ -105,6 +106,7 @@ __all__ = [
     "McpServerSettings",
     "McpServerStatus",
     "McpServers",
+    "McpService",
     "McpTokenFile",
     "McpTokenStorage",
     "McpTool",
@@ -182,6 +184,7 @@ __all__ = [
     "list_models",
     "load_registry",
     "mcp_servers",
+    "mcp_service",
     "mcp_tools",
     "reprice",
     "reprice_sync",

@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = face(
             "Sample SamplingRequest"
         ),
         ".oauth": "McpMemoryTokens McpOAuth McpTokenFile McpTokenStorage",
+        ".serve": "McpService OpenSession mcp_service",
         ".servers": ("McpServer McpServers McpServerStatus McpTool mcp_servers mcp_tools"),
         ".settings": "McpServerSettings",
     },

@@ -17,6 +17,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -124,10 +125,10 @@ class Connection:
 
     async def _connected(self, stack: AsyncExitStack) -> Client:
         seconds = self._settings.connect_timeout if self._settings is not None else None
-        if seconds is not None and self._auth is not None:
-            seconds = max(seconds, LOGIN_SECONDS)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
+                if self._auth is not None and hasattr(self._auth, "on_login"):
+                    self._auth.on_login = partial(_extended, limit)
                 try:
                     client = await self._enter(stack, "auto")
                 except Exception as error:
@@ -148,7 +149,7 @@ class Connection:
         calls = self._callbacks
         client = Client(
             self._target(),  # type: ignore[arg-type]
-            client_info=types.Implementation(name="callboard", version=_version()),
+            client_info=types.Implementation(name="callboard", version=installed_version()),
             mode=mode,
             cache=None,
             sampling_callback=calls.sampling,
@@ -327,6 +328,12 @@ class _WatchedStream:
         await self.aclose()
 
 
+def _extended(limit: asyncio.Timeout) -> None:
+    """Give a person time to log in."""
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time() + LOGIN_SECONDS)
+
+
 def _is_old(client: Client) -> bool:
     """Whether the server's version of the protocol has a session with notifications to the server."""
     return client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
@@ -450,7 +457,7 @@ async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
             transport.close()
 
 
-def _version() -> str:
+def installed_version() -> str:
     try:
         return version("callboard")
     except PackageNotFoundError:  # run from a checkout that isn't installed

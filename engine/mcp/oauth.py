@@ -140,16 +140,25 @@ class McpOAuth:
         class Provider(OAuthClientProvider):
             """The library's client, which finds where to renew a stored login after a restart of the process."""
 
+            on_login: Callable[[], object] | None = None
+            """Called when a person is asked to log in."""
+
             async def _initialize(self) -> None:
                 await super()._initialize()
                 await storage.restore(self.context)
 
         browser = _Browser(self._redirect_uri, self._open_url, self._wait)
+
+        async def open_page(url: str) -> None:
+            if provider.on_login is not None:
+                provider.on_login()
+            await browser.open(url)
+
         provider = Provider(
             server_url=url,
             client_metadata=OAuthClientMetadata.model_validate(metadata),
             storage=storage,
-            redirect_handler=browser.open,
+            redirect_handler=open_page,
             callback_handler=browser.result,
             client_metadata_url=self._client_metadata_url,
         )

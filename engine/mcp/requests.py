@@ -12,7 +12,7 @@ belongs to, so a call of the engine in a hook is a child of that call.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -23,6 +23,7 @@ from callboard.bus.errors import CallboardError
 from callboard.bus.log import Log
 
 from ..conversation.results import GenerateResult
+from ..routing.model_choice import Model
 from ..tools.context import ToolContext
 from ..tools.handler import Tool
 from .hooks import Elicit, Elicitation, McpLogMessage, OnLog, Sample, SamplingRequest, answer_of
@@ -189,7 +190,7 @@ def _sampling_request(server: str, params: types.CreateMessageRequestParams) -> 
     )
 
 
-def sampled_by(model: str, engine: Engine | None) -> Sample:
+def sampled_by(model: Model, engine: Engine | None) -> Callable[[SamplingRequest], Awaitable[GenerateResult]]:
     """A function that answers sampling requests with a model of the engine, without asking."""
 
     async def sample(request: SamplingRequest) -> GenerateResult:

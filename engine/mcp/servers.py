@@ -70,7 +70,7 @@ class McpTool(Tool):
     """The server's name."""
 
 
-def _require_library() -> None:
+def require_library() -> None:
     try:
         import mcp.client  # noqa: F401
     except ImportError as error:
@@ -468,7 +468,7 @@ def mcp_tools(
         ConfigurationError: The client library is missing, or `server` is none of these.
         CallboardError: The server can't be reached. It is raised when the context is entered.
     """
-    _require_library()
+    require_library()
     settings: McpServerSettings | None = None
     match server:
         case str() if server.startswith(("http://", "https://")):
@@ -783,6 +783,10 @@ def _as_uris(roots: Sequence[str | Path]) -> tuple[str, ...]:
     return found
 
 
+def _may_want_login(server: McpServerSettings) -> bool:
+    return server.url is not None and "authorization" not in {name.lower() for name in server.headers}
+
+
 def mcp_servers(
     servers: Given,
     *,
@@ -790,7 +794,7 @@ def mcp_servers(
     elicit: Elicit | None = None,
     sampling: str | Sample | None = None,
     roots: Sequence[str | Path] | None = None,
-    auth: Mapping[str, object] | None = None,
+    auth: Mapping[str, object] | McpOAuth | None = None,
     on_log: OnLog | None = None,
     log_level: str | None = None,
     prefix: Literal["clash", "always"] = "clash",
@@ -810,7 +814,8 @@ def mcp_servers(
         elicit: A function that asks the user what a server wants to know.
         sampling: The model that answers servers, or a function that decides about each request.
         roots: The folders that servers may work on. `McpServers.set_roots` changes them.
-        auth: The authentication of HTTP servers, by their names: `McpOAuth`, or an object of the client library.
+        auth: The login at HTTP servers: a `McpOAuth` for all, or by the servers' names a `McpOAuth` or another
+            authentication of the client library. A server that wants no login is not affected.
         on_log: A function that gets the servers' log messages. They go to the log ``callboard.engine.mcp``, too.
         log_level: The lowest level of log messages that servers are asked to send, such as ``info``.
         prefix: ``clash``: a tool name that several servers have gets its server's name in front. ``always``: each
@@ -821,8 +826,10 @@ def mcp_servers(
     Raises:
         ConfigurationError: The client library is missing, or the settings are wrong.
     """
-    _require_library()
+    require_library()
     settings = settings_of(servers)
+    if isinstance(auth, McpOAuth):
+        auth = {name: auth for name, server in settings.items() if _may_want_login(server)}
     if unknown := [name for name in auth or {} if name not in settings]:
         raise ConfigurationError(f"auth names {unknown[0]!r}, which is no MCP server of these settings")
     if isinstance(sampling, str):

@@ -73,6 +73,25 @@ def definition_of(tool: types.Tool, name: str) -> ToolDefinition:
     )
 
 
+def tool_of(definition: ToolDefinition) -> types.Tool:
+    """A tool of the engine for another host."""
+    hints = definition.annotations
+    return types.Tool(
+        name=definition.name,
+        description=definition.description,
+        input_schema=definition.input_schema,
+        annotations=None
+        if hints is None
+        else types.ToolAnnotations(
+            title=hints.title,
+            read_only_hint=hints.read_only,
+            destructive_hint=hints.destructive,
+            idempotent_hint=hints.idempotent,
+            open_world_hint=hints.open_world,
+        ),
+    )
+
+
 def annotations_of(tool: types.Tool) -> ToolAnnotations | None:
     """The server's own hints about a tool. They are only claims, unless the server is trusted."""
     hints = tool.annotations
