@@ -6,6 +6,7 @@ A question of a server goes to the user at the terminal. Logins are stored in a 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import webbrowser
@@ -17,10 +18,12 @@ from typing import Any, TextIO
 import anyio
 
 from callboard.bus import ConfigurationError
+from callboard.bus.log import ROOT
 from callboard.tracestore.home import home_folder
 
 from .. import Engine, GenerateResult, Session, load_registry
 from ..mcp import Elicitation, ElicitationAnswer, McpOAuth, McpServers, McpTokenFile, SamplingRequest, mcp_servers
+from ..mcp.servers import ACTOR
 from ..tools import ToolLike
 from .common.options import add_models_file, repeated
 from .common.sanitize import note, one_line
@@ -44,11 +47,18 @@ async def opened(path: str, life: AsyncExitStack, generate: Generate | None = No
         sampling=None if generate is None else lambda request: _sampled(request, generate),
         roots=[Path.cwd()],
     )
+    logging.getLogger("callboard.bus.actor").addFilter(_is_no_server)
+    logging.getLogger("callboard.engine.mcp").setLevel(logging.ERROR)
     await life.enter_async_context(servers)
     for status in servers.status():
         if status.state != "up":
             note(f"(MCP server {status.name}: {one_line(status.error or status.state)})")
     return servers
+
+
+def _is_no_server(record: logging.LogRecord) -> bool:
+    """Whether a log line is about something else than the end of a server, which a note reports."""
+    return not str(getattr(record, ROOT, {}).get("actor", "")).startswith(ACTOR)
 
 
 def _open_page(url: str) -> None:

@@ -50,6 +50,9 @@ _log = Log("engine.mcp")
 RESTARTS = RestartPolicy(max_failures=8, healthy_after=30.0, backoff_base=0.5, backoff_cap=30.0)
 """How servers are restarted: a server that is down for about half a minute comes back by itself."""
 
+ACTOR = "mcp "
+"""How the name of a server's actor begins in the supervision tree."""
+
 WAIT_SECONDS = 10.0
 """Seconds for which a call waits for a server that is being restarted."""
 
@@ -232,7 +235,10 @@ class McpServer:
             raise
         except BaseException as error:
             self.error = self._words(unwrapped(error), connection)
-            _log.warning("mcp_server_failed", server=self.name, error=self.error)
+            if self._closed:
+                return
+            if self.ref is not None or self._was_up:  # else the caller gets the error
+                _log.warning("mcp_server_failed", server=self.name, error=self.error)
             raise CallboardError(self.error) from error
         finally:
             self._connection = None
@@ -663,7 +669,7 @@ class McpServers(ToolSource):
             needs_approval=settings.needs_approval,
             keep=self._kept,
         )
-        spec = ChildSpec(f"mcp {name}", lambda: WorkActor(server.live, f"mcp {name}"), on_limit="stop")
+        spec = ChildSpec(ACTOR + name, lambda: WorkActor(server.live, ACTOR + name), on_limit="stop")
         server.ref = await self._supervisor.start_child(spec)
         await server.first_try.wait()
 
@@ -676,7 +682,7 @@ class McpServers(ToolSource):
         server = self._servers[name]
         if self._supervisor is not None and server.state == "failed":
             server.first_try.clear()
-            await self._supervisor.restart_child(f"mcp {name}")
+            await self._supervisor.restart_child(ACTOR + name)
             await server.first_try.wait()
 
     # --- The servers ---

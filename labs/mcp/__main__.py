@@ -10,10 +10,9 @@ random server processes with `kill -9`. Then the killer stops, and it must hold:
 * The engine's supervision tree has counted the restarts.
 * Nothing runs any more when the servers are closed.
 
-Without options the only servers are two of the tests. `--npm` names a folder with the reference servers everything,
-filesystem and memory: `npm install --prefix FOLDER @modelcontextprotocol/server-everything …`. `--time` is the
-command of `mcp-server-time` from PyPI. The program exits with 1 if a round failed; `--seed N --seconds 0` plays one
-again.
+Without options the only servers are two of the tests. `--npm` names a folder with the reference servers of npm,
+`@modelcontextprotocol/server-everything`, `-filesystem` and `-memory`. `--time` is the command of
+`mcp-server-time` of PyPI. The program exits with 1 if a round failed; `--seed N --seconds 0` plays one again.
 """
 
 from __future__ import annotations
