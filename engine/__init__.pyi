@@ -17,6 +17,11 @@ from .generation.progress import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
+from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
+from .mcp.serve import McpService, mcp_service
+from .mcp.servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
@@ -36,11 +41,10 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
-from .tools.collect import ToolLike
+from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .tools.define import tool
 from .tools.handler import FunctionTool, Tool
-from .tools.mcp import mcp_tools
 from .tools.parameters import ToolDefinitionError
 from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
@@ -81,6 +85,7 @@ __all__ = [
     "ContextPolicy",
     "Conversation",
     "Denied",
+    "Elicitation",
     "EmbeddingOptions",
     "EmbeddingResult",
     "EndedCall",
@@ -95,6 +100,19 @@ __all__ = [
     "InvalidToolCallError",
     "LastTurns",
     "Limits",
+    "McpLogMessage",
+    "McpOAuth",
+    "McpPrompt",
+    "McpPromptArgument",
+    "McpResource",
+    "McpServer",
+    "McpServerSettings",
+    "McpServerStatus",
+    "McpServers",
+    "McpService",
+    "McpTokenFile",
+    "McpTokenStorage",
+    "McpTool",
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
@@ -115,6 +133,7 @@ __all__ = [
     "RequestLoss",
     "RequestPreview",
     "Requirements",
+    "SamplingRequest",
     "SchemaError",
     "SchemaMode",
     "Scope",
@@ -141,6 +160,7 @@ __all__ = [
     "ToolError",
     "ToolLike",
     "ToolSettings",
+    "ToolSource",
     "TreePiece",
     "Truncate",
     "TurnLimitError",
@@ -173,6 +193,8 @@ __all__ = [
     "handoff",
     "list_models",
     "load_registry",
+    "mcp_servers",
+    "mcp_service",
     "mcp_tools",
     "reprice",
     "reprice_sync",

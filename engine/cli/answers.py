@@ -36,7 +36,7 @@ from callboard.adapters import (
 from callboard.bus import CancelledError, Cost
 from callboard.bus.values.base import Json, JsonObject
 
-from .. import Engine, ModelRegistry, Reply, Session, Tool, TurnOptions
+from .. import Engine, ModelRegistry, Reply, Session, ToolLike, TurnOptions
 from ..tools import Approve
 from .command_line import FAILED
 from .common.options import tell_warnings
@@ -268,7 +268,7 @@ class _Said(TypedDict):
     """The options that a session doesn't store, so they are passed again each time."""
 
     system_prompt: str | None
-    tools: Sequence[Tool]
+    tools: Sequence[ToolLike]
     approve: Approve | None
     key: str | None
 
@@ -333,7 +333,7 @@ class _Answering:
         self._tell(session, reply, pace)
         return code
 
-    async def _open(self, engine: Engine, tools: Sequence[Tool]) -> Session:
+    async def _open(self, engine: Engine, tools: Sequence[ToolLike]) -> Session:
         question = self._question
         approve = approver(tools, asks_always=question.asks_always) if tools else None
         if question.session_id is None:

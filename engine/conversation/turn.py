@@ -398,6 +398,8 @@ class Turn(TurnContext):
         while True:
             if not held:
                 self._take_steering(models)
+            if self.state.sources:
+                self._take_tools(models)
             message, outcome = await self._reply(models, caused_by)
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
@@ -463,6 +465,13 @@ class Turn(TurnContext):
         models.also_asks(said)
         for message in said:
             self.log.append(UserMessage(message.content, message.id or ""))
+
+    def _take_tools(self, models: TurnModels) -> None:
+        """Take the tools of now from sources whose tools may change."""
+        if self.state.refresh_tools():
+            models.use_tools(self.state.definitions)
+            if self.state.announced:
+                self.runtime.sessions.publish_setup(self.state)
 
     def _is_steered(self) -> bool:
         """Whether the turn continues after its last reply, because of a steering message."""

@@ -22,6 +22,7 @@ from callboard.adapters import (
     OpaqueBlock,
     Role,
     TextBlock,
+    ToolDefinition,
     ToolResultBlock,
 )
 from callboard.adapters.contract import ProviderAdapter
@@ -403,6 +404,10 @@ class TurnModels:
     def also_asks(self, messages: Sequence[Message]) -> None:
         """Take in messages that steer the turn: its models must be able to take them, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
+
+    def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
+        """Offer other tools from the next step on."""
+        self._asked = msgspec.structs.replace(self._asked, tools=tools)
 
     def first_that_works(
         self,

@@ -217,7 +217,7 @@ def test_a_tool_that_cannot_be_had_says_why(
     assert said.format(file=file) in line
 
 
-MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/tools/mcp_server.py'}"
+MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/mcp_server.py'}"
 
 
 def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: Path) -> None:
