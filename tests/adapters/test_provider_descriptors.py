@@ -22,8 +22,17 @@ from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.contract import AdapterCapabilities
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.provider import FILE_NAME, ModelFile, ModelRow, ModelTable, Provider, providers, vendors
-from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.adapters.provider import (
+    FILE_NAME,
+    ModelFile,
+    ModelRow,
+    ModelTable,
+    Provider,
+    model_table,
+    providers,
+    tabled_vendors,
+    vendors,
+)
 from callboard.adapters.requests.settings import EFFORTS
 from callboard.adapters.transport.addresses import check_key_goes_home, host_of
 from callboard.bus.errors import WarningCode
@@ -120,7 +129,7 @@ callboard.adapters.providers.__path__.append(sys.argv[1])
 
 from callboard.adapters import AdapterConfig, ParleyAdapter, create_adapter
 from callboard.adapters.provider import published_vendor
-from callboard.adapters.usage.estimate import rates_for
+from callboard.adapters.requests.estimate import rates_for
 from callboard.bus import ConfigurationError
 from callboard.engine import list_models
 from callboard.engine.models.configured import read_models_yaml, registry_from_env

@@ -304,7 +304,7 @@ async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:
     async with anyio.create_task_group() as group:
         await group.start(supervisor.run)
         ref = await supervisor.start_child(world.spec("a"))
-        with pytest.raises(RuntimeError, match="running already"):
+        with pytest.raises(RuntimeError, match="already running"):
             await supervisor.run()
         await supervisor.stop()
     assert not ref.running
@@ -483,7 +483,7 @@ async def test_giving_up_stops_everything_and_is_told(world: World) -> None:
             a.tell("crash")
     (error,) = caught.value.exceptions
     assert isinstance(error, SupervisorEscalated)
-    assert "a ended 1 times in a row, lastly with Boom: a" in error.reason
+    assert "a ended 1 times in a row, most recently with Boom: a" in error.reason
     assert world.log == ["start a", "start b", "stop a", "stop b"]
     assert world.taken()[-4:] == [
         "a crashed 1",

@@ -20,7 +20,6 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.call import HttpCall
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
@@ -28,8 +27,9 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.replies.whole import WholeStream
-from callboard.adapters.requests.host_options import merge_options
-from callboard.adapters.schemas.sanitizer import without_booleans
+from callboard.adapters.requests.fitted import WireCall
+from callboard.adapters.requests.schemas import without_booleans
+from callboard.adapters.requests.settings import merge_options
 from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

@@ -13,7 +13,7 @@ from callboard.adapters.conformance import Says
 from callboard.adapters.contract import ProviderAdapter, RateLimitInfo
 from callboard.adapters.health import AdapterHealth, ChecksHealth
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
+from callboard.adapters.provider import create_adapter, model_table, tabled_vendors
 from callboard.adapters.requests.settings import EFFORTS, PORTABLE
 from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject

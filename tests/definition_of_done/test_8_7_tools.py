@@ -142,7 +142,7 @@ async def fails(arguments: JsonObject) -> str:
 @pytest.mark.parametrize(("tool", "told"), [
     pytest.param(Tool(TOOLS[0], fails), "There is no such file.", marks=row("8.7.7"), id="failure"),
     pytest.param(Tool(ToolDefinition("write_file"), answer),
-        "There is no tool named 'read_file'. The tools are: write_file.", marks=row("8.7.8"), id="unknown"),
+        "There is no tool named 'read_file'. Available tools: write_file.", marks=row("8.7.8"), id="unknown"),
 ])  # fmt: skip
 async def test_a_call_that_fails_goes_to_the_model(wire: Wire, tool: Tool, told: str) -> None:
     """As an error, in the tool's own words or with the names of the tools there are, and the turn goes on."""

@@ -68,12 +68,16 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
-    """Seed 1 §8's file gives two adapters with their keys and four models with tiers and aliases."""
+    """Seed 1 §8's file gives two adapters with keys, and models with tiers, aliases and no compensation."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     assert registry.adapters["anthropic"].config.api_key == "sk-ant"
     assert registry.models["anthropic:claude-opus-4-7"].aliases == ("opus", "deep")
-    assert registry.models["openai:gpt-5"].tier == "balanced"
-    assert registry.models["openai:gpt-5"].can_delegate
+    model = registry.models["openai:gpt-5"]
+    assert (model.tier, model.can_delegate, model.tools, model.defaults) == (
+        *("balanced", True),
+        *(ToolSettings(), ModelDefaults()),
+    )
+    assert (model.prompt_addendum, model.retry, model.max_retries, model.usual_max_output) == (None,) * 4
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("adapters: [", r"is no YAML"),
+        ("adapters: [", r"is not valid YAML"),
         ("- a\n- b", r"the file: expected a mapping of names, found list"),
         ("adapter:\n  x: {type: openai}", r"adapter: unknown key; did you mean 'adapters'"),
         ("adapters:\n  x: {}", r"adapters\.x\.type: expected an adapter type such as anthropic, found nothing"),
@@ -227,25 +231,13 @@ def test_an_adapters_settings_are_for_all_its_models_and_each_model_may_differ(t
     assert own.prompt_addendum == ""
 
 
-def test_nothing_is_set_that_the_file_does_not_say(tmp_path: Path) -> None:
-    """Every compensation is off unless it is configured."""
-    model = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS).models["openai:gpt-5"]
-    assert model.tools == ToolSettings()
-    assert model.defaults == ModelDefaults()
-    assert (model.prompt_addendum, model.retry, model.max_retries, model.usual_max_output) == (None,) * 4
-
-
-def test_a_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
-    """Only the default file may be absent."""
-    with pytest.raises(ConfigurationError, match=r"can't be read"):
-        load_registry(tmp_path / "absent.yaml")
-
-
 def test_the_home_folder_moves_with_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CALLBOARD_HOME decides where models.yaml is looked for."""
+    """CALLBOARD_HOME decides where models.yaml is looked for; a missing file that was named is an error."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     written(tmp_path, SEED_EXAMPLE)
     assert load_registry(None, KEYS).source == str(tmp_path / "models.yaml")
+    with pytest.raises(ConfigurationError, match=r"can't be read"):
+        load_registry(tmp_path / "absent.yaml")
 
 
 def test_a_key_written_into_the_file_works_and_is_warned_about(
@@ -321,7 +313,7 @@ def test_the_address_of_the_environment_goes_behind_the_files(
 def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) -> None:
     """The line that is wrong may be the one with the key in it."""
     path = written(tmp_path, "adapters:\n  a: {type: openai, api_key: sk-secret-key, : : }\n  b: [\n")
-    with pytest.raises(ConfigurationError, match=r"is no YAML: line 2, column \d+") as raised:
+    with pytest.raises(ConfigurationError, match=r"is not valid YAML: line 2, column \d+") as raised:
         read_models_yaml(path)
     assert "sk-secret" not in str(raised.value)
     assert raised.value.__cause__ is raised.value.__context__ is None
@@ -330,33 +322,22 @@ def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) ->
 def test_a_provider_that_no_adapter_serves_is_what_the_error_is_about(tmp_path: Path) -> None:
     """`provider:name` with a provider that isn't configured names those that are, and says what to do."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' is one of gemini's, .* add one to mod"):
+    with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' belongs to gemini, .* Add one to mod"):
         registry.resolve("gemini:gemini-3-pro")
 
 
-ONE_ALIAS = """
-models:
-  "anthropic:claude-haiku-4-5": {adapter: anthropic, aliases: [quick]}
-"""
-
-
 def test_a_file_for_one_alias_leaves_what_the_environment_offers(tmp_path: Path) -> None:
-    """Adapters whose keys are set, the local models, and the environment's default provider."""
-    registry = read_models_yaml(written(tmp_path, ONE_ALIAS), KEYS)
+    """Adapters whose keys are set, the local models, the default provider; with `only: true` none of them."""
+    one_alias = 'models:\n  "anthropic:claude-haiku-4-5": {adapter: anthropic, aliases: [quick]}\n'
+    registry = read_models_yaml(written(tmp_path, one_alias), KEYS)
     assert registry.resolve("quick").model.id == "anthropic:claude-haiku-4-5"
     assert registry.resolve("openai:gpt-5.2").model.adapter == "openai"
     assert registry.resolve("local-chat").model.adapter == "local-chat"
     assert registry.default_provider == registry_from_env(KEYS).default_provider
     assert "gemini" not in registry.adapters, "it has no key"
-
-
-def test_a_file_that_says_only_is_all_there_is(tmp_path: Path) -> None:
-    """A list of what may be used, for hosts that want one."""
     text = "only: true\nadapters:\n  mine: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}\n"
     registry = read_models_yaml(written(tmp_path, text), KEYS)
-    assert [*registry.adapters] == ["mine"]
-    assert registry.models == {}
-    assert registry.default_provider is None
+    assert ([*registry.adapters], registry.models, registry.default_provider) == (["mine"], {}, None)
 
 
 def test_what_the_file_names_goes_before_what_the_environment_offers(tmp_path: Path) -> None:
@@ -377,7 +358,7 @@ models:
 def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_path: Path) -> None:
     """Not when its first call fails; one of the host's own is a module and a class."""
     with pytest.raises(
-        ConfigurationError, match=r"adapters\.a\.type: no adapter type 'opena': did you mean 'openai'"
+        ConfigurationError, match=r"adapters\.a\.type: unknown adapter type 'opena': did you mean 'openai'"
     ):
         read_models_yaml(written(tmp_path, "adapters:\n  a: {type: opena}\n"), {})
     with pytest.raises(ConfigurationError, match=r"there are anthropic, bedrock, .* package\.module:Class"):
@@ -414,7 +395,7 @@ def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("keys: {acme: sk-secret}", "adapters.x.keys.acme: expected a mapping with api_key_env or api_key_file"),
-        ("keys: {acme: {}}", "adapters.x.keys.acme: there is no key: say api_key_env or api_key_file"),
+        ("keys: {acme: {}}", "adapters.x.keys.acme: no key: set api_key_env or api_key_file"),
         (
             "keys: {acme: {api_key_env: A}}, key_pool: [beta]",
             "adapters.x.key_pool: expected names of adapters.x.keys",

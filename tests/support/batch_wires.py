@@ -5,7 +5,7 @@ from __future__ import annotations
 from callboard.adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
 from callboard.adapters.batches import BatchItem, BatchJob, BatchRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.registry import create_adapter
+from callboard.adapters.provider import create_adapter
 
 MODELS = {
     "anthropic": "claude-haiku-4-5", "openai": "gpt-5-mini", "gemini": "gemini-2.5-flash",

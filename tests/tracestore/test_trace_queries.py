@@ -24,16 +24,12 @@ from callboard.tracestore.export import Format, export_calls
 from callboard.tracestore.export.calls import exact_usd
 from callboard.tracestore.sql.batches import Batch
 from callboard.tracestore.sql.connection import Insert, SqlValue
-from callboard.tracestore.sql.events import JOB_QUERY
+from callboard.tracestore.sql.events import JOB_QUERY, RunSpan
 from callboard.tracestore.sql.listing import calls_query
-from callboard.tracestore.sql.runs import RunSpan
 from callboard.tracestore.sqlite.database import Row
 from callboard.tracestore.sqlite.statements import SQLITE, statements_for
 
 from .trace_making import DAY_US, T0, Maker, fill, sql, three_calls
-
-pytestmark = pytest.mark.anyio
-
 
 # What can be asked of a trace: filters, sums, statistics, errors and free SQL.
 

@@ -28,12 +28,10 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
+from ...requests.content import encode_json, join_text, media_bytes, write_data_url
 from ...requests.fitted import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
-from ...requests.host_options import add_host_fields
-from ...requests.media import media_bytes, write_data_url
-from ...requests.settings import CUSTOM, INPUT, free_text
-from ...requests.text import encode_json, join_text
+from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
 
 # --- Media of user messages ---
@@ -406,7 +404,13 @@ def keep_latest(body: JsonObject) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return
-    marked = [place for place, message in enumerate(messages) if _may_be_marked(message) and _count(message)]
+    # A message of a role and a text, as most are, is skipped without a call.
+    marked = [
+        place
+        for place, message in enumerate(messages)
+        if message.__class__ is not dict or len(message) > 2 or message.get("content").__class__ is not str
+        if _count(message)
+    ]
     if not marked:
         return
     for place in marked:
@@ -419,11 +423,6 @@ def keep_latest(body: JsonObject) -> None:
         while surplus > 0 and _count(messages[place]):
             messages[place], removed = _without(messages[place], only_empty=False)
             surplus -= removed
-
-
-def _may_be_marked(message: Json) -> bool:
-    """False for a plain text without marks, which most messages are."""
-    return not isinstance(message, dict) or len(message) > 2 or not isinstance(message.get("content"), str)
 
 
 def _is_system(message: Json) -> bool:

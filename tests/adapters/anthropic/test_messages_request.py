@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.request import write_request
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

@@ -11,7 +11,7 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.transport.headers import check_sendable
+from callboard.adapters.transport.transport import check_sendable
 from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from callboard.adapters import retry
 from callboard.adapters.config import RetryPolicy
 from callboard.adapters.http.client import RunningCalls
-from callboard.adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
-from callboard.adapters.refusals.headers import reset_seconds
+from callboard.adapters.http.retry import (
+    backoff_delay,
+    duration_seconds,
+    reset_seconds,
+    retry_after_seconds,
+    retry_delay,
+)
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,

@@ -10,8 +10,7 @@ import pytest
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport, failing
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.provider import providers
-from callboard.adapters.registry import adapter_types
+from callboard.adapters.provider import adapter_types, providers
 from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
 from callboard.engine import Engine
 from callboard.engine.models.configured import read_models_yaml

@@ -26,8 +26,8 @@ from callboard.adapters.embeddings import (
     Vector,
     embed_all,
 )
+from callboard.adapters.provider import create_adapter
 from callboard.adapters.providers.local import LocalAdapter
-from callboard.adapters.registry import create_adapter
 from callboard.bus.errors import (
     CancelledError,
     CapabilityError,

@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 from callboard.adapters.providers.local import server as child_module
+from callboard.adapters.providers.local.child import LocalServerSettings, choose_model, find_model
 from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import LocalServerSettings, choose_model, find_model
 from callboard.bus.errors import ConfigurationError, RequestTimeoutError, ServerError
 
 from .local_processes import child_processes, process_gone, wait_until
@@ -170,7 +170,7 @@ PARENT = """
 import os, sys, time, anyio
 from pathlib import Path
 from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import LocalServerSettings
+from callboard.adapters.providers.local.child import LocalServerSettings
 
 async def main():
     server = LocalServer(LocalServerSettings(Path(sys.argv[1]), context_tokens=512, slots=1))

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.stream import SLOW_MACHINE_SECONDS
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
-from callboard.adapters.providers.ollama.models import (
+from callboard.adapters.providers.ollama.request import (
     ASK_AGAIN_SECONDS,
     MAX_MODELS,
     UNKNOWN,
@@ -28,10 +27,11 @@ from callboard.adapters.providers.ollama.models import (
     read_show,
     read_tags,
     window_size,
+    write_request,
 )
-from callboard.adapters.providers.ollama.request import write_request
+from callboard.adapters.requests.estimate import at_most
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from callboard.adapters.usage.estimate import at_most
 from callboard.bus.errors import (
     CapabilityError,
     ConfigurationError,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
-from callboard.adapters.providers.openai.data import find_model
-from callboard.adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
+from callboard.adapters.providers.openai.data import COMPATIBLE, OPENAI, QUIRKS, Quirks, find_model
 from callboard.adapters.providers.openai.request import BuiltRequest, build_request
 from callboard.bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject

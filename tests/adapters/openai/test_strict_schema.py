@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.schemas.strict import NotStrict, to_strict, without_added_nulls
+from callboard.adapters.requests.strict_schemas import NotStrict, to_strict, without_added_nulls
 from callboard.bus.values.base import Json, JsonObject
 
 

@@ -15,8 +15,8 @@ from callboard.adapters.providers.openai_compatible.adapter import OpenAICompati
 from callboard.adapters.providers.openai_compatible.messages import keep_latest
 from callboard.adapters.providers.openai_compatible.quirks import HOSTS, QUIRKS, Quirks, choose_quirks, quirks_name
 from callboard.adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
-from callboard.adapters.requests.text import encode_json
-from callboard.adapters.schemas.tools import input_cleaner
+from callboard.adapters.requests.content import encode_json
+from callboard.adapters.requests.tools import input_cleaner
 from callboard.bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

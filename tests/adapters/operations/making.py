@@ -14,9 +14,9 @@ from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import ImageWire, VideoWire
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
 from callboard.bus.values.base import Json, JsonObject

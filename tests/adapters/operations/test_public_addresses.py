@@ -11,11 +11,11 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport import client
 from callboard.adapters.transport.addresses import is_public
-from callboard.adapters.transport.http1 import client
-from callboard.adapters.transport.http1.protocol import Origin
+from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.http1_protocol import Origin
 from callboard.adapters.transport.httpx_connections import PublicSockets
-from callboard.adapters.transport.opening import new_transport
 from callboard.adapters.transport.transport import HttpRequest
 from callboard.adapters.videos import VideoJob
 from callboard.bus.errors import StreamError

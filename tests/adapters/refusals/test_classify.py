@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error
-from callboard.adapters.refusals.error_texts import WordRow, word_rows
+from callboard.adapters.http.classify import ErrorBody, ErrorType, build_error, read_error
+from callboard.adapters.http.error_texts import WordRow, word_rows
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,

@@ -11,11 +11,11 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.call import mended as with_repairs
+from callboard.adapters.http.repair import Edit, Repair
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.refusals.repair import Edit, Repair
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

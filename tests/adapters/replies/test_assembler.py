@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from callboard.adapters.replies import decoders
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.decoders import NdjsonDecoder, SseDecoder, SseEvent
-from callboard.adapters.replies.json_text import parse_object
+from callboard.adapters.replies.decoders import NdjsonDecoder, SseDecoder, SseEvent, parse_object
 from callboard.bus.errors import StreamError
 from callboard.bus.streams.events import (
     MessageComplete,

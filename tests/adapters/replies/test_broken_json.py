@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
-from callboard.adapters.refusals.classify import read_error
+from callboard.adapters.http.classify import read_error
 from callboard.adapters.replies.block import GrowingArguments, Meaning
-from callboard.adapters.replies.decoders import SseDecoder
-from callboard.adapters.replies.json_text import is_whole, may_become_json, mend_body, parse_arguments
-from callboard.adapters.requests.text import mend_json, mend_text
+from callboard.adapters.replies.decoders import SseDecoder, is_whole, may_become_json, mend_body, parse_arguments
+from callboard.adapters.requests.content import mend_json, mend_text
 from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError, StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock

@@ -17,9 +17,14 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.requests.media import film_type, media_bytes, media_type_of, read_data_url, write_data_url
-from callboard.adapters.requests.settings import PORTABLE, put, write_settings
-from callboard.adapters.schemas.sanitizer import (
+from callboard.adapters.requests.content import (
+    film_type,
+    media_bytes,
+    media_type_of,
+    read_data_url,
+    write_data_url,
+)
+from callboard.adapters.requests.schemas import (
     describe,
     describe_constraints,
     map_subschemas,
@@ -27,7 +32,8 @@ from callboard.adapters.schemas.sanitizer import (
     move_to_description,
     normalise_schema,
 )
-from callboard.adapters.schemas.tools import fold_root, plain_schema
+from callboard.adapters.requests.settings import PORTABLE, put, write_settings
+from callboard.adapters.requests.tools import fold_root, plain_schema
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import Json, JsonObject

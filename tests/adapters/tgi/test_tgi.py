@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.adapters.providers.tgi.wire import (
+from callboard.adapters.providers.tgi.adapter import (
     TEMPLATES,
     PromptTemplate,
     StopTrimmer,
+    TGIAdapter,
     choose_template,
     write_request,
 )
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.protocols.embeddings import read_reply as read_embeddings
-from callboard.adapters.protocols.openai_media import read_usage as read_image_usage
+from callboard.adapters.operations.openai_embeddings import read_reply as read_embeddings
+from callboard.adapters.operations.openai_media import read_usage as read_image_usage
 from callboard.adapters.provider import providers
 from callboard.adapters.providers.anthropic.response import token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
 from callboard.adapters.providers.openai_compatible.wire import read_usage as read_chat
-from callboard.adapters.requests.media import image_pixels
-from callboard.adapters.usage import text_traits
-from callboard.adapters.usage.estimate import (
+from callboard.adapters.requests import text_traits
+from callboard.adapters.requests.content import image_pixels
+from callboard.adapters.requests.estimate import (
     RateRow,
     TokenRates,
     count,
@@ -30,7 +30,7 @@ from callboard.adapters.usage.estimate import (
     rate_rows,
     rates_for,
 )
-from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
+from callboard.adapters.requests.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,

@@ -19,7 +19,6 @@ from tests.support.virtual_time import runs_on
 from ...support.engines import entry, serving
 from ..test_middleware import WAYS, Maker
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
 
 
@@ -79,7 +78,7 @@ async def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
     async with limited([Say("a")] * 3, config) as (engine, events):
         await engine.generate("s:m", "x")
         with pytest.raises(
-            RateLimitWaitError, match=r"no request is left .* for s:m; there is room in 60 s"
+            RateLimitWaitError, match=r"no request is left .* for s:m; the earliest free slot is in 60 s"
         ) as caught:
             await engine.generate("s:m", "x")
         assert caught.value.retry_after_seconds == pytest.approx(60, abs=0.1)

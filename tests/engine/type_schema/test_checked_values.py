@@ -160,7 +160,7 @@ def test_no_reference_is_fetched(reference: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("urllib.request.urlopen", fetched)
     monkeypatch.setattr("socket.socket.connect", fetched)
-    with pytest.raises(SchemaError, match=r"which is not in it; put it into \$defs"):
+    with pytest.raises(SchemaError, match=r"which it does not define. Add it to \$defs"):
         check(1, {"$ref": reference})
 
 
@@ -180,7 +180,6 @@ def test_a_schema_that_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
 
 
 # What the quick check accepts, jsonschema does too; what is not plain, it leaves alone.
-
 
 NAMES = st.sampled_from(["a", "b", "c"])
 KINDS = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])

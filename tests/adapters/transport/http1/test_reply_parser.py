@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.transport.http1.protocol import (
+from callboard.adapters.transport.http1_protocol import (
     MOST_HEAD_BYTES,
     Origin,
     ReplyParser,

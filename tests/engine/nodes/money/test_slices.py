@@ -25,9 +25,7 @@ from callboard.tracestore.nodes import AccountScope, Allotment, Answer, Slot, Wa
 from ....support.shared_tables import LedgerModel
 from ....support.virtual_time import FakeClock, run_virtual, runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
-
 
 LIMIT = 1000
 BUDGET = Budget(max_cost_usd="0.000001")
@@ -69,7 +67,7 @@ class Flaky:
         self._ask()
         if self.lose == "late":
             self.late = node, number, slices
-            raise StoreUnavailable("nobody knows")
+            raise StoreUnavailable("its maximum cost is unknown")
         await self.model.give_back(node, number, slices)
         self._answer()
 
