@@ -34,6 +34,7 @@ from callboard.bus.values.base import Json
 from callboard.bus.values.content import ContentBlock
 from callboard.bus.values.messages import Message, Role
 
+from ..support import fake_http
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream
 from ..support.recordings import FOLDER
@@ -269,17 +270,9 @@ REPLIES = [
 ]
 
 
-def asked_of(wire: Wire, *messages: Message, **changes: object) -> CanonicalRequest:
-    fields: dict[str, object] = {
-        "request_id": "req_1",
-        "messages": messages or (Message.user("Hello"),),
-        "model": f"{wire.name}:some-model",
-        "max_output_tokens": 64,
-        "tools": TOOLS if wire.calls_tools else (),
-        "message_id": "msg_1",
-        **changes,
-    }
-    return CanonicalRequest(**fields)  # type: ignore[arg-type]
+def asked_of(wire: Wire) -> CanonicalRequest:
+    tools = TOOLS if wire.calls_tools else ()
+    return fake_http.ask(model=f"{wire.name}:some-model", tools=tools, message_id="msg_1")
 
 
 async def read(wire: Wire, reply: FakeReply) -> tuple[list[StreamEvent], AdapterError | None]:

@@ -19,6 +19,7 @@ from callboard import (
 )
 from callboard.adapters.conformance import CALLS, CONDITIONS
 
+from ..support import fake_http
 from ..support.wires.wire import Wire
 from .providers import ANTHROPIC, asking, counted, each_provider, holds
 from .rows import row
@@ -39,12 +40,7 @@ PATHS = {
 
 
 def canonical(model: str, **more: object) -> CanonicalRequest:
-    fields: dict[str, object] = {
-        "request_id": "req_1",
-        "messages": (Message.user("Hi"),),
-        "max_output_tokens": 1024,
-    }
-    return CanonicalRequest(model=model, **{**fields, **more})  # type: ignore[arg-type]
+    return fake_http.ask(Message.user("Hi"), model=model, max_output_tokens=1024, **more)
 
 
 @each_provider

@@ -25,7 +25,7 @@ from callboard.adapters.conformance.http_kit import HANG
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire
-from .providers import asking, each_provider
+from .providers import answering, asking, each_provider
 from .recorded import Exchange
 from .rows import row
 
@@ -143,16 +143,13 @@ async def test_a_call_that_takes_too_long_is_given_up(wire: Wire, streamed: bool
 async def test_the_time_of_a_step_is_not_that_of_all(wire: Wire) -> None:
     """Two steps of 4 seconds pass a limit of 5 for each, and none of 6 for both."""
 
-    async def answer(arguments: JsonObject) -> str:
-        return "R"
-
     def slow() -> list[FakeReply]:
         replies = [wire.whole("", 1, "tools"), wire.whole("Done.")]
         for reply in replies:
             reply.wait = 4.0
         return replies
 
-    tools = [Tool(ToolDefinition("read_file"), answer)]
+    tools = [Tool(ToolDefinition("read_file"), answering)]
     async with asking(wire, *slow()) as at:
         timeout = TimeoutConfig(per_step=5.0)
         assert (await generate(at.model, "Go", tools=tools, engine=at.engine, timeout=timeout)).text == "Done."
