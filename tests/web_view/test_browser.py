@@ -451,7 +451,7 @@ async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
 
 
-async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
+async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
     """Its model, its session and its times are in the list, too."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two", pause=end.wait)) as engine:
@@ -460,10 +460,11 @@ async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Pat
         async with looked_at(engine) as (page, _):
             await go(page, "streams")
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
+            await page.until("document.querySelector('main tbody tr:last-child').innerText.includes('ended')")
             rows = "[...document.querySelectorAll('main tbody tr')].map((each) => each.innerText)"
-            opened, over = await page.run(rows)
+            opened, ended = await page.run(rows)
             assert all(word in opened for word in ("open", "second", "s:m"))
-            assert all(word in over for word in ("over", "first"))
+            assert all(word in ended for word in ("ended", "first"))
             dots = "[...document.querySelectorAll('tbody .dot')]"
             grounds = f"{dots}.map((dot) => getComputedStyle(dot).backgroundColor)"
             assert len(set(await page.run(grounds))) == 2
