@@ -17,6 +17,7 @@ from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage,
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.subject import Tail
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
+from tests.support.depth import first_is_quick
 from tests.support.engines import keeping, registry
 from tests.support.scripted import ADD, Say
 
@@ -131,6 +132,7 @@ async def check_text(page: Page, *, shows: bool) -> None:
     assert turned == []
 
 
+@pytest.mark.deep("a load of a hundred thousand deltas")
 async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
     """All of the text is there in the end; meanwhile a click is answered; the page's memory stays small."""
     count = 100_000
@@ -264,7 +266,7 @@ async def press_button(page: Page, text: str) -> None:
     await page.run(f"{found}.click()")
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", first_is_quick([False, True], "the same in the dark"))
 async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
     """No screen is wider than the phone, in light and in dark, and every screen can be reached by a thumb."""
     end = anyio.Event()
