@@ -19,7 +19,7 @@ from .assembler import Assembler
 def reported_count(value: object) -> int | None:
     """A reported count; None if missing or no finite number.
 
-    Some proxies send floats. A negative number counts as 0, and `contradictions` makes such a usage partial.
+    Some proxies send floats. A negative number counts as 0, and `source_of` makes such a usage partial.
     """
     if type(value) is int:
         return max(0, value)

@@ -110,7 +110,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     routing: RoutingDecision
     priced_as: str | None = None
-    """The provider that publishes the model's prices, see `engine.models.published_prices`."""
+    """The provider that publishes the model's prices, see `published_name`."""
     running: RunningAdapter | None = None
     """The adapter that makes the call. None for the end of a video's job, which no adapter makes."""
     session_id: str | None = None

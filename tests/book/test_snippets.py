@@ -38,6 +38,14 @@ PAGES = [
     ),
 ]
 
+IN_QUICK_RUNS = {"index.md", "generate.md", "objects.md", "sessions.md", "tools.md"}
+"""Each page takes a second of interpreters that start."""
+
+ALL_OR_FIRST = [
+    pytest.param(page, marks=[] if page in IN_QUICK_RUNS else pytest.mark.deep("every page of the book"))
+    for page in PAGES
+]
+
 CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",
     "embeddings.md": "tests/test_guide_pages.py",
@@ -149,7 +157,7 @@ def write_scripted_models(page: str, folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_OR_FIRST)
 @pytest.mark.usefixtures("server")
 def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
     """Files are written, programs and commands run in the page's order, and outputs are as printed there."""
@@ -250,7 +258,12 @@ def test_files_that_a_page_writes_are_used_there() -> None:
 
 
 STANDING_ALONE = [
-    pytest.param(page, block, id=f"{Path(page).name}:{block.line}")
+    pytest.param(
+        page,
+        block,
+        id=f"{Path(page).name}:{block.line}",
+        marks=[] if page == README else pytest.mark.deep("quick runs have the whole page"),
+    )
     for page in (README, "index.md")
     for block in blocks(DOCS / page)
     if is_inline(block)

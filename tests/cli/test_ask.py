@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.depth import first_is_quick
 from tests.support.provider_server import provider_server, refusing_url
 from tests.support.reply_server import reply_server
 
@@ -258,11 +259,13 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
         assert said in line
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.deep("another signal"))],
+)
 def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number: int, code: int) -> None:
     """The partial reply stays on stdout, the exit code is the signal's, and the call is in the trace."""
     with start("ask", "-m", "endless:m", "Tell me a story.", home=talkative) as process:
-        assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
         seen = read_until(process, "Once upon a time")
@@ -328,7 +331,7 @@ def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-@pytest.mark.parametrize("stream", [0, 1, 2])
+@pytest.mark.parametrize("stream", first_is_quick([1, 0, 2], "more closed streams"))
 def test_a_stream_may_be_closed_from_the_start(talkative: Path, stream: int) -> None:
     """As a shell does with >&-: what would be written there is lost, and nothing else happens."""
     program = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"

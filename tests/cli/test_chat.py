@@ -77,7 +77,6 @@ def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> 
 def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Path) -> None:
     """Ctrl-C in the middle of a reply cancels that reply; the history keeps its beginning."""
     with start("chat", "--model", "endless:m", home=talkative) as process:
-        assert process.stdin is not None
         process.stdin.write(b"Tell me a story.\n")
         process.stdin.flush()
         read_until(process, "Once upon a time")
@@ -91,7 +90,6 @@ def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Pat
 def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
     """Nothing is running, so there is nothing to cancel: the chat ends, with exit code 0 and no traceback."""
     with start("chat", home=talkative) as process:
-        assert process.stdin is not None
         process.stdin.write(b"hello\n")
         process.stdin.flush()
         read_until(process, "last: hello\n")

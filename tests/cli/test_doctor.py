@@ -329,7 +329,6 @@ def written(home: Path) -> Path:
     return path
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_adapter_of_a_plugin_is_a_type_in_models_yaml(installed: Path, home: Path) -> None:
     """It answers, although another adapter of the same package can't be loaded."""

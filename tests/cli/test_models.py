@@ -169,7 +169,6 @@ def updated(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
 def test_a_new_model_is_known_with_its_source_and_date(updated: Path) -> None:
     """With what it can do; what the list doesn't say is not known."""
     info = get_model_info("openai:gpt-9")
-    assert info is not None
     assert (info.context_window, info.max_output, info.retires) == (2_000_000, 99_000, "2099-01-31")
     assert (info.supports_tools, info.supports_vision, info.supports_reasoning) == (True, False, None)
     assert info.source == f"LiteLLM, {updated}"
@@ -182,7 +181,6 @@ def test_a_new_model_is_known_with_its_source_and_date(updated: Path) -> None:
 def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
     """Beside its name and its price."""
     info = get_model_info("groq:llama-3.3-70b-versatile")
-    assert info is not None
     assert (info.supports_tools, info.supports_structured_output, info.max_output) == (True, False, 32_768)
     assert info.display_name != info.id
     assert info.input_cost_per_million is not None
@@ -192,7 +190,6 @@ def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
 def test_an_adapters_own_table_stands_before_it(updated: Path) -> None:
     """It is what the adapter goes by; and what nobody has judged is never the one to take."""
     info = get_model_info("gpt-5.2")
-    assert info is not None
     assert info.context_window != 7
     assert info.supports_vision is True
     latest = get_latest_model("openai")

@@ -98,14 +98,12 @@ class Host:
 
     def told(self) -> Any:
         """What it knows of the costs of its first call."""
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self._process.communicate()[1].decode()
         return json.loads(line)
 
     def go_on(self) -> Any:
         """Let it make calls, more than a second apart, and tell again."""
-        assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
         return self.told()

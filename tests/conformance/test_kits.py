@@ -62,6 +62,7 @@ def test_an_adapter_passes_on_trio(wire: Kit, check: Check) -> None:
     passes(wire, check, "virtual-trio")
 
 
+@pytest.mark.deep("sixty checks of each server with quirks")
 @each_check
 @pytest.mark.parametrize("wire", QUIRKY, ids=lambda wire: wire.quirks)
 def test_a_server_with_quirks_passes(wire: ChatWire, check: Check) -> None:

@@ -25,22 +25,12 @@ from ..support.wires import QUIRKY, WIRES, ChatWire, Wire
 
 EVERYWHERE = (*WIRES, *QUIRKY)
 SETTINGS: dict[str, object] = {
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "seed": 7,
-    "user": "u_1",
-    "verbosity": "low",
-    "background": True,
-}
+    "temperature": 0.5, "top_p": 0.5, "frequency_penalty": 0.5, "presence_penalty": -0.5, "seed": 7,
+    "user": "u_1", "verbosity": "low", "background": True,
+}  # fmt: skip
 AT_THE_EDGE: dict[str, object] = {
-    "temperature": 0.0,
-    "top_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "seed": 0,
-}
+    "temperature": 0.0, "top_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "seed": 0,
+}  # fmt: skip
 
 
 def named(wire: Wire) -> str:

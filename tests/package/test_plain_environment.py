@@ -27,7 +27,7 @@ from tests.support.wheel import PIP, ROOT
 
 from .chat_server import chat_server
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.deep("an environment of its own, with all requirements")]
 
 ROOMS = ("bus", "adapters", "tracestore", "engine")
 

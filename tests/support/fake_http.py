@@ -19,34 +19,10 @@ from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 __all__ = [
-    "CALL",
-    "CALL_OVER",
-    "DONE",
-    "EVERYTHING",
-    "HALF",
-    "HANG",
-    "HELLO",
-    "MORE",
-    "REST",
-    "SIGNED",
-    "TEXT",
-    "THOUGHT",
-    "THOUGHT_OVER",
-    "USAGE",
-    "WANTS_TOOL",
-    "FakeReply",
-    "FakeTransport",
-    "Step",
-    "ToyAdapter",
-    "ToyWire",
-    "ask",
-    "failing",
-    "pieces",
-    "request",
-    "sse",
-    "understand",
-    "whole",
-]
+    "CALL", "CALL_OVER", "DONE", "EVERYTHING", "HALF", "HANG", "HELLO", "MORE", "REST", "SIGNED", "TEXT",
+    "THOUGHT", "THOUGHT_OVER", "USAGE", "WANTS_TOOL", "FakeReply", "FakeTransport", "Step", "ToyAdapter",
+    "ToyWire", "ask", "failing", "pieces", "request", "sse", "understand", "whole",
+]  # fmt: skip
 
 
 class _ToyNormaliser(SseNormaliser):

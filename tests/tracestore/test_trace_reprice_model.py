@@ -36,6 +36,7 @@ from callboard.tracestore.rows import SpendingQuery
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.store import SqlStore
 from callboard.tracestore.sql.sums import sum_up
+from tests.support.depth import first_is_quick
 from tests.support.postgres_server import PostgresServer
 
 from .trace_making import DAY_US, T0, Maker
@@ -450,7 +451,6 @@ def test_a_file_and_a_server_give_the_answers_of_the_model(
 ALL, GPT_5 = CallFilter(), CallFilter(model="openai:gpt-5")
 CALLS = [("call", kind, 1000 + kind) for kind in range(4)]
 
-
 STORIES = [
     [*CALLS, ("reprice", TABLES[1], ALL), ("undo",), ("reprice", TABLES[1], GPT_5)],
     [*CALLS, ("reprice", TABLES[0], ALL), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5)],
@@ -484,7 +484,7 @@ def test_stories_that_went_wrong(
     tell(folder_of(tmp_path_factory), story, ask=False)
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", first_is_quick(STORIES, "more stories"))
 def test_they_go_the_same_way_on_a_server(
     tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
 ) -> None:

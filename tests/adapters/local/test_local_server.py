@@ -152,17 +152,9 @@ async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     configuration: child_module.Configuration = {
-        "model_path": str(model),
-        "model_alias": "tiny",
-        "api_key": "key",
-        "context_tokens": 512,
-        "slots": 1,
-        "port": 0,
-        "threads": 1,
-        "embeddings": "",
-        "parent": os.getpid(),
-        "import_path": "",
-    }
+        "model_path": str(model), "model_alias": "tiny", "api_key": "key", "context_tokens": 512, "slots": 1,
+        "port": 0, "threads": 1, "embeddings": "", "parent": os.getpid(), "import_path": "",
+    }  # fmt: skip
     child.stdin.write(json.dumps(configuration).encode() + b"\n")
     child.stdin.flush()
     url = json.loads(await anyio.to_thread.run_sync(child.stdout.readline))["url"]

@@ -217,10 +217,8 @@ def test_what_only_tools_for_schemas_read_is_gone_everywhere() -> None:
 def test_properties_may_have_any_name() -> None:
     """A property that is called like a keyword is no keyword."""
     names: JsonObject = {
-        "$schema": {"type": "string"},
-        "def": {"type": "string"},
-        "definitions": {"type": "string"},
-    }
+        "$schema": {"type": "string"}, "def": {"type": "string"}, "definitions": {"type": "string"},
+    }  # fmt: skip
     schema: JsonObject = {"type": "object", "properties": {**names, "~x": {"type": "string"}}}
     assert normalise_schema(schema) == schema
 

@@ -87,18 +87,15 @@ async def test_this_machine_and_hosts_that_are_exempt_are_asked_directly(
         assert proxy.requests == []
 
 
-@pytest.mark.parametrize(
-    ("environment", "proxied"),
-    [
-        ({}, ""),
-        ({"http_proxy": "http://p"}, "http"),
-        ({"HTTPS_PROXY": "http://p"}, "https"),
-        ({"ALL_PROXY": "http://p"}, "http https"),
-        ({"no_proxy": "*"}, ""),
-        ({"http_proxy": ""}, ""),
-        ({"ftp_proxy": "http://p"}, ""),
-    ],
-)
+@pytest.mark.parametrize(("environment", "proxied"), [
+    ({}, ""),
+    ({"http_proxy": "http://p"}, "http"),
+    ({"HTTPS_PROXY": "http://p"}, "https"),
+    ({"ALL_PROXY": "http://p"}, "http https"),
+    ({"no_proxy": "*"}, ""),
+    ({"http_proxy": ""}, ""),
+    ({"ftp_proxy": "http://p"}, ""),
+])  # fmt: skip
 def test_what_the_environment_names(
     environment: dict[str, str], proxied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,12 +177,8 @@ def test_output_schemas(case: Case) -> None:
 
 
 SAMPLING: dict[str, Json] = {
-    "temperature": 0.0,
-    "top_p": 0.5,
-    "frequency_penalty": -1.0,
-    "presence_penalty": 0.0,
-    "seed": 0,
-}
+    "temperature": 0.0, "top_p": 0.5, "frequency_penalty": -1.0, "presence_penalty": 0.0, "seed": 0,
+}  # fmt: skip
 
 
 @table(

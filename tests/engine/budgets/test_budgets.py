@@ -23,15 +23,13 @@ from callboard.adapters.embeddings import PartialEmbeddingError
 from callboard.bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, LlmCallStarted
 from callboard.engine import AccountState, Amount, Budget, BudgetExceededError, Engine
 from callboard.tracestore import PriceRow, PriceTable, TraceStore
+from tests.support.depth import first_is_quick
 
 from ...support.engines import running, serving
 from ...support.programs import started
 from ...support.scripted import Say, scripted_type
 from ...support.virtual_time import FakeClock
 from ..test_middleware import PRICES, WAYS, Maker, filmed
-
-pytestmark = pytest.mark.anyio
-
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
@@ -304,7 +302,6 @@ def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
 
 # Budgets and the death of the process: what was sent is in the trace, and what nobody knows is not free.
 
-
 BUDGETS = [Budget(max_tokens=1_000_000), Budget(max_tokens=1_000_000, per="tag:tenant", window="month")]
 SENT_ONCE = 64
 """The upper end of the estimate of the victim's prompt."""
@@ -403,7 +400,7 @@ async def recomputed(path: Path) -> tuple[int, int, int]:
     return spent, unknown, len(found.rows)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_is_quick(range(4), "more seeds"))
 async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, seed: int) -> None:
     """Every request that reached the server is a row, and calls that died count at their most."""
     path = tmp_path / "trace.db"

@@ -16,7 +16,6 @@ from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
 ]
 
@@ -36,8 +35,6 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
         await engine.session("s:m").send("Hi")
         await engine.flush()
         node = engine._runtime.node
-        assert node is not None
-        assert node.bridge is not None
         with anyio.fail_after(10):
             while node.bridge.statistics().sent < node.bridge.statistics().committed:  # noqa: ASYNC110
                 await anyio.sleep(0.01)

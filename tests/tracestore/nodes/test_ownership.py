@@ -15,9 +15,6 @@ from ...support.postgres_server import own_server, why_not
 from ...support.shared_tables import ProbeModel
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
-
 A = NodeInfo(node="run_a", name="a", lease_seconds=10.0)
 B = NodeInfo(node="run_b", name="b", lease_seconds=10.0)
 
@@ -53,7 +50,6 @@ async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> Non
     assert (refused.by.node, refused.by.name, refused.by.epoch, refused.by.lives) == ("run_a", "a", 1, True)
     assert 0 < refused.by.seconds_left <= 10
     owner = await place.tables.owner("s")
-    assert owner is not None
     assert owner.node == A.node
 
 
@@ -66,7 +62,6 @@ async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_lear
     await place.tables.renew(B, 0)
     taken = await place.tables.claim("s", B.node)
     assert isinstance(taken, Claimed)
-    assert taken.previous is not None
     assert (taken.epoch, taken.previous.node, taken.previous.lives) == (3, A.node, False)
     renewed = await place.tables.renew(A, 0)
     assert renewed.owned == {"kept": 2}

@@ -30,11 +30,7 @@ from ..content_making import appended, captured, configured
 from ..shipping.test_shipping import of_run
 from ..trace_making import DAY_US, T0, Maker
 
-pytestmark = pytest.mark.anyio
-
-
 # The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code.
-
 
 _OPEN = """
 import asyncio, sys
@@ -53,7 +49,6 @@ def test_processes_that_open_a_new_database_at_once_make_its_tables_once(dsn: st
     """One of them makes them, and the others find them made."""
     programs = [started(_OPEN, dsn, tmp_path / "trace") for _ in range(4)]
     for program in programs:
-        assert program.stdin is not None
         program.stdin.write("go\n")
         program.stdin.flush()
     said = [program.communicate(timeout=60) for program in programs]
@@ -229,7 +224,6 @@ async def test_a_role_that_owns_nothing_can_write_and_one_that_only_reads_can_re
 def test_the_tables_are_made_in_one_process_that_dies_half_way(dsn: str, tmp_path: Path) -> None:
     """Another one makes them then."""
     program = started(_OPEN.replace("sys.stdin.readline()", "print('up', flush=True)"), dsn, tmp_path / "trace")
-    assert program.stdout is not None
     assert program.stdout.readline() == "up\n"
     program.kill()
     program.communicate()
@@ -357,7 +351,6 @@ async def test_it_ends_in_time(store: PostgresStore) -> None:
 
 # Content that nobody needs is deleted, and never what somebody says again meanwhile, whatever its clock.
 
-
 SAID = [Message.user("What everybody asks. " * 100)]
 
 
@@ -476,7 +469,6 @@ async def test_a_connection_without_encryption_is_refused_there(
 
 
 # Several processes and stores that write one trace at once.
-
 
 _WRITE = """
 import asyncio, sys

@@ -27,8 +27,6 @@ from ..content_making import PICTURE, appended, captured
 from ..trace_making import Maker
 from .test_erasures import say
 
-pytestmark = pytest.mark.anyio
-
 
 def of_run(run: str, calls: int) -> list[Envelope]:
     """The events of a run: a session, and calls in it, of which every fifth fails and every seventh has no end."""
@@ -146,7 +144,6 @@ async def test_captured_content_arrives(local: TraceStore, trace: Path, shared: 
     async with shipped(trace, shared) as store:
         saved = await store.saved_session("s")
         assert saved == await local.saved_session("s")
-        assert saved is not None
         assert len(saved.messages) == 3
 
 
@@ -179,13 +176,10 @@ async def test_sessions_of_one_name_from_two_files_stay_apart(
         async with shipped(other.path, shared) as store:
             assert await store.saved_session("s") == await local.saved_session("s")
             theirs, there = await other.saved_session("s"), await store.saved_session("s.run_b")
-            assert theirs is not None
-            assert there is not None
             assert theirs.messages == there.messages
 
 
 # The decisions of a shipper, and shippers of one file against a target that fails as it likes.
-
 
 OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
 
@@ -311,7 +305,6 @@ def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str
 
 
 # Two versions of the schema: shippers and stores of which one is newer.
-
 
 LATER_STEP = (
     "of tomorrow",

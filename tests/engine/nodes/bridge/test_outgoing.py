@@ -180,7 +180,6 @@ def test_every_event_goes_out_whatever_fails(acts: list[tuple[str, object]], roo
 
 # Pages: what is in a message, and what is not.
 
-
 PLENTY = 1 << 20
 
 
@@ -215,7 +214,6 @@ def test_what_was_said_stays_here(captured: bool) -> None:
     assert isinstance(message, SessionMessageAppended)
     assert message.message.text == "secret"
     assert isinstance(setup, SessionConfigured)
-    assert setup.setup is not None
     assert setup.setup.system_prompt == "secret"
 
 

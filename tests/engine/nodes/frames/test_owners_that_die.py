@@ -31,7 +31,7 @@ from tests.support.programs import CHECKOUT
 from .conftest import connected
 from .dying_owner import AFTER, TEXT, THINKING
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 LEASE = 2.0
 SPOKEN = ["".join(TEXT), "".join(AFTER)]
@@ -75,7 +75,6 @@ def texts_of(seen: Seen) -> list[str]:
 
 
 async def stream_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     line = await anyio.to_thread.run_sync(process.stdout.readline)
     return str(line.split()[1])
 

@@ -24,8 +24,7 @@ from ....support.engines import entry, serving
 from ....support.postgres_server import own_server, why_not
 from ....support.scripted import Say, ScriptedAdapter, scripted_type
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
@@ -187,7 +186,6 @@ async def counted(dsn: str) -> list[tuple[int, int]]:
 
 # Declared rate limits of two engines that are nodes of one cluster.
 
-
 LIMIT = 5
 
 
@@ -217,7 +215,6 @@ async def test_requests_of_two_engines_together_stay_within_a_declared_limit(
             await all_sent.wait()
         for engine in (a, b):
             shared = engine._runtime.node.shared  # type: ignore[union-attr]
-            assert shared is not None
             ((granted,),) = await shared.statement("SELECT sum(nano) FROM ledger_slices")
             assert granted == LIMIT
             (provider,) = engine.statistics().providers
