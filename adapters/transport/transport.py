@@ -3,8 +3,8 @@
 A transport has no endpoint. It only limits the time to connect; the caller limits each read. `client` opens
 one.
 
-Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts them,
-and other tasks get a turn between two pieces of the same bytes.
+Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts
+them, and other tasks get a turn between two pieces of the same bytes.
 """
 
 from __future__ import annotations
