@@ -40,8 +40,8 @@ from ..routing.candidates import Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.rounds import not_executed
+from .context import answer_as_text
 from .options import TurnOptions, for_requests
-from .requests import answer_as_text
 from .results import Reply, StepResult
 from .turn_models import OWN_IDS, FirstIds, TurnContext, TurnModels
 

@@ -22,7 +22,6 @@ from callboard.bus.streams.events import TurnEvent
 from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .progress import UsageSoFar
 from .readers import (
     EventReader,
     LogEvent,
@@ -34,7 +33,7 @@ from .readers import (
     TurnReader,
     ViewReader,
 )
-from .view import TurnView
+from .view import TurnView, UsageSoFar
 from .view_events import ViewEvent
 
 E = TypeVar("E")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from callboard.bus.errors import ConfigurationError
+from callboard.bus.log import takes_old_names
 
-from ..deprecated import takes_old_names
 from .context import NeedsApproval
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
-from callboard.engine.objects.generate import read_json
+from callboard.engine.generation.objects import read_json
 from labs.servers.rules import RULES, Asked
 
 from ..support.fake_http import FakeReply
