@@ -36,8 +36,8 @@ from callboard import (
 )
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.embeddings import INPUT_TYPES
-from callboard.adapters.providers.local.settings import find_model
-from callboard.adapters.registry import adapter_types
+from callboard.adapters.provider import adapter_types
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import require_same_space
 from callboard.engine.routing.candidates import expand
@@ -470,7 +470,7 @@ async def test_the_programs_of_the_objects_page_do_what_they_say(
     assert await object_programs["or_none"]("s:m", "…") is None
     assert capsys.readouterr().out.splitlines() == [
         "1 so far",
-        "not_json there is no JSON, at character 3 No. 15 None",
+        "not_json the text has no JSON, at character 3 No. 15 None",
     ]
 
 

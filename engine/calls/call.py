@@ -41,7 +41,7 @@ from callboard.adapters import (
 from callboard.adapters.actor import AdapterActor, CallHandle, start_call
 from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
 from callboard.adapters.replies.whole import whole_events
-from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import CallContent, LlmCallCompleted, StreamLog
 from callboard.bus.errors import CancelledError, WarningCode
 from callboard.bus.streams.events import TurnEvent
@@ -443,7 +443,7 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
     if not is_empty(response.content, response.stop_reason):
         return response
     said = response.raw_stop_reason or str(response.stop_reason)
-    text = f"the reply ended with {said}, without a text and without a call; retry_empty= asks again"
+    text = f"the reply ended with {said} and has no text and no tool call. Set retry_empty= to retry"
     warnings = (*response.warnings, CallWarning(WarningCode.EMPTY_REPLY, text))
     return msgspec.structs.replace(response, warnings=warnings)
 

@@ -2,7 +2,7 @@
 
 Signed reasoning can be bound to everything before it: system prompt, tools, earlier messages. If these change, the
 provider refuses the request. It is then sent again without the reasoning and without signatures (see
-`adapters.refusals.repair`). The refusal is remembered, so that later turns don't pay for another.
+`adapters.http.repair`). The refusal is remembered, so that later turns don't pay for another.
 
 A model that accepts schemas always gets the schema. A model that can be forced to call a tool gets a tool with the
 reply as its arguments, unless the caller has tools or wants reasoning. All others get the schema in the system
@@ -28,8 +28,8 @@ from callboard.adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from callboard.adapters.refusals.repair_history import without_reasoning
-from callboard.adapters.schemas.sanitizer import instruction
+from callboard.adapters.requests.content import without_reasoning
+from callboard.adapters.requests.schemas import instruction
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import JsonObject
 
@@ -95,7 +95,7 @@ def hold_to_schema(
             forced=ToolChoice("named", ANSWER_TOOL),
             warnings=(
                 *given.warnings,
-                _warning(WarningCode.SCHEMA_AS_TOOL, "it was asked for as a tool's arguments"),
+                _warning(WarningCode.SCHEMA_AS_TOOL, "the schema was sent as the arguments of a tool"),
             ),
         )
     return msgspec.structs.replace(
@@ -103,7 +103,7 @@ def hold_to_schema(
         system_prompt=joined(given.system_prompt, instruction(schema, with_tools=bool(given.tools))),
         warnings=(
             *given.warnings,
-            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "it was told the schema in the system text"),
+            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "the schema was sent in the system prompt"),
         ),
     )
 
@@ -113,7 +113,7 @@ def _can_be_forced(capabilities: AdapterCapabilities) -> bool:
 
 
 def _warning(code: WarningCode, what: str) -> CallWarning:
-    return CallWarning(code, f"the model takes no output schema; {what}")
+    return CallWarning(code, f"the model does not support output schemas; {what}")
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:

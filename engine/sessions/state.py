@@ -20,6 +20,7 @@ from ..conversation.options import NOTHING, AskedWith, TurnOptions, asked_with_o
 from ..conversation.requests import RefusedReasoning
 from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike, as_tools
+from ..tools.collect import sources_of
 
 if TYPE_CHECKING:
     from ..nodes.frames.retained import Retained
@@ -117,6 +118,18 @@ class SessionState:
         self.tools: tuple[Tool, ...] = as_tools(tools)
         self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
         """The tools as models see them. The tuple's identity is the key of caches."""
+        self.sources = sources_of(tools)
+        """The sources whose tools may change; nearly always none."""
+        self.given_tools: Sequence[ToolLike] = tools if self.sources else self.tools
+        """The tools as they were given, for a fork."""
+        self._read = [source.tools for source in self.sources]
+
+    def refresh_tools(self) -> bool:
+        """Read the sources again. Returns whether their tools have changed."""
+        if all(source.tools is read for source, read in zip(self.sources, self._read, strict=True)):
+            return False
+        self.use_tools(self.given_tools)
+        return True
 
     @property
     def waiting(self) -> int:
@@ -262,8 +275,8 @@ class TurnLease:
             return
         if not await self._asked(self.require):
             raise SessionTakenOver(
-                f"the shared store can't be asked whether session {state.id!r} is still this node's; what was "
-                "said in this turn is kept, and belongs to the session if no other node has gone on with it"
+                f"can't read from the shared store whether this node still owns session {state.id!r}. The "
+                "messages of this turn are stored. They belong to the session if no other node has continued it"
             )
         ending = await ownership.tables.ending(self._stream_id)
         if ending is not None:

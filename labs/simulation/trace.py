@@ -1,7 +1,7 @@
 """What hosts write: a file on each, the shared store, and the shipping between them.
 
-A host's file outlives its processes. `Course` ships it; the store takes a shipment in one transaction, with the
-mark of the file, and asks `belongs` whose a message is.
+A host's file outlives its processes. `ShippingPlan` ships it; the store takes a shipment in one transaction, with
+the mark of the file, and asks `belongs` whose a message is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
 from callboard.tracestore.shipping.shipment import START, Position
 from callboard.tracestore.shipping.shipper import Ask, Rest, Send, ShippingOptions, ShippingPlan
-from callboard.tracestore.sql.runs import belongs
+from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -79,8 +80,8 @@ def test_circles_are_found_however_long_they_are() -> None:
 
 
 def test_nothing_below_the_engine_imports_it() -> None:
-    """Parts take a `Runtime`; the engine, its functions, the command line and the live view stand above."""
-    above = ("engine", "engine.engine", "engine.functions", "engine.cli", "engine.web_view")
+    """Parts take a `Runtime`; the engine, its functions and the annexes stand above."""
+    above = ("engine", "engine.engine", "engine.functions", "engine.cli", "engine.mcp", "engine.web_view")
     wrong = [
         name
         for name, found in graph().items()
@@ -98,6 +99,13 @@ def test_every_package_states_its_subject() -> None:
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
     ]
     assert silent == []
+
+
+def test_the_makefile_names_tests_that_exist() -> None:
+    """So that `make test ROOM=bus` runs after a file was renamed."""
+    named = re.findall(r"\btests/[\w/.]+(?![*\w/.])", (ROOT / "Makefile").read_text("utf-8"))
+    assert "tests/bus" in named
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 COMPOSE = {"engine/stores.py", "engine/runtime/runtime.py", "engine/watching/health.py"}

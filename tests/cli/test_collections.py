@@ -99,7 +99,7 @@ def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
 def test_a_collection_keeps_its_model(embedding: Path) -> None:
     """Another one is refused before anything is sent; a new collection must be told one."""
     done = call("collections", "add", "c", home=embedding, said="x\n", exits=2)
-    assert "say by which model" in done.stderr
+    assert "choose its embedding model" in done.stderr
     call("collections", "add", "c", "-m", "words", home=embedding, said="x\n", exits=0)
     done = call("collections", "add", "c", "-m", "others", home=embedding, said="y\n", exits=2)
     assert "can't be compared" in done.stderr
@@ -111,7 +111,7 @@ def test_a_collection_keeps_its_model(embedding: Path) -> None:
 def test_looking_makes_no_file(embedding: Path) -> None:
     """A list of nothing is empty. A model without input types is no matter of who adds: nobody asked for any."""
     assert rows("collections", "list", home=embedding) == []
-    assert "there is no collection 'c'" in call("similar", "c", "-c", "x", home=embedding, exits=1).stderr
+    assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=embedding, exits=1).stderr
     assert [path.name for path in embedding.iterdir()] == ["models.yaml"]
     said = call("collections", "add", "n", "-m", "plain:words", home=embedding, said="a\n", exits=0).stderr
     assert said.startswith("n: 1 text embedded")
@@ -137,7 +137,7 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
     assert "has none" in call("collections", "delete", "c", "1", home=embedding, exits=1).stderr
     assert "1 item" in call("collections", "delete", "c", home=embedding, exits=0).stdout
     assert b"another" not in (embedding / "embeddings.db").read_bytes()
-    assert "no collection" in call("collections", "delete", "c", home=embedding, exits=1).stderr
+    assert "unknown collection" in call("collections", "delete", "c", home=embedding, exits=1).stderr
     assert rows("collections", "list", home=embedding) == []
 
 
@@ -146,8 +146,8 @@ def test_a_row_that_lacks_something_is_named() -> None:
     for kind, text, fault in (
         ("jsonl", '{"text": "x"}', "row 1 has no id"),
         ("jsonl", '{"id": 1}', "row 1 has no text"),
-        ("json", "[1]", "row 1 is no object"),
-        ("json", "no json", "is no JSON"),
+        ("json", "[1]", "row 1 is not an object"),
+        ("json", "no json", "is not JSON"),
         ("csv", "a,b\n1,2\n", "row 1 has no id"),
     ):
         with pytest.raises(CallboardError, match=f"here: {fault}"):

@@ -76,7 +76,7 @@ def test_what_is_no_schema_says_why(tmp_path: Path) -> None:
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
     wrong = {"": "no field", "[]": "no field", "age inch": "'inch' is no type", "a b c": "'a b c' is no field"}
-    wrong |= {"{": "is no JSON", "/nowhere/x.json": "No such file", str(tmp_path / "l.json"): "no JSON Schema"}
+    wrong |= {"{": "is not JSON", "/nowhere/x.json": "No such file", str(tmp_path / "l.json"): "not a JSON Schema"}
     for text, said in wrong.items():
         with pytest.raises(ConfigurationError, match=said):
             schema_of(text)
@@ -110,7 +110,7 @@ def test_a_wrong_option_says_what_is_right() -> None:
     """Its name, or its value; every option is one of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
     wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "takes a whole number"}
-    for option, said in {**wrong, ("", ""): "no option"}.items():
+    for option, said in {**wrong, ("", ""): "unknown option"}.items():
         with pytest.raises(ConfigurationError, match=said):
             options_of([option])
 
@@ -165,7 +165,7 @@ def test_the_pipe_comes_before_what_is_said() -> None:
     image = ImageBlock(data=PNG)
     assert content_of("hi", [image]) == [image, TextBlock("hi")]
     assert content_of("", [image]) == [image]
-    with pytest.raises(ConfigurationError, match="nothing to ask"):
+    with pytest.raises(ConfigurationError, match="no question"):
         content_of(" ", [])
 
 
@@ -202,10 +202,10 @@ def test_the_pace_of_a_reply_is_that_of_its_tokens_once_it_had_begun() -> None:
     for pace, replies in ((Pace(0, None, 3), 1), (Pace(0, 3, 3), 1), (Pace(0, 1, 3), 2)):
         assert per_second(9, pace, replies) is None
     line = usage_line("p:m", TokenUsage(10, 101, cached_input_tokens=2000), None, Pace(0, 1, 3))
-    told = "2,010 in (2,000 cached), 101 out, 50 tokens a second, the first after 1.0 s, 3.0 s in all, -"
+    told = "2,010 in (2,000 cached), 101 out, 50 tokens a second, the first after 1.0 s, 3.0 s in total, -"
     assert line == f"p:m: {told}"
     whole = usage_line("p:m", TokenUsage(1, 1), Cost(1_000_000, CostSource.COMPUTED), Pace(0, None, 3), replies=2)
-    assert whole == "p:m in 2 calls: 1 in, 1 out, 3.0 s in all, $0.001000000"
+    assert whole == "p:m in 2 calls: 1 in, 1 out, 3.0 s in total, $0.001000000"
 
 
 def test_a_conversation_is_called_by_its_first_words() -> None:
@@ -281,7 +281,7 @@ def test_a_value_is_put_in_as_it_is(value: str, said: str) -> None:
     ("text", "fault"),
     [
         ("prompt: costs $5", "prompt: a \\$ begins no parameter"),
-        ("defaults: {a: 1}", "defaults.a: there is no \\$a"),
+        ("defaults: {a: 1}", "defaults.a: system and prompt have no \\$a"),
         ("prompts: hello", "unknown field `prompts`"),
         ("options: [1]", "Expected `object`, got `array` - at `options`"),
         ("extract: all", "Invalid enum value 'all' - at `extract`"),
@@ -301,7 +301,7 @@ def test_a_wrong_file_is_told_by_its_place(text: str, fault: str, folder: Path) 
 def test_a_name_leads_nowhere_but_into_the_folder(folder: Path) -> None:
     """A path is no name; an unknown template is answered with the nearest, or with how to make one."""
     for name in ("../models", "a/b", "", ".hidden", "/etc/passwd"):
-        with pytest.raises(ConfigurationError, match="is no name of a template"):
+        with pytest.raises(ConfigurationError, match="is not a template name"):
             path_of(name)
     save(Template(name="translate", prompt="x"))
     with pytest.raises(ConfigurationError, match="did you mean 'translate'"):
@@ -340,7 +340,7 @@ def test_the_list_shows_a_broken_template_with_its_fault(home: Path) -> None:
     done = call("templates", "list", "--json", home=home, exits=0)
     bad, good = map(json.loads, done.stdout.splitlines())
     assert (good["name"], good["parameters"]) == ("good", ["language", "reader"])
-    assert "begins no parameter" in bad["error"]
+    assert "invalid parameter after" in bad["error"]
     assert "can't be read" in call("templates", "list", home=home, exits=0).stdout
 
 
@@ -351,7 +351,7 @@ def test_an_edited_template_is_checked(home: Path) -> None:
     assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
     spoil = {"VISUAL": """sh -c 'printf "prompt: \\$5" > "$0"'"""}
     done = call("templates", "edit", "new", home=home, exits=2, more=spoil)
-    assert "begins no parameter" in done.stderr
+    assert "invalid parameter after" in done.stderr
     assert (home / "templates" / "new.yaml").read_text() == "prompt: $5"
 
 

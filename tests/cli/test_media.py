@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     said = err.decode()
-    assert "video video_1 goes on; to come back to it: callboard video --resume video_1 --model" in said
+    assert "video video_1 continues. To continue: callboard video --resume video_1 --model" in said
     assert "Traceback" not in said
     assert not target.exists()
     server.steps = []
@@ -285,7 +285,7 @@ def test_an_error_of_the_provider_is_recorded(provided: Path, tmp_path: Path, ho
     assert exchange.reply.status == 500
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), "nothing to ask"), (("Hi",), "goes over no HTTP")])
+@pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "goes over no HTTP")])
 def test_what_can_not_be_recorded_is_said(
     talkative: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:

@@ -180,8 +180,8 @@ def drawn(width: int) -> str:
     ("width", "headings", "told"),
     [
         (100, ["model", "attempts", "in", "cost"], ""),
-        (46, ["model", "in", "cost"], "(no room for: attempts)"),
-        (32, ["model", "cost"], "(no room for: attempts, in)"),
+        (46, ["model", "in", "cost"], "(hidden columns: attempts)"),
+        (32, ["model", "cost"], "(hidden columns: attempts, in)"),
     ],
 )
 def test_the_least_important_columns_go_first(width: int, headings: list[str], told: str) -> None:
@@ -296,14 +296,14 @@ def test_what_was_said_is_shown_and_found(home: Path) -> None:
     done = call("logs", "-q", "harb*", home=home, exits=0)
     assert "ses_talk  assistant" in done.stdout
     assert "By the harbour." in done.stdout
-    assert "no such messages" in call("logs", "-q", "nowhere", home=home, exits=0).stderr
+    assert "no matching messages" in call("logs", "-q", "nowhere", home=home, exits=0).stderr
     assert "only the latest 1 message" in call("logs", "-n", "1", home=home, exits=0).stderr
 
 
 def test_a_deleted_session_is_found_no_more(home: Path) -> None:
     """Not by its words, and not among the latest. A search makes no trace where there is none."""
     for words in ((), ("--db", str(home / "no.db"))):
-        assert "there is no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
+        assert "no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
     assert list(home.iterdir()) == []
     talk(home / "trace.db")
     assert call("logs", "-q", "goodbye", home=home, exits=0).stdout

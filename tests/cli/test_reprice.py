@@ -210,7 +210,7 @@ def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside
     text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
     assert "Both sums are over the 4 calls with a cost before and after." in text
     beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
-    assert f"Beside them: {beside}. They are of mine:m: {beside}." in text
+    assert f"In addition: {beside}. Models: mine:m: {beside}." in text
     assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, "20 before and 34 after"
     assert '<td data-label="Beside">4 no longer priced' in text
 

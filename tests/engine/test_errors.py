@@ -24,7 +24,7 @@ from callboard.adapters import (
     ThinkingBlock,
     retry_delay,
 )
-from callboard.adapters.refusals.classify import COMMON_CODES, ErrorBody, build_error
+from callboard.adapters.http.classify import COMMON_CODES, ErrorBody, build_error
 from callboard.bus import (
     AdapterError,
     CallboardError,
@@ -107,7 +107,7 @@ BLAME: dict[Counts, tuple[str, str]] = {
     "provider": ("failure", "inconclusive"),
     "provider and model": ("failure", "failure"),
     "model": ("answered", "refused"),
-    "nobody": ("inconclusive", "inconclusive"),
+    "none": ("inconclusive", "inconclusive"),
 }
 
 

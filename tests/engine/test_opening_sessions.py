@@ -16,8 +16,8 @@ import pytest
 
 from callboard import AbortController, CancelledError
 from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers import scripted
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus import (
     AuthError,
     CallboardError,
@@ -166,7 +166,7 @@ async def test_an_engine_that_keeps_nothing_opens_nothing(path: Path) -> None:
 async def test_a_new_session_needs_a_model_that_there_is(path: Path) -> None:
     """And a failed attempt leaves nothing."""
     async with keeping(path) as engine:
-        with pytest.raises(ConfigurationError, match="say its model="):
+        with pytest.raises(ConfigurationError, match="pass model="):
             await engine.open_session("x")
         with pytest.raises(ConfigurationError):
             await engine.open_session("x", model="nobody:m")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from callboard.bus import ConfigurationError, Cost, CostSource, TokenUsage
 from callboard.tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
 from callboard.tracestore.home import SNAPSHOT_NAME, price_table
-from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices import files as price_snapshot
 from callboard.tracestore.prices.source import convert
 
 from .trace_making import Maker, make_file_before
@@ -218,7 +218,7 @@ def test_a_price_file_has_all_dimensions(tmp_path: Path) -> None:
 
 def test_the_snapshot_is_not_read_at_import() -> None:
     """Nor what reads it."""
-    code = "import callboard, sys; print([name for name in sys.modules if name.endswith('prices.snapshot')])"
+    code = "import callboard, sys; print([name for name in sys.modules if name.endswith('prices.files')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

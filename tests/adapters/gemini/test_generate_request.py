@@ -34,7 +34,7 @@ from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinit
 from ...support.fake_http import ask, request
 from ...support.wires import WIRES
 from ...support.wires import gemini as g
-from ...support.wires.gemini import USAGE, call, chunk, text, thought
+from ...support.wires.gemini import USAGE, chunk, text, thought
 from ...support.wires.reading import Reading, read
 from ...support.wires.reading import read_whole as read_body
 
@@ -83,21 +83,6 @@ def use(call_id: str, name: str = "read_file", raw: ProviderRaw | None = None, *
     return ToolUseBlock(call_id, name, arguments, provider_raw=raw)
 
 
-def test_roles() -> None:
-    """System and developer text go ahead; neighbours of one role become one turn."""
-    built = build(
-        Message.system("One."),
-        Message.user("Hi"),
-        Message.user("there"),
-        Message.assistant("Yes?"),
-        Message.developer("Two."),
-        Message.user("Go"),
-        system_prompt="Zero.",
-    )
-    assert built.body["systemInstruction"] == {"parts": [text("Zero.\n\nOne.\n\nTwo.")]}
-    assert built.body["contents"] == [user(text("Hi"), text("there")), model(text("Yes?")), user(text("Go"))]
-
-
 def test_a_conversation_begins_and_ends_with_the_user() -> None:
     """A turn is added where it doesn't, and said to be."""
     assert contents(Message.assistant("Hello")) == [user(text(BEGINNING)), model(text("Hello")), user(text(GO_ON))]
@@ -125,11 +110,8 @@ def test_images_in_results() -> None:
     """Within them for newer models; after them, with what the user says, for others and for addresses."""
     blocks = [TextBlock("Two."), ImageBlock(data=PNG), ImageBlock(url="https://x.test/b.png")]
     messages = (
-        Message.user("Hi"),
-        Message.assistant([use("a")]),
-        Message.tool_result("a", blocks),
-        Message.user("And?"),
-    )
+        Message.user("Hi"), Message.assistant([use("a")]), Message.tool_result("a", blocks), Message.user("And?"),
+    )  # fmt: skip
     inline: JsonObject = {"inlineData": {"mimeType": "image/png", "data": PNG_64}}
     linked: JsonObject = {"fileData": {"mimeType": "image/png", "fileUri": "https://x.test/b.png"}}
     response: JsonObject = {"id": "a", "name": "read_file", "response": {"output": "Two."}}
@@ -248,23 +230,6 @@ def test_opaque_parts_go_back_as_they_came() -> None:
     assert len(built.warnings) == 1
 
 
-def test_a_reply_goes_back_as_it_came() -> None:
-    """Every part of it, each with its own signature."""
-    parts = [
-        thought("Hm", "c2lnMQ=="),
-        text("So "),
-        text("then", "c2lnMg=="),
-        {"inlineData": {"mimeType": "image/png", "data": PNG_64}},
-        call("a", "c2lnMw==", id="c1", args={"x": [1, None]}),
-        call("b", id="c2", args={}),
-        text("", "c2lnNA=="),
-    ]
-    reply = read_whole(*parts, groundingMetadata={"x": 1})
-    found = contents(Message.user("Hi"), Message.assistant(reply.content), model=OLDER)
-    assert isinstance(found, list)
-    assert found[1] == model(*parts)
-
-
 # -- tools
 
 
@@ -340,30 +305,17 @@ def parts(body: JsonObject, number: int = 0) -> list[JsonObject]:
 
 
 SAID: list[tuple[ContentBlock, JsonObject]] = [
-    (
-        DocumentBlock(url=FILM, provider_raw=mine(videoMetadata=CLIP)),
-        {"fileData": {"fileUri": FILM}, "videoMetadata": CLIP},
-    ),
-    (
-        DocumentBlock(data=b"film", media_type="video/mp4", provider_raw=mine(videoMetadata=CLIP)),
-        {"inlineData": {"mimeType": "video/mp4", "data": "ZmlsbQ=="}, "videoMetadata": CLIP},
-    ),
-    (
-        ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(mediaResolution=FINE)),
-        {"inlineData": {"mimeType": "image/png", "data": "eA=="}, "mediaResolution": FINE},
-    ),
-    (
-        AudioBlock(data=b"x", media_type="audio/wav", provider_raw=mine(audioMetadata={"a": 1})),
-        {"inlineData": {"mimeType": "audio/wav", "data": "eA=="}, "audioMetadata": {"a": 1}},
-    ),
+    (DocumentBlock(url=FILM, provider_raw=mine(videoMetadata=CLIP)),
+        {"fileData": {"fileUri": FILM}, "videoMetadata": CLIP}),
+    (DocumentBlock(data=b"film", media_type="video/mp4", provider_raw=mine(videoMetadata=CLIP)),
+        {"inlineData": {"mimeType": "video/mp4", "data": "ZmlsbQ=="}, "videoMetadata": CLIP}),
+    (ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(mediaResolution=FINE)),
+        {"inlineData": {"mimeType": "image/png", "data": "eA=="}, "mediaResolution": FINE}),
+    (AudioBlock(data=b"x", media_type="audio/wav", provider_raw=mine(audioMetadata={"a": 1})),
+        {"inlineData": {"mimeType": "audio/wav", "data": "eA=="}, "audioMetadata": {"a": 1}}),
     (TextBlock("Hi", mine(partMetadata={"a": 1})), {"text": "Hi", "partMetadata": {"a": 1}}),
     (OpaqueBlock("hologram", mine(hologram={"depth": 3})), {"hologram": {"depth": 3}}),
-]
-
-
-@pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)
-def test_a_part_has_what_the_host_says_of_it(block: ContentBlock, part: JsonObject) -> None:
-    assert parts(body_of(Message.user([block]))) == [part]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)
@@ -384,16 +336,6 @@ def test_a_result_has_its_scheduling_and_the_providers_own_parts() -> None:
         "id": "tu_1", "name": "look", "response": {"output": "So."}, "scheduling": "SILENT",
     }  # fmt: skip
     assert parts(body, 3)[1] == shown.provider_raw.data
-
-
-def test_a_tool_has_the_providers_own_fields() -> None:
-    own: JsonObject = {"behavior": "NON_BLOCKING", "responseJsonSchema": {"type": "string"}}
-    tool = ToolDefinition("look", "Looks.", {"type": "object", "properties": {"x": {"type": "string"}}})
-    sent = body_of(tools=(msgspec.structs.replace(tool, provider_options={"gemini": own}),))["tools"]
-    [declared] = sent[0]["functionDeclarations"]  # type: ignore[index, call-overload]
-    assert declared == {
-        "name": "look", "description": "Looks.", "parametersJsonSchema": dict(tool.input_schema), **own,
-    }  # fmt: skip
 
 
 def test_a_schema_of_the_hosts_own_stands_for_ours() -> None:

@@ -10,7 +10,7 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai.data import find_model
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.adapters.refusals.repair_history import without_reasoning
+from callboard.adapters.requests.content import without_reasoning
 from callboard.adapters.requests.settings import stated_limit
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -173,35 +173,19 @@ def test_next_to_no_room_is_an_overlong_prompt() -> None:
     assert stated_limit([full], 10_000) is None
 
 
-@pytest.mark.parametrize(
-    ("message", "sent", "left"),
-    [
-        (
-            "Penalty is not enabled for models/gemini-2.5-flash",
-            {"frequencyPenalty": 1.0, "presencePenalty": 1.0, "topK": 3},
-            {"topK": 3},
-        ),
-        ("Penalty is not enabled for this model", {"presencePenalty": 1.0, "topK": 3}, {"topK": 3}),
-        (
-            "Thinking level is not supported for this model.",
-            {"thinkingConfig": {"thinkingLevel": "LOW", "includeThoughts": True}, "topK": 3},
-            {"topK": 3},
-        ),
-        (
-            "Thinking level MINIMAL is not supported for this model.",
-            {"thinkingConfig": {"thinkingLevel": "X"}},
-            {},
-        ),
-        (
-            "Unable to submit request because thinking_level MEDIUM is not supported by this model. Learn more: "
-            "https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/gemini",
-            {"thinkingConfig": {"thinkingLevel": "MEDIUM"}},
-            {},
-        ),
-        ("thinking_config is not supported.", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
-        ("Thinking is not enabled for models/gemini-2.0-flash", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
-    ],
-)
+@pytest.mark.parametrize(("message", "sent", "left"), [
+    ("Penalty is not enabled for models/gemini-2.5-flash", {"frequencyPenalty": 1.0, "presencePenalty": 1.0,
+        "topK": 3}, {"topK": 3}),
+    ("Penalty is not enabled for this model", {"presencePenalty": 1.0, "topK": 3}, {"topK": 3}),
+    ("Thinking level is not supported for this model.", {"thinkingConfig": {"thinkingLevel": "LOW",
+        "includeThoughts": True}, "topK": 3}, {"topK": 3}),
+    ("Thinking level MINIMAL is not supported for this model.", {"thinkingConfig": {"thinkingLevel": "X"}}, {}),
+    ("Unable to submit request because thinking_level MEDIUM is not supported by this model. Learn more: "
+        "https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/gemini",
+        {"thinkingConfig": {"thinkingLevel": "MEDIUM"}}, {}),
+    ("thinking_config is not supported.", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
+    ("Thinking is not enabled for models/gemini-2.0-flash", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
+])  # fmt: skip
 def test_what_gemini_does_not_take_of_the_tuning_is_left_out(
     message: str, sent: JsonObject, left: JsonObject
 ) -> None:
@@ -244,15 +228,12 @@ async def test_the_refusal_is_paid_once_and_not_with_every_call() -> None:
     assert [b"encrypted_content" in sent.body for sent in transport.requests] == [True, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("model", "included"),
-    [
-        ("ft:gpt-4o-mini-2024-07-18:acme::7p4lURel", False),
-        ("ft:gpt-4.1:acme:mine:7p4lURel", False),
-        ("ft:o4-mini-2025-04-16:acme::7p4lURel", True),
-        ("my-deployment", True),
-    ],
-)
+@pytest.mark.parametrize(("model", "included"), [
+    ("ft:gpt-4o-mini-2024-07-18:acme::7p4lURel", False),
+    ("ft:gpt-4.1:acme:mine:7p4lURel", False),
+    ("ft:o4-mini-2025-04-16:acme::7p4lURel", True),
+    ("my-deployment", True),
+])  # fmt: skip
 def test_a_fine_tuned_model_takes_what_its_base_takes(model: str, included: bool) -> None:
     """Of a deployment whose name says nothing, nothing is known."""
     adapter, _ = make("openai")
@@ -283,17 +264,14 @@ def signed(name: str, kind: str) -> ContentBlock:
     """A block with a provider's signature."""
     blocks: dict[str, ContentBlock] = {
         "thinking": ThinkingBlock("Hm.", "c2ln", ProviderRaw(name, {})),
-        "text": TextBlock(
-            "I read.", ProviderRaw(name, {"signatures": [{"start": 0, "end": 7, "signature": "c2ln"}]})
-        ),
-        "call": ToolUseBlock(
-            "tu_1", "read", {"path": "a"}, provider_raw=ProviderRaw(name, {"id": "c1", "thoughtSignature": "c2ln"})
-        ),
+        "text": TextBlock("I read.", ProviderRaw(name, {"signatures": [{"start": 0, "end": 7,
+            "signature": "c2ln"}]})),
+        "call": ToolUseBlock("tu_1", "read", {"path": "a"}, provider_raw=ProviderRaw(name,
+            {"id": "c1", "thoughtSignature": "c2ln"})),
         "part": OpaqueBlock("thoughtSignature", ProviderRaw(name, {"text": "", "thoughtSignature": "c2ln"})),
-        "code": OpaqueBlock(
-            "executableCode", ProviderRaw(name, {"executableCode": {"code": "1"}, "thoughtSignature": "c2ln"})
-        ),
-    }
+        "code": OpaqueBlock("executableCode", ProviderRaw(name, {"executableCode": {"code": "1"},
+            "thoughtSignature": "c2ln"})),
+    }  # fmt: skip
     return blocks[kind]
 
 
@@ -368,31 +346,20 @@ def test_a_refused_signature_behind_chat_completions_gives_way_to_the_one_that_s
     assert without_reasoning(found.request.messages[1], "openai_compatible") is found.request.messages[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("anthropic", "messages.369.content.0.thinking.signature: Field required"),
-        ("anthropic", "messages.3.content.0.thinking.signature.str: Input should be a valid string"),
-        (
-            "anthropic",
-            "The model returned the following errors: messages.1.content.0.thinking.signature: Field required",
-        ),
-        (
-            "anthropic",
-            "The model returned the following errors: messages.1.content.0: Invalid `signature` in `thinking` "
-            "block",
-        ),
-        (
-            "openai",
-            "The encrypted content for item rs_0a18166210d72b5e could not be verified. Reason: Encrypted content "
-            "could not be decrypted or parsed.",
-        ),
-        (
-            "openai",
-            "The encrypted content - **...c90= could not be verified. Reason: Encrypted content could not be.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("anthropic", "messages.369.content.0.thinking.signature: Field required"),
+    ("anthropic", "messages.3.content.0.thinking.signature.str: Input should be a valid string"),
+    ("anthropic",
+        "The model returned the following errors: messages.1.content.0.thinking.signature: Field required"),
+    ("anthropic",
+        "The model returned the following errors: messages.1.content.0: Invalid `signature` in `thinking` "
+        "block"),
+    ("openai",
+        "The encrypted content for item rs_0a18166210d72b5e could not be verified. Reason: Encrypted content "
+        "could not be decrypted or parsed."),
+    ("openai",
+        "The encrypted content - **...c90= could not be verified. Reason: Encrypted content could not be."),
+])  # fmt: skip
 def test_other_providers_have_more_than_one_wording(name: str, message: str) -> None:
     """As gateways and clouds in front of them put it."""
     found = repair_of(name, conversation(name), message)

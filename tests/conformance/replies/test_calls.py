@@ -12,13 +12,13 @@ from callboard.bus.values.messages import ToolDefinition
 from callboard.bus.values.usage import StopReason
 
 from ...support.json_values import json_objects
-from ...support.wires import CALLING_WIRES, Wire
+from ...support.wires import Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
 from ...support.wires import ollama as o
 from ...support.wires import responses as r
-from ...support.wires.reading import Reading, read, read_pieces, read_whole, shown
+from ...support.wires.reading import Reading, read, read_whole, shown
 from .cases import CHAT, CLAUDE, GEMINI, OLLAMA, RESPONSES, Case, check, quirky, table
 
 TOOL_USE = StopReason.TOOL_USE
@@ -221,17 +221,13 @@ def test_arguments_that_are_no_object_are_never_executed(wire: Wire, arguments: 
     assert block.raw_arguments
 
 
-@pytest.mark.parametrize(
-    ("wire", "arguments"),
-    [
-        *[(wire, given) for wire in WIRES for given in ({}, {"at": 1})],
-        *[(wire, "") for wire in WIRES if wire is not GEMINI],
-        *[(wire, '{"at": 1}') for wire in WIRES if wire is not GEMINI],
-        *[(wire, None) for wire in (CHAT, GEMINI, OLLAMA)],
-        (CHAT, " {} "),
-    ],
-    ids=lambda value: getattr(value, "name", None) or str(value),
-)
+@pytest.mark.parametrize(("wire", "arguments"), [
+    *[(wire, given) for wire in WIRES for given in ({}, {"at": 1})],
+    *[(wire, "") for wire in WIRES if wire is not GEMINI],
+    *[(wire, '{"at": 1}') for wire in WIRES if wire is not GEMINI],
+    *[(wire, None) for wire in (CHAT, GEMINI, OLLAMA)],
+    (CHAT, " {} "),
+], ids=lambda value: getattr(value, "name", None) or str(value))  # fmt: skip
 def test_arguments_come_as_text_or_object_or_not_at_all(wire: Wire, arguments: Json) -> None:
     """None is an empty object."""
     expected = {"at": 1} if "at" in str(arguments) else {}
@@ -245,19 +241,6 @@ def test_any_arguments_come_through(wire: Wire, arguments: JsonObject) -> None:
     assert calling(wire, arguments).said == [
         ("look", msgspec.json.decode(msgspec.json.encode(arguments)), "call_1")
     ]
-
-
-@pytest.mark.parametrize("wire", CALLING_WIRES, ids=lambda wire: wire.name)
-def test_a_call_that_never_ended_is_incomplete(wire: Wire) -> None:
-    """Its start was shown; it is closed as what it is."""
-    events = [event for _, event in wire.events("", 1, "tools")]
-    last = 1 if wire in (GEMINI, OLLAMA) else len(events) // 2
-    reading = read_pieces(wire, [wire.stream(*events[:last])])
-    assert reading.error is not None
-    assert [block.incomplete for block in reading.last.final_content if isinstance(block, ToolUseBlock)] in (
-        [True],
-        [],
-    )
 
 
 @pytest.mark.parametrize("late", [r.done(0, r.call("f", '{"a":1}', status="incomplete")), r.event("unknown")])

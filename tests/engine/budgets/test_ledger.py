@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from callboard.adapters.usage.estimate import upper_end
+from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from callboard.bus.errors import ErrorClass
 from callboard.engine import BudgetExceededError
@@ -336,14 +336,14 @@ def test_without_a_window_everything_counts_for_ever() -> None:
         ({}, "needs max_cost_usd=, max_tokens=, or both"),
         ({"max_tokens": -1}, "max_tokens=-1: must not be negative"),
         ({"max_cost_usd": "-1"}, "max_cost_usd=-1: must not be negative"),
-        ({"max_cost_usd": "much"}, "'much' is no amount of US dollars"),
-        ({"max_cost_usd": float("nan")}, "no amount of US dollars"),
+        ({"max_cost_usd": "much"}, "'much' is not an amount of US dollars"),
+        ({"max_cost_usd": float("nan")}, "not an amount of US dollars"),
         (
             {"max_tokens": 1, "per": "planet"},
-            "per='planet': must be one of engine, session, provider, model, or tag:NAME",
+            "per='planet': must be one of engine, session, provider, model, turn, root, or tag:NAME",
         ),
         ({"max_tokens": 1, "per": "tag:"}, "must be one of"),
-        ({"max_tokens": 1, "of": "acme"}, "say which with per="),
+        ({"max_tokens": 1, "of": "acme"}, "needs per="),
         ({"max_tokens": 1, "window": "week"}, "'week' is no window"),
         ({"max_tokens": 1, "window": timedelta(0)}, "too short"),
         ({"max_tokens": 1, "window": "day", "zone": "Mars/Olympus"}, "'Mars/Olympus' is no time zone"),

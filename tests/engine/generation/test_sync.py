@@ -28,6 +28,7 @@ from callboard.engine import (
     stream_sync,
 )
 from callboard.tracestore import TraceStore
+from tests.support.depth import first_is_quick
 from tests.support.engines import registry
 from tests.support.present import present
 from tests.support.programs import started
@@ -143,7 +144,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=3))
 def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
     """In time, with its own exit code, nothing on stderr and everything in the trace."""
     body, code, output, statuses = PROGRAMS[name]
@@ -280,7 +281,7 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
             list(stream_sync("s:m", "Hi", engine=engine))
         else:
             generate_sync("s:m", "Hi", engine=engine)
-    with pytest.raises(CallboardError, match="this engine is closed; make a new one"):
+    with pytest.raises(CallboardError, match="this engine is closed"):
         generate_sync("s:m", "Hi", engine=engine)
 
 
@@ -376,7 +377,7 @@ async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
             with pytest.raises(WrongLoop, match=r"with Engine\(\) as engine"):
                 session.send_sync("Hi")
         assert (await session.send("Hi")).text == "Hello"
-    with pytest.warns(RuntimeWarning, match="say `async with Engine"), Engine(models=registry(), trace=False):
+    with pytest.warns(RuntimeWarning, match="use `async with Engine"), Engine(models=registry(), trace=False):
         pass
 
 

@@ -24,8 +24,8 @@ from callboard.bus.streams.events import (
     ToolUseStart,
     TurnComplete,
     TurnEvent,
+    fold,
 )
-from callboard.bus.streams.fold import fold
 from callboard.bus.values.content import (
     ContentBlock,
     OpaqueBlock,

@@ -36,8 +36,8 @@ from callboard.bus.streams.events import (
     TextDelta,
     ThinkingDelta,
     ToolUseStart,
+    fold,
 )
-from callboard.bus.streams.fold import fold
 from callboard.bus.values.content import (
     OpaqueBlock,
     ProviderRaw,
@@ -297,7 +297,7 @@ async def test_each_reader_has_a_text_stream() -> None:
             assert "".join([text async for text in stream.reader(coalesce=True).text_stream]) == "Hello"
             async with engine.attach(stream.stream_id, view=True) as view:
                 assert "".join([text async for text in view.text_stream]) == "Hello"
-            with pytest.raises(ValueError, match="a view begins at the first event"):
+            with pytest.raises(ValueError, match="a view starts at the first event"):
                 engine.attach(stream.stream_id, view=True, from_seq=2)  # type: ignore[call-overload]
 
 

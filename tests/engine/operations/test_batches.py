@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from callboard.adapters.batches import BatchLimits
-from callboard.adapters.operations import jobs
+from callboard.adapters.operations import answers as jobs
 from callboard.adapters.operations.batches import HttpBatches
 from callboard.bus import Envelope, LlmCallFailed
 from callboard.bus.errors import (

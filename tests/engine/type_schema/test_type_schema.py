@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 
 from callboard.adapters.providers.anthropic.settings import fit_schema as fit_for_anthropic
 from callboard.adapters.providers.gemini.request import fit_schema
-from callboard.adapters.schemas.sanitizer import normalise_schema
-from callboard.adapters.schemas.strict import NotStrict, to_strict
+from callboard.adapters.requests.schemas import normalise_schema
+from callboard.adapters.requests.strict_schemas import NotStrict, to_strict
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.objects.generate import ObjectSchema
 from callboard.engine.tools import tool
@@ -259,7 +259,7 @@ def test_a_schema_that_is_given_passes_through() -> None:
     [
         ({"name": "string"}, 'did you mean {"type": "object", "properties"'),
         ({"type": "str"}, "the types are array, boolean"),
-        ({"type": {"type": "string"}}, "is no type of JSON Schema"),
+        ({"type": {"type": "string"}}, "is not a type of JSON Schema"),
         ({"type": "object", "default": object()}, "consists of JSON values only"),
     ],
 )
@@ -281,9 +281,9 @@ class _Unknown:
 @pytest.mark.parametrize(
     ("of", "said"),
     [
-        (complex, "no JSON Schema says complex: complex has no form in JSON; use a dataclass"),
-        (Callable[[], int], "has no form in JSON"),
-        (list[complex], "complex has no form in JSON"),
+        (complex, "complex has no JSON Schema: complex has no JSON form; use a dataclass"),
+        (Callable[[], int], "has no JSON form"),
+        (list[complex], "complex has no JSON form"),
         (_Unknown, "name 'Missing' is not defined"),
         ("Person", "pass a JSON Schema"),
         (_WithCallable, "Cannot generate a JsonSchema for core_schema.CallableSchema; use a dataclass"),

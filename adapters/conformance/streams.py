@@ -1,0 +1,276 @@
+"""Sections 5.1 to 5.3 and 5.5: the form of a streamed reply."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
+from callboard.bus.values.content import ThinkingBlock
+from callboard.bus.values.usage import StopReason
+
+from .asking import (
+    calling,
+    check_blocks,
+    check_indexes,
+    check_order,
+    check_stream,
+    check_usage,
+    content_in_short,
+    expected_in_short,
+    first_event,
+    hear,
+    hear_well,
+    in_short,
+    longest,
+    over_http,
+    replies,
+    require,
+    streaming,
+    with_one_id,
+)
+from .checking import check
+from .http_kit import HttpKit, arguments, halves, pieces
+from .kit import CALLS, STOPS, Kit, NotShown, Says
+
+STREAMING = "Streaming adapter implemented and tested"
+MESSAGES = "Message conversion (both directions) implemented and tested"
+
+
+async def each_stream(kit: Kit) -> list[tuple[Says, list[StreamEvent]]]:
+    heard = []
+    for scene in await replies(kit):
+        async with kit.stage(scene) as at:
+            heard.append((scene, await hear_well(at)))
+    return heard
+
+
+@check("5.3", STREAMING)
+async def a_message_starts_first_and_completes_last(kit: Kit) -> None:
+    """`message.start` comes first and `message.complete` last, each exactly once."""
+    for _, events in await each_stream(kit):
+        check_order(events)
+
+
+@check("5.3", STREAMING)
+async def blocks_come_one_after_another(kit: Kit) -> None:
+    """`content_block_index` never decreases, and each is of a block of the final content."""
+    for _, events in await each_stream(kit):
+        check_indexes(events)
+
+
+@check("5.3", STREAMING)
+async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
+    """The deltas of a block add up to it; a tool call has one start, fragments, and one end with an object."""
+    for scene, events in await each_stream(kit):
+        last = check_order(events)
+        check_blocks(events)
+        found, expected = content_in_short(last.final_content), expected_in_short(scene)
+        require(found == expected, f"of {expected} came {found}")
+
+
+@check("5.3", STREAMING)
+async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
+    """All events carry the request's `message_id`. Without one, they share a new id."""
+    async with kit.stage(Says("Hi."), Says("Hi.")) as at:
+        given = await hear_well(at, at.request(message_id="msg_mine"))
+        made = await hear_well(at, at.request(message_id=""))
+    require({event.message_id for event in given} == {"msg_mine"}, "message_id of the request was not used")
+    ids = {event.message_id for event in made}
+    require(len(ids) == 1 and ids != {""}, f"the made up id is {ids}")
+
+
+@check("3.1", STREAMING)
+async def stream_is_iterated_without_await(kit: Kit) -> None:
+    """`async for event in adapter.stream(request)` works without await. Nothing is sent before the first event is
+    wanted."""
+    async with kit.stage(Says("Hi.")) as at:
+        stream = at.adapter.stream(at.request())
+        if inspect.iscoroutine(stream):
+            stream.close()
+        require(hasattr(stream, "__anext__"), f"stream() gives {type(stream).__name__}, which is no iterator")
+        await anyio.sleep(kit.moment)
+        require(at.asked() == 0, "the request was sent before anybody asked for an event")
+        require(hasattr(stream, "aclose"), "a stream has aclose()")
+        async with stream:
+            await first_event(stream)
+
+
+@check("10", MESSAGES)
+async def stream_and_complete_agree(kit: Kit) -> None:
+    """Streamed or not: the same content, stop reason, usage and model, as the provider gave them."""
+    for scene in await replies(kit):
+        async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
+            plain = await at.adapter.complete(at.request())
+            stream = at.adapter.stream(at.request())
+            last = check_stream([event async for event in stream])
+            response = stream.response
+        if response is None:
+            raise AssertionError("a stream that ended well has its response")
+        require(in_short(plain) == in_short(response), f"whole {in_short(plain)}, streamed {in_short(response)}")
+        found, expected = content_in_short(plain.content), expected_in_short(scene)
+        require(found == expected, f"of {expected} came {found}")
+        require(response.content == last.final_content, "the response is not what message.complete says")
+        require(plain.stop_reason is STOPS[scene.stop], f"{scene.stop!r} became {plain.stop_reason!r}")
+        counts = {each.total_tokens for each in (plain.usage, last.usage, response.usage)}
+        require(len(counts) == 1, f"total tokens differ: {sorted(counts)}")
+        for each in (plain, response):
+            require(each.provider == kit.name, f"provider is {each.provider!r}")
+            require(each.model.startswith(f"{kit.name}:"), f"model {each.model!r} lacks its provider's prefix")
+            require(each.request_id == "req_1", f"request_id is {each.request_id!r}")
+
+
+@check("5.3", STREAMING)
+async def no_cut_changes_the_events(kit: Kit) -> None:
+    """The events are the same however the network cuts the body: byte by byte, at any place, or not at all."""
+    wire, scene = over_http(kit), await longest(kit)
+    streaming(kit)
+    body = b"".join(wire.chunks(scene.text, scene.calls, scene.stop))
+    reference = await _of_pieces(wire, [body])
+    sizes = [[body[at : at + size] for at in range(0, len(body), size)] for size in (1, 2, 3, 17, 64)]
+    cuts = [pieces(body, [place]) for place in range(1, len(body), 11)]
+    for cut in (*sizes, *cuts):
+        events = await _of_pieces(wire, cut)
+        shown = f"cut after {[len(piece) for piece in cut][:3]} bytes the events are {events}"
+        require(events == reference, f"{shown}, whole they are {reference}")
+
+
+async def _of_pieces(wire: HttpKit, cut: Sequence[bytes]) -> list[bytes]:
+    async with wire.stage_of(wire.stream_of(*cut)) as at:
+        return with_one_id(await hear_well(at))
+
+
+@check("5.5", STREAMING)
+async def fragments_are_the_providers_own(kit: Kit) -> None:
+    """`partial_json` is the provider's fragment, byte for byte, and never a parsed object."""
+    scene = await longest(kit)
+    async with kit.stage(scene) as at:
+        calling(at)
+        whole_calls = not (kit.streams and at.capabilities.supports_streaming_tool_calls)
+        events = await hear_well(at)
+    calls: dict[str, list[str]] = {}
+    for event in events:
+        if isinstance(event, ToolUseInputDelta):
+            require(isinstance(event.partial_json, str), f"partial_json is {event.partial_json!r}")
+            calls.setdefault(event.tool_use_id, []).append(event.partial_json)
+    for number, fragments in enumerate(calls.values()):
+        if whole_calls:
+            given = msgspec.json.decode("".join(fragments))
+            require(given == CALLS[number][1], f"the call's arguments are {given}")
+        else:
+            sent = list(halves(arguments(number)))
+            require(fragments == sent, f"the provider sent {sent}, and the fragments are {fragments}")
+    require(len(calls) == scene.calls, f"{len(calls)} of {scene.calls} calls have fragments")
+
+
+@check("5.2", STREAMING)
+async def text_arrives_as_it_comes(kit: Kit) -> None:
+    """A delta is delivered before the provider sends its next piece."""
+    streaming(kit)
+    async with kit.stage(Says("Hello, ☃!", pause=2 * kit.moment)) as at:
+        stream = at.adapter.stream(at.request())
+        times = [anyio.current_time() async for event in stream if isinstance(event, TextDelta)]
+    require(len(times) >= 2, f"the text came in {len(times)} pieces of 2")
+    require(times[1] - times[0] >= kit.moment, "the first piece was held back until the second had come")
+
+
+@check("5.3", STREAMING)
+async def unknown_events_are_tolerated(kit: Kit) -> None:
+    """An event of a kind that the provider invents tomorrow disturbs nothing, wherever it comes."""
+    wire, scene = over_http(kit), Says("Hello, ☃!")
+    streaming(kit)
+    unknown = wire.unknown_event()
+    if unknown is None:
+        raise NotShown("the kit shows no unknown event (unknown_event)")
+    chunks = wire.chunks(scene.text)
+    for place in range(len(chunks)):
+        mixed = [*chunks[:place], wire.write_event(*unknown), *chunks[place:]]
+        async with wire.stage_of(wire.stream_of(*mixed)) as at:
+            last = check_stream(await hear_well(at))
+        said = [said for said in content_in_short(last.final_content) if isinstance(said, str) and "☃" in said]
+        require(said == [scene.text], f"with one before event {place} the reply is {last.final_content}")
+        require(last.stop_reason is StopReason.END_TURN, f"the stop reason became {last.stop_reason!r}")
+
+
+@check("5.3", STREAMING)
+async def a_truncated_stream_is_an_error(kit: Kit) -> None:
+    """A body cut at any place is an AdapterError after the content before it. It never hangs, and never passes as
+    a whole reply."""
+    wire, scene = over_http(kit), await longest(kit)
+    streaming(kit)
+    body = b"".join(wire.chunks(scene.text, scene.calls, scene.stop))
+    failed = 0
+    for end in range(0, len(body), 13):
+        async with wire.stage_of(wire.stream_of(body[:end]), max_retries=0) as at:
+            heard = await hear(at)
+            await at.must_release("the connection was not closed")
+        last = check_stream(heard.events) if heard.events else None
+        if heard.error is None:
+            whole = last is not None and content_in_short(last.final_content) == expected_in_short(scene)
+            require(whole, f"cut after {end} of {len(body)} bytes it passes for a whole reply")
+        else:
+            failed += 1
+            says_so = last is None or last.stop_reason is StopReason.ERROR
+            require(says_so, f"cut after {end} bytes it ends with {last}")
+    require(failed, "it never failed, wherever it was cut")
+
+
+@check("6.5", STREAMING)
+async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
+    """The provider fails in mid-stream: the deltas stand, `message.complete(error)` comes, then the exception."""
+    streaming(kit)
+    scene = await longest(kit)
+    for then in ("error", "break"):
+        for after in range(kit.pieces(scene)):
+            async with kit.stage(msgspec.structs.replace(scene, after=after, then=then), max_retries=0) as at:
+                heard = await hear(at)
+                await at.must_release("the connection was not closed")
+            _ended_in_error(heard.events, heard.error, f"{then} after {after} pieces")
+
+
+def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when: str) -> None:
+    if error is None:
+        # the protocol may have ended before its last piece
+        whole = bool(events) and check_stream(events).stop_reason is not StopReason.ERROR
+        require(whole, f"{when}: nothing was raised, and the events are {events}")
+        return
+    if events:
+        last = check_stream(events)
+        require(last.stop_reason is StopReason.ERROR, f"{when}: it ends with {last.stop_reason!r}")
+        require(error.content == last.final_content, f"{when}: the error's content is {error.content}")
+        require(error.usage is not None, f"{when}: the error has no usage")
+
+
+@check("4", MESSAGES)
+async def reasoning_is_kept_apart(kit: Kit) -> None:
+    """Reasoning comes as thinking, streamed or not, and never as text."""
+    scene = Says("So.", thought="Let me see.")
+    async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
+        plain = await at.adapter.complete(at.request())
+        last = check_stream(await hear_well(at))
+    for content in (plain.content, last.final_content):
+        thoughts = [block.text for block in content if isinstance(block, ThinkingBlock)]
+        require("".join(thoughts) == "Let me see.", f"the reasoning is {thoughts}")
+        require("So." in content_in_short(content), f"the text is not in {content}")
+
+
+@check("7", MESSAGES)
+async def usage_is_what_the_provider_said(kit: Kit) -> None:
+    """Usage is reported, in disjoint counts, and the same streamed or not. Without a report it is an estimate."""
+    async with kit.stage(Says("Hello, ☃!", streamed=False), Says("Hello, ☃!")) as at:
+        plain = (await at.adapter.complete(at.request())).usage
+        streamed = check_stream(await hear_well(at)).usage
+    for usage in (plain, streamed):
+        check_usage(usage)
+        if kit.usage is None:
+            require(str(usage.source) == "estimated", f"usage that nobody reported is {usage.source!r}")
+            require(usage.input_tokens > 0 and usage.output_tokens > 0, f"the estimate is {usage}")
+        else:
+            for count in ("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens"):
+                found, expected = getattr(usage, count), getattr(kit.usage, count)
+                require(found == expected, f"{count} is {found}, and the provider reported {expected}")
+            require(usage.source == kit.usage.source, f"the source is {usage.source!r}")

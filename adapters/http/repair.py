@@ -1,0 +1,385 @@
+"""Repair of refused requests, after an error and before any output. Pure.
+
+There are four kinds. Each happens at most once in a call:
+
+- ``signature``: the provider refuses reasoning (its signature, encryption or conversation). It is removed.
+- ``parameter``: the error names one unsupported parameter. It is removed.
+- ``output_limit``: the requested reply is too long. The limit in the error is used.
+- ``tool_pairs``: a tool call or its result is refused. The exchange is written in words.
+
+An error may quote a user. So a rule must match the whole message, and the parameter must be in the request and
+must not affect its meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from callboard.bus.errors import (
+    AdapterError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NotFoundError,
+    WarningCode,
+)
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import CallWarning
+
+from ..contract import CanonicalRequest
+from ..requests.content import bared_blocks, tell_tools, without_reasoning
+from ..requests.settings import stated_limit
+from .classify import read_error_value
+from .error_texts import unwrapped
+
+# --- Edits of a body ---
+
+_HOSTS_OWN = frozenset({"input_schema", "parameters", "schema", "input", "metadata"})
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """A change of one parameter in the body of a request."""
+
+    path: tuple[str, ...]
+    """The keys from the body to the parameter."""
+    value: Json | UnsetType = UNSET
+    """The new value; UNSET removes the parameter."""
+    rename: str | None = None
+    """The new name of the parameter; None if unchanged."""
+    anywhere: bool = False
+    """Whether every key with the path's last name is removed, anywhere."""
+    entry: Json | UnsetType = UNSET
+    """The entry to remove from the list at the path; UNSET removes the parameter."""
+
+    @property
+    def in_words(self) -> str:
+        """The change in words, after "provider refused the request"."""
+        said = ".".join(self.path)
+        if self.rename is not None:
+            return f"{said} is called {self.rename} there"
+        if self.value is not UNSET:
+            return f"{said} was set to {self.value!r}"
+        return f"{said} was left out" if self.entry is UNSET else f"{self.entry} of {said} was left out"
+
+
+def protocol_objects(value: Json) -> Iterator[JsonObject]:
+    """All objects of the protocol in a body, without the host's own (schemas, and arguments of tools)."""
+    if isinstance(value, dict):
+        yield value
+        for name, inner in value.items():
+            if not (isinstance(inner, dict) and name in _HOSTS_OWN):
+                yield from protocol_objects(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from protocol_objects(inner)
+
+
+def edited(body: bytes, edits: Iterable[Edit]) -> bytes:
+    value: JsonObject = msgspec.json.decode(body)
+    for edit in edits:
+        if edit.anywhere:
+            for inner in protocol_objects(value):
+                inner.pop(edit.path[-1], None)
+        else:
+            _apply(value, edit)
+    return msgspec.json.encode(value)
+
+
+def _apply(body: JsonObject, edit: Edit) -> None:
+    key, *rest = edit.path
+    if rest:
+        inner = body.get(key)
+        if isinstance(inner, dict):
+            _apply(inner, Edit(tuple(rest), edit.value, edit.rename))
+            if not inner:
+                del body[key]
+    elif edit.value is not UNSET:
+        body[key] = edit.value
+    elif edit.entry is not UNSET:
+        listed = body.get(key)
+        kept = [one for one in listed if one != edit.entry] if isinstance(listed, list) else []
+        body |= {key: kept}
+        if not kept:
+            del body[key]
+    elif key in body:
+        value = body.pop(key)
+        if edit.rename is not None:
+            body[edit.rename] = value
+
+
+RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_pairs"]
+
+_STATUSES = (None, 400, 404, 422)
+_LONGEST = 4000
+"""The largest length of a message that is examined. A longer one quotes other text."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A message with which a provider refuses a parameter."""
+
+    pattern: str
+    """A regular expression of the whole message. Its group `name` is the parameter, unless `path` is set."""
+    path: str = ""
+    """The dotted path of the parameter; empty if the message names it."""
+    value: Json | UnsetType = UNSET
+    """The value to send instead; UNSET removes the parameter."""
+    also: tuple[str, ...] = ()
+    """The dotted paths of parameters that are refused together with it."""
+    entry: Json | UnsetType = UNSET
+    named: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.path or self.named, *self.also)
+
+
+_GATEWAY_REFUSALS = (  # LiteLLM's own, in every protocol
+    Refusal(r"\S{1,100} doesn't support (?P<name>\w+)=.{0,500}"),
+    Refusal(r"\S{1,100} does not support parameters: \['(?P<name>\w+)'\], for model=.{0,500}"),
+    Refusal(
+        r"(?:litellm\.UnsupportedParamsError: )?\S{1,100} does not support parameters: "
+        r"\{'(?P<name>\w+)': [^{}]{1,100}\}, for model=.{0,500}"
+    ),
+)
+
+
+class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a provider about repairable requests. Patterns match whole messages."""
+
+    signatures: tuple[str, ...] = ()
+    signature_codes: frozenset[str] = frozenset()
+    """Error codes that refuse reasoning."""
+    parameters: tuple[Refusal, ...] = ()
+    parameter_codes: frozenset[str] = frozenset()
+    """Error codes with the refused parameter in a field of its own."""
+    pairs: tuple[str, ...] = ()
+    """Patterns of messages about tool calls without results, or results without calls.
+
+    The group `ids` has the ids on the wire. Without it, all calls are meant.
+    """
+    essential: frozenset[str] = frozenset()
+    """Dotted paths of parameters that are never removed, because the reply depends on them."""
+    whole: frozenset[str] = frozenset()
+    renames: Mapping[str, str] = {}
+    """The other name of each parameter that has two names."""
+    anywhere: frozenset[str] = frozenset()
+
+
+class Repair(msgspec.Struct, frozen=True):
+    kind: RepairKind
+    request: CanonicalRequest
+    edits: tuple[Edit, ...]
+    warning: CallWarning
+
+
+def find_repair(
+    request: CanonicalRequest,
+    body: bytes,
+    tool_ids: Mapping[str, str],
+    error: AdapterError,
+    rules: RepairRules,
+    *,
+    provider: str,
+    done: Collection[str],
+) -> Repair | None:
+    """The repair for a refusal; None if there is none."""
+    if error.provider_status not in _STATUSES:
+        return None
+    messages = [message for message in _messages(error) if len(message) <= _LONGEST]
+    if "output_limit" not in done and isinstance(error, InvalidRequestError | ContextOverflowError):
+        found = _with_shorter_reply(request, messages, provider)
+        if found is not None:
+            return found
+    if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
+        return None  # its text is not about the form of the request
+    if "signature" not in done and _rejects_reasoning(error, messages, rules):
+        found = _without_reasoning(request, provider)
+        if found is not None:
+            return found
+    if "parameter" not in done:
+        found = _without_parameter(request, body, error, messages, rules, provider)
+        if found is not None:
+            return found
+    if "tool_pairs" not in done:
+        return _with_told_tools(request, tool_ids, messages, rules, provider)
+    return None
+
+
+def _messages(error: AdapterError) -> Iterator[str]:
+    """The message of the error, and of an error inside it, because gateways wrap errors."""
+    yield error.provider_message
+    said = unwrapped(error.provider_message)
+    if said != error.provider_message:
+        yield said
+    start = said.find("{")
+    if start >= 0:
+        try:
+            inner: Json = msgspec.json.decode(said[start:])
+        except msgspec.DecodeError:
+            return
+        yield read_error_value(inner).message
+
+
+def _matched(patterns: Iterable[str], messages: Iterable[str]) -> re.Match[str] | None:
+    said = list(messages)
+    for pattern in patterns:
+        for message in said:
+            if match := re.fullmatch(pattern, message.strip(), re.DOTALL):
+                return match
+    return None
+
+
+def _warning(provider: str, what: str) -> CallWarning:
+    return CallWarning(
+        WarningCode.REQUEST_REPAIRED, f"{provider} refused the request: {what}, and it was sent again"
+    )
+
+
+# --- Reasoning ---
+
+
+def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRules) -> bool:
+    return error.provider_code in rules.signature_codes or _matched(rules.signatures, messages) is not None
+
+
+def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
+    """The request without the provider's own reasoning; None if it has none.
+
+    Reasoning of other providers was not sent, so it stays for the report.
+    """
+    bare = [without_reasoning(message, provider) for message in request.messages]
+    count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
+    if not count:
+        return None
+    mended = msgspec.structs.replace(request, messages=tuple(message for message in bare if message.content))
+    said = f"it did not accept its reasoning back; {count} blocks went without it, or were left out"
+    warning = CallWarning(WarningCode.REASONING_REFUSED, _warning(provider, said).message)
+    return Repair("signature", mended, (), warning)
+
+
+def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider: str) -> Repair | None:
+    limit = stated_limit(messages, request.max_output_tokens)
+    if limit is None:
+        return None
+    said = (
+        f"max_output_tokens was lowered from {request.max_output_tokens} to {limit}, the most that it takes here"
+    )
+    mended = msgspec.structs.replace(request, max_output_tokens=limit)
+    return Repair("output_limit", mended, (), _warning(provider, said))
+
+
+# --- Parameters ---
+
+
+def _without_parameter(
+    request: CanonicalRequest,
+    body: bytes,
+    error: AdapterError,
+    messages: list[str],
+    rules: RepairRules,
+    provider: str,
+) -> Repair | None:
+    for refusal in _refusals(error, messages, rules):
+        sent: JsonObject = msgspec.json.decode(body)
+        found = [_edit(sent, name, refusal, rules) for name in refusal.names]
+        edits = tuple(edit for edit in found if edit is not None)
+        if edits:
+            what = ", and ".join(edit.in_words for edit in edits)
+            return Repair("parameter", request, edits, _warning(provider, what))
+    return None
+
+
+def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[Refusal]:
+    for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
+        match = _matched((refusal.pattern,), messages)
+        if match is not None:
+            yield refusal if refusal.path else msgspec.structs.replace(refusal, named=match["name"])
+    if error.provider_param and error.provider_code in rules.parameter_codes:
+        yield Refusal("", named=error.provider_param)
+
+
+def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
+    """The edit of a parameter by the provider's name for it; None if it must stay or is missing."""
+    keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
+    if not keys:
+        return None
+    if refusal.value is not UNSET:
+        return Edit(keys, refusal.value)
+    if refusal.entry is not UNSET:
+        return Edit(keys, entry=refusal.entry) if _holds_entry(body.get(keys[0]), refusal.entry) else None
+    if keys[-1] in rules.anywhere and _holds(body, keys[-1]):
+        return Edit(keys[-1:], anywhere=True)
+    path = _path(body, keys) or _path(body, tuple(_snake(key) for key in keys))
+    if path and path[0] in rules.whole:
+        path = path[:1]
+    elif not refusal.named and path != keys:
+        return None  # another parameter is at this path
+    if not path:
+        return None
+    if (rename := rules.renames.get(path[0])) is not None and rename not in body:
+        return Edit(path, rename=rename)
+    return None if _is_essential(body, path, rules.essential) else Edit(path)
+
+
+def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
+    return isinstance(value, list) and entry in value
+
+
+def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The longest prefix of the keys that exists in the body."""
+    found: list[str] = []
+    inner: Json = body
+    for key in keys:
+        if not isinstance(inner, dict) or key not in inner:
+            break
+        found.append(key)
+        inner = inner[key]
+    return tuple(found)
+
+
+def _snake(key: str) -> str:
+    return re.sub("(?<=[a-z])[A-Z]", lambda found: "_" + found[0], key).lower()
+
+
+def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[str]) -> bool:
+    for kept in essential:
+        keys = tuple(kept.split("."))
+        shorter = min(len(keys), len(path))
+        if keys[:shorter] == path[:shorter] and _path(body, keys) == keys:
+            return True
+    return False
+
+
+def _holds(value: Json, key: str) -> bool:
+    return any(key in inner for inner in protocol_objects(value))
+
+
+# --- Tool calls and results ---
+
+
+def _with_told_tools(
+    request: CanonicalRequest,
+    tool_ids: Mapping[str, str],
+    messages: list[str],
+    rules: RepairRules,
+    provider: str,
+) -> Repair | None:
+    """The request with exchanges of tools in words: those in the error, or all. No exchange is lost, and no tool
+    runs again.
+    """
+    match = _matched(rules.pairs, messages)
+    if match is None:
+        return None
+    calls = {block.id: block for message in request.messages for block in message.tool_uses}
+    named = match.groupdict().get("ids")
+    wire_ids = set(re.findall(r"[A-Za-z0-9_.:-]*[A-Za-z0-9_]", named)) if named is not None else None
+    told = {own: call for own, call in calls.items() if wire_ids is None or tool_ids.get(own, own) in wire_ids}
+    mended = tuple(tell_tools(request.messages, told, wire_ids or set()))
+    if mended == request.messages:
+        return None
+    said = f"it did not accept a tool call or its result; {len(told)} of them were told in words"
+    return Repair("tool_pairs", msgspec.structs.replace(request, messages=mended), (), _warning(provider, said))

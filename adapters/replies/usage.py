@@ -1,0 +1,200 @@
+"""Reported counts: tokens, images, searches, tool calls and costs."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import NamedTuple
+
+import msgspec
+
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import Json
+from callboard.bus.values.usage import TokenUsage, UsageSource
+
+from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
+from .assembler import Assembler
+
+
+def reported_count(value: object) -> int | None:
+    """A reported count; None if missing or no finite number.
+
+    Some proxies send floats. A negative number counts as 0, and `source_of` makes such a usage partial.
+    """
+    if type(value) is int:
+        return max(0, value)
+    if isinstance(value, float) and math.isfinite(value):
+        return max(0, int(value))
+    return None
+
+
+def first_count(*counts: int | None) -> int | None:
+    """The first count above zero, or else zero if any is present. Zero never replaces a count."""
+    found = None
+    for count in counts:
+        if count:
+            return count
+        found = count if found is None else found
+    return found
+
+
+def reported_detail(details: Json, name: str) -> int | None:
+    """A count in an object of counts; None if missing."""
+    return reported_count(details.get(name)) if isinstance(details, dict) else None
+
+
+_WRITES = frozenset(
+    {"cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens", "cache_creation"}
+)
+
+
+def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
+    """Tokens written to a cache, and the part of them for an hour.
+
+    They are in the details of the prompt or outside of it, as OpenRouter's and OpenAI's `cache_write_tokens`,
+    LiteLLM's `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
+    """
+    if flat is None and split is None and not (isinstance(details, dict) and not _WRITES.isdisjoint(details)):
+        return 0, 0
+    total = first_count(
+        reported_detail(details, "cache_write_tokens"),
+        reported_detail(details, "cache_creation_tokens"),
+        reported_detail(details, "cache_creation_input_tokens"),
+        reported_count(flat),
+    )
+    inner = details.get("cache_creation") if isinstance(details, dict) else None
+    lives = [each for each in (split, inner) if isinstance(each, dict)]
+    short = first_count(*(reported_detail(each, "ephemeral_5m_input_tokens") for each in lives)) or 0
+    hour = first_count(*(reported_detail(each, "ephemeral_1h_input_tokens") for each in lives)) or 0
+    total = total or short + hour
+    return total, min(hour, total)
+
+
+_JSON = msgspec.json.Decoder(Json)
+
+
+def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
+    for part, total in parts:
+        if part is not None and part > (total or 0):
+            return UsageSource.INCONSISTENT
+    if has_negative(raw):
+        return UsageSource.INCONSISTENT
+    return UsageSource.REPORTED if whole else UsageSource.PARTIAL
+
+
+def has_negative(raw: bytes | msgspec.Raw) -> bool:
+    """Whether a count in a usage is below zero, ignoring money."""
+    data = bytes(raw)
+    return b"-" in data and _negative(_JSON.decode(data))
+
+
+def _negative(value: Json) -> bool:
+    match value:
+        case dict():
+            return any(_negative(inner) for name, inner in value.items() if "cost" not in name)
+        case list():
+            return any(_negative(inner) for inner in value)
+        case int() | float():
+            return value < 0
+        case _:
+            return False
+
+
+# --- Reported costs ---
+
+MOST_DOLLARS = 1_000_000
+"""The largest cost of one call in US dollars. A larger or infinite number is ignored."""
+
+_UPSTREAM_PARTS = (
+    ("upstream_inference_prompt_cost", "upstream_inference_completions_cost"),
+    ("upstream_inference_input_cost", "upstream_inference_output_cost"),
+)
+"""The parts of the upstream cost, if it has no total: on Chat, on Responses."""
+
+
+class StatedCost(NamedTuple):
+    """The cost that a server reports, in nano-USD."""
+
+    total: int | None = None
+    """The cost of the call; None without a valid one."""
+    upstream: int | None = None
+    """The part that is paid to another provider; None if not reported."""
+
+
+_NOTHING = StatedCost()
+
+
+def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = None) -> StatedCost:
+    """The reported cost of a call.
+
+    With the caller's own key (BYOK) the server charges only its fee, possibly zero, and the provider behind it
+    bills the rest. The cost is their sum. A server without a fee and without information about the key used the
+    caller's key.
+    """
+    if cost is None and cost_details is None:
+        return StatedCost(_of_ticks(ticks)) if ticks else _NOTHING
+    charged = _dollars(cost.get("total_cost") if isinstance(cost, dict) else cost)
+    own_key = is_byok is True or (is_byok is None and charged == 0)
+    upstream = _upstream(cost_details) if own_key else None
+    if upstream is None:
+        return StatedCost(charged)
+    return StatedCost((charged or 0) + upstream, upstream)
+
+
+def _upstream(cost_details: Json) -> int | None:
+    if not isinstance(cost_details, dict):
+        return None
+    whole = _dollars(cost_details.get("upstream_inference_cost"))
+    if whole is not None:
+        return whole
+    for names in _UPSTREAM_PARTS:
+        parts = [part for name in names if (part := _dollars(cost_details.get(name))) is not None]
+        if parts:
+            return sum(parts)
+    return None
+
+
+def _of_ticks(ticks: Json) -> int | None:
+    if isinstance(ticks, bool) or not isinstance(ticks, int | float) or not 0 < ticks < MOST_DOLLARS * 10**10:
+        return None
+    return int((Decimal(repr(ticks)) / 10).to_integral_value(ROUND_HALF_EVEN))
+
+
+def _dollars(value: Json) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_DOLLARS:
+        return None
+    return int((Decimal(repr(value)) * 10**9).to_integral_value(ROUND_HALF_EVEN))  # repr: the digits as sent
+
+
+def only_written(cached: int, written: int, prompt: int) -> int:
+    """The tokens written to the cache and not read from it.
+
+    OpenRouter reports tokens of Gemini's cache as read and as written in one call. Together they exceed the
+    prompt. Buckets are disjoint, so such tokens count as read.
+    """
+    return written if cached + written <= prompt else max(0, written - cached)
+
+
+def fill_usage(
+    assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
+) -> TokenUsage | None:
+    """The usage of a complete reply without its end; None if unknown. An estimate adds a warning."""
+    request = assembler.request
+    if (prompt is None and generated is None) or (prompt is None and request is None):
+        return None
+    output = assembler.partial_text()
+    known = prompt is not None and (generated is not None or not output)
+    if not known:
+        assembler.warn(
+            WarningCode.USAGE_ESTIMATED,
+            f"{assembler.provider} reported only a part of the usage; the rest is an estimate",
+        )
+    if prompt is None:
+        assert request is not None
+        prompt = estimate_request(request.messages, request.tools, request.system_prompt, rates)
+    return TokenUsage(
+        input_tokens=prompt,
+        output_tokens=generated if generated is not None else estimate_tokens(output, rates),
+        source=UsageSource.REPORTED if known else UsageSource.ESTIMATED,
+        raw=msgspec.Raw(raw),
+    )

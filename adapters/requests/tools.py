@@ -1,0 +1,288 @@
+"""The schemas of tools: one plain object at the root, and strict mode. Pure.
+
+Anthropic refuses `anyOf`, `oneOf` and `allOf` at the root, OpenAI also `enum` and `not`. Both require the type
+`object`. `fold_root` merges the alternatives into one object with all their properties. Constants become one
+`enum`. A property is required if all alternatives require it. The description lists the alternatives. A folded
+schema allows more than the original, so the caller checks arguments by the original.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from callboard.bus.errors import InvalidRequestError, WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import CallWarning, ToolDefinition
+
+from .schemas import describe, describe_constraints, normalise_schema, remembered
+from .strict_schemas import NotStrict, StrictSchema, to_strict, without_added_nulls
+
+UNIONS = ("anyOf", "oneOf", "allOf")
+"""The keywords that combine schemas."""
+
+_OTHERS = ("enum", "not")
+"""Further keywords that are refused at the root. The description has them in words."""
+
+_REFUSED = frozenset((*UNIONS, *_OTHERS, "$ref"))
+
+_DEFINITIONS = "#/$defs/"
+_MOST_REFERENCES = 16
+"""The longest chain of references and nested unions that is followed. A longer one is circular."""
+
+
+class FoldedSchema(msgspec.Struct, frozen=True):
+    schema: JsonObject
+    """The schema. It is shared, so it must not be changed."""
+    folded: tuple[str, ...]
+    """The keywords that were folded; empty if the meaning is the same."""
+
+    def warnings(self, what: str) -> list[CallWarning]:
+        if not self.folded:
+            return []
+        names = " and ".join(self.folded)
+        said = (
+            f"the schema of {what} has {names} at its root, which the server refuses. "
+            "The alternatives were folded into one object."
+        )
+        return [CallWarning(WarningCode.SCHEMA_FOLDED, said)]
+
+
+def fold_root(schema: JsonObject) -> FoldedSchema:
+    """Fold the unions at the root of a schema into one object. A plain object is returned unchanged."""
+    if schema.get("type") == "object" and _REFUSED.isdisjoint(schema):
+        return FoldedSchema(schema, ())
+    return _fold(schema)
+
+
+@remembered
+def _fold(schema: JsonObject) -> FoldedSchema:
+    written = normalise_schema(schema)
+    definitions = written.get("$defs")
+    known = definitions if isinstance(definitions, dict) else {}
+    start = _resolved({name: value for name, value in written.items() if name != "$defs"}, known, 0)
+    names = tuple(name for name in (*UNIONS, *_OTHERS) if name in start)
+    found = _folded(start, known, 0)
+    if found is None:  # no alternative is an object, but the arguments of a tool are one
+        found = describe({"type": "object"}, describe_constraints({name: start[name] for name in names}))
+    root: JsonObject = {**found, "type": "object"}
+    if known:
+        root["$defs"] = definitions
+    return FoldedSchema(root, names)
+
+
+def _resolved(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject:
+    """A schema with a reference replaced by its definition."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or depth > _MOST_REFERENCES:
+        return schema
+    name = reference.removeprefix("#/definitions/").removeprefix(_DEFINITIONS)
+    target = known.get(name)
+    beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
+    return _resolved({**target, **beside}, known, depth + 1) if isinstance(target, dict) else beside
+
+
+def _folded(schema: JsonObject, known: Mapping[str, Json], depth: int) -> JsonObject | None:
+    """One object schema for an object schema with unions. None if no object fits."""
+    schema = _resolved(schema, known, 0)
+    kind = schema.get("type", "object")
+    if depth > _MOST_REFERENCES or (kind != "object" and not (isinstance(kind, list) and "object" in kind)):
+        return None
+    kept = {name: value for name, value in schema.items() if name not in (*UNIONS, *_OTHERS)}
+    kept["type"] = "object"
+    told: JsonObject = {name: schema[name] for name in _OTHERS if name in schema}
+    for part in _schemas(schema.get("allOf")):
+        inner = _folded(part, known, depth + 1)
+        if inner is not None:
+            kept = _both(kept, inner)
+    for name in ("anyOf", "oneOf"):
+        given = _schemas(schema.get(name))
+        if not given:
+            continue
+        found = (_folded(part, known, depth + 1) for part in given)
+        alternatives = [part for part in found if part is not None]
+        if not alternatives:
+            if "properties" not in kept:
+                return None
+            continue
+        kept = _both(kept, _any_of(alternatives))
+        kept = describe(kept, _forms(name, alternatives))
+    return describe(kept, describe_constraints(told))
+
+
+def _both(one: JsonObject, other: JsonObject) -> JsonObject:
+    """An object schema with the constraints of two."""
+    merged: JsonObject = {**other, **one}
+    first, second = _properties(one), _properties(other)
+    if first or second:
+        merged["properties"] = {**first, **{name: _joint(first.get(name), second[name]) for name in second}}
+    required = dict.fromkeys((*_names(one), *_names(other)))
+    if required:
+        merged["required"] = list(required)
+    return merged
+
+
+def _joint(one: Json, other: Json) -> Json:
+    """A schema of a property in two schemas. The first takes precedence."""
+    if not isinstance(one, dict) or not one:
+        return one if one is False else other
+    if not isinstance(other, dict):
+        return one
+    if _values(one) is None and _values(other) is not None:
+        return {**one, **other}
+    return {**other, **one}
+
+
+def _any_of(parts: list[JsonObject]) -> JsonObject:
+    """One object schema that allows everything that any of several allows."""
+    merged: JsonObject = {"type": "object"}
+    forms: dict[str, list[Json]] = {}
+    for part in parts:
+        for name, schema in _properties(part).items():
+            seen = forms.setdefault(name, [])
+            if schema not in seen:
+                seen.append(schema)
+    if forms:
+        merged["properties"] = {name: _any(several) for name, several in forms.items()}
+    required = [name for name in _names(parts[0]) if all(name in _names(part) for part in parts)]
+    if required:
+        merged["required"] = list[Json](required)
+    if all(part.get("additionalProperties") is False for part in parts):
+        merged["additionalProperties"] = False
+    return merged
+
+
+def _any(schemas: list[Json]) -> Json:
+    """A schema that allows everything that any of several allows."""
+    if len(schemas) == 1:
+        return schemas[0]
+    values: list[Json] = []
+    for schema in schemas:
+        several = _values(schema)
+        if several is None:
+            break
+        values += [value for value in several if value not in values]
+    else:
+        kinds = [schema.get("type") for schema in schemas if isinstance(schema, dict)]
+        typed: JsonObject = (
+            {"type": kinds[0]} if kinds[0] is not None and kinds.count(kinds[0]) == len(kinds) else {}
+        )
+        said = next((s["description"] for s in schemas if isinstance(s, dict) and "description" in s), None)
+        return {**typed, "enum": values, **({} if said is None else {"description": said})}
+    if any(schema is True or schema == {} for schema in schemas):
+        return {}
+    return {"anyOf": schemas}
+
+
+def _values(schema: Json) -> list[Json] | None:
+    """The values that a constant or an enum allows. None if it is neither."""
+    if isinstance(schema, dict):
+        if "const" in schema:
+            return [schema["const"]]
+        if isinstance(values := schema.get("enum"), list):
+            return values
+    return None
+
+
+def _forms(keyword: str, parts: list[JsonObject]) -> Iterable[str]:
+    """The alternatives in words: the properties of each, the required ones first."""
+    told = []
+    for part in parts:
+        required = _names(part)
+        words = [_name_and_value(name, _properties(part).get(name)) for name in required]
+        optional = [name for name in _properties(part) if name not in required]
+        if optional:
+            words.append(f"optionally {', '.join(optional)}")
+        if words:
+            told.append(" with ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0])
+    told = list(dict.fromkeys(told))
+    if len(told) > 1:
+        how = "exactly one" if keyword == "oneOf" else "at least one"
+        yield f"{how} of these forms: {' | '.join(told)}"
+
+
+def _name_and_value(name: str, schema: Json) -> str:
+    return f"{name}={schema['const']}" if isinstance(schema, dict) and "const" in schema else name
+
+
+def _properties(schema: JsonObject) -> JsonObject:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _names(schema: JsonObject) -> list[str]:
+    found = schema.get("required")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _schemas(value: Json) -> list[JsonObject]:
+    """The schemas of a list. A schema for anything becomes an empty one, and one for nothing is removed."""
+    parts = value if isinstance(value, list) else []
+    return [part if isinstance(part, dict) else {} for part in parts if isinstance(part, dict) or part is True]
+
+
+# --- Strict mode ---
+
+
+def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
+    """The strict schema of a tool. None if strict mode is off, a text if it is impossible."""
+    if not (by_default if tool.strict is None else tool.strict):
+        return None
+    strict = _strict(tool.input_schema)
+    if isinstance(strict, str) and tool.strict:
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {strict}; define it with strict=False")
+    return strict
+
+
+def plain_schema(tool: ToolDefinition) -> JsonObject:
+    """The tool's schema without strict mode, in the common form."""
+    try:
+        text = msgspec.json.encode(tool.input_schema)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # the writer of the body handles that
+        return tool.input_schema
+    return _plain(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain(schema: bytes) -> JsonObject:
+    return normalise_schema(msgspec.json.decode(schema, type=JsonObject))
+
+
+def strict_reply(schema: JsonObject) -> JsonObject:
+    """The fields `schema` and `strict` of a reply's form.
+
+    Strict only if the schema is already strict, because added nulls could not be removed from a text.
+    """
+    strict = _strict(schema)
+    if isinstance(strict, StrictSchema) and not strict.adds_nulls:
+        return {"schema": strict.schema, "strict": True}
+    return {"schema": schema, "strict": False}
+
+
+def input_cleaner(
+    tools: Iterable[ToolDefinition], *, by_default: bool
+) -> Callable[[str, JsonObject], JsonObject] | None:
+    """A function that removes added nulls from a call's arguments. None if there are none."""
+    schemas: dict[str, JsonObject] = {}
+    for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
+        strict = _strict(tool.input_schema)
+        if isinstance(strict, StrictSchema) and strict.adds_nulls:
+            schemas[tool.name] = tool.input_schema
+    if not schemas:
+        return None
+
+    def clean(name: str, arguments: JsonObject) -> JsonObject:
+        return without_added_nulls(arguments, schemas[name]) if name in schemas else arguments
+
+    return clean
+
+
+@remembered
+def _strict(schema: JsonObject) -> StrictSchema | str:
+    """The strict schema, or the reason why there is none."""
+    try:
+        return to_strict(schema)
+    except NotStrict as reason:
+        return str(reason)

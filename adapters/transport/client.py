@@ -1,0 +1,352 @@
+"""The HTTP/1.1 client over our own connections, and the choice of a transport."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import SocketAttribute
+
+from callboard.bus.backend import on_asyncio
+from callboard.bus.errors import AdapterError, NetworkError
+
+from .addresses import UrlKind, has_proxy, kind_of, public_addresses
+from .http1_connection import AgedConnectionError, Connection
+from .http1_protocol import Origin, Target, target_of, write_head
+from .transport import (
+    HttpReply,
+    HttpRequest,
+    Transport,
+    TransportStatistics,
+    not_in_time,
+    not_made,
+    unreachable,
+    unsendable,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+    from .httpx_transport import HttpxTransport
+
+
+# --- New connections ---
+
+
+async def connect(
+    origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
+) -> Connection:
+    if public_only:
+        connected = await _connected_to_public(origin.host, origin.port)
+    else:
+        connected = await _connected(origin.host, origin.port)
+    connection = make()
+    name = None if context is None else origin.host.partition("%")[0]
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: connection, sock=connected, ssl=context, server_hostname=name)
+    except BaseException:
+        # At the end of its handshake, the event loop would close TLS on a socket that is closed here. Its number
+        # may be another socket's by then.
+        connection.give_up()
+        connected.close()
+        raise
+    return connection
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """A connected socket.
+
+    anyio races a host's addresses well: asyncio leaks sockets when its race is cancelled, and uvloop tries one
+    address after the other. Without a race, anyio's task and stream would cost 10 KB for each connection.
+    """
+    if (family := _family_of(host)) is not None:
+        return await _connected_at(family, host, port)
+    stream = await anyio.connect_tcp(host, port)
+    connected = stream.extra(SocketAttribute.raw_socket).dup()
+    try:
+        await stream.aclose()
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _family_of(host: str) -> socket.AddressFamily | None:
+    """The family of an address; None for a name."""
+    try:
+        return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return None
+
+
+async def _connected_at(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    connected = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connected.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connected, (address, port))
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+async def _connected_to_public(host: str, port: int) -> socket.socket:
+    failure: OSError = OSError("the name has no address")
+    for address in await public_addresses(host, port):
+        try:
+            return await _connected(address, port)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def tls_context() -> ssl.SSLContext:
+    """The TLS settings, with the certificates of `SSL_CERT_FILE` or `SSL_CERT_DIR`, or else certifi's."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file:
+        context = ssl.create_default_context(cafile=file)
+    elif folder:
+        context = ssl.create_default_context(capath=folder)
+    else:
+        import certifi
+
+        context = ssl.create_default_context(cafile=certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+# --- Connections to one server ---
+
+
+class Pool:
+    """The connections to one server."""
+
+    def __init__(self, origin: Origin, name: str, context: Callable[[], ssl.SSLContext]) -> None:
+        self._origin = origin
+        self._host = name
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}  # the most recently used is last
+        self._closing: list[Connection] = []
+        self._opening = 0
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def in_use(self) -> int:
+        """The connections with a request or a reply."""
+        return self._opening + len(self._open) - len(self._idle)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no connection, open or opening."""
+        return not self._open and not self._opening
+
+    def pick(self) -> Connection | None:
+        """The idle connection that was used last; None if there is none."""
+        now = self._loop.time()
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if now < connection.kept_until:
+                return connection
+            connection.close()
+        return None
+
+    async def open(self, timeout: float, *, single_use: bool = False, public_only: bool = False) -> Connection:
+        def make() -> Connection:
+            return Connection(self._host, Connection.close if single_use else self._keep, self._forget)
+
+        context = self._context() if self._origin.secure else None
+        self._opening += 1
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await connect(self._origin, context, make, public_only=public_only)
+        except TimeoutError:
+            late = not_in_time(self._host)
+        except OSError as error:  # ssl.SSLError is one
+            raise unreachable(self._host, str(error) or type(error).__name__) from error
+        else:
+            return self._admit(connection)
+        finally:
+            self._opening -= 1
+        raise late
+
+    def _admit(self, connection: Connection) -> Connection:
+        if connection.is_over:
+            raise unreachable(self._host, "the server ended the connection before the request")
+        if self._closed:
+            connection.close()
+            raise unreachable(self._host, "this adapter was closed meanwhile")
+        self._open.add(connection)
+        return connection
+
+    def close(self) -> None:
+        """Close all connections, including those in use or opening."""
+        self._closed = True
+        self._closing = list(self._open)
+        for connection in self._closing:
+            connection.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until all closed connections have released their sockets."""
+        for connection in self._closing:
+            await connection.wait_closed()
+
+    def _keep(self, connection: Connection) -> None:
+        self._idle[connection] = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(connection.kept_until, self._expire)
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        if not self._idle:
+            self._stop_timer()
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for connection in [each for each in self._idle if each.kept_until <= now]:
+            connection.close()
+        if self._idle:
+            self._timer = self._loop.call_at(min(each.kept_until for each in self._idle), self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Http1Transport:
+    """Kept-alive connections to any number of servers, for one event loop at a time."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Origin, Pool] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context: ssl.SSLContext | None = None
+        self._closed = False
+
+    def statistics(self) -> TransportStatistics:
+        pools = self._pools.values()
+        return TransportStatistics(clients=len(pools), in_use=sum(pool.in_use for pool in pools))
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        if self._closed:
+            raise NetworkError("this adapter is closed", retryable=False)
+        try:
+            target = target_of(request.url)
+            head = write_head(request.method, target, request.headers, len(request.body))
+            return await self._send(request, target, head)
+        except AdapterError:
+            raise
+        except Exception as error:
+            failure = unsendable("UnicodeError") if isinstance(error, UnicodeError) else not_made(error)
+        raise failure  # raised here, because the original would be its context and may quote a key
+
+    async def _send(self, request: HttpRequest, target: Target, head: bytes) -> HttpReply:
+        pool = self._pool(target)
+        if request.once or request.public_only:
+            connection = await pool.open(request.connect_timeout, single_use=True, public_only=request.public_only)
+            return await connection.exchange(request.method, head, request.body)
+        connection = pool.pick() or await pool.open(request.connect_timeout)
+        try:
+            return await connection.exchange(request.method, head, request.body)
+        except AgedConnectionError:
+            pass
+        if request.on_resend is not None:
+            request.on_resend()
+        fresh = await self._pool(target).open(request.connect_timeout)  # other idle ones may have ended
+        return await fresh.exchange(request.method, head, request.body)
+
+    def _pool(self, target: Target) -> Pool:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # the connections of an ended loop are useless to another
+            self._pools, self._loop = {}, loop
+        pool = self._pools.get(target.origin)
+        if pool is None:
+            self._pools = {each: kept for each, kept in self._pools.items() if not kept.is_empty}
+            pool = self._pools[target.origin] = Pool(target.origin, target.authority, self._tls_context)
+        return pool
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = tls_context()
+        return self._context
+
+    async def aclose(self) -> None:
+        """Close all connections, including those in use. Idempotent."""
+        self._closed = True
+        pools, self._pools = self._pools, {}
+        if pools and asyncio.get_running_loop() is self._loop:
+            for pool in pools.values():
+                pool.close()
+            for pool in pools.values():
+                await pool.wait_closed()
+
+
+def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
+    """Our own connections, or those of the host's client."""
+    if client is None:
+        return HttpTransport()
+    from .httpx_transport import ClientTransport
+
+    return ClientTransport(client)
+
+
+class HttpTransport:
+    """Kept-alive connections to any number of servers, over the client that each request needs."""
+
+    def __init__(self) -> None:
+        self._own = Http1Transport()
+        self._other: HttpxTransport | None = None
+        self._ways: dict[UrlKind, Transport] = {}
+        self._closed = False
+
+    def statistics(self) -> TransportStatistics:
+        own = self._own.statistics()
+        if self._other is None:
+            return own
+        other = self._other.statistics()
+        return TransportStatistics(own.clients + other.clients, own.in_use + other.in_use)
+
+    def send(self, request: HttpRequest) -> Coroutine[object, object, HttpReply]:
+        """Send, and wait for the reply's head. Raises AdapterError only."""
+        return self._way(request.url).send(request)
+
+    def is_own(self, url: str) -> bool:
+        """Whether requests to a URL use our own connections."""
+        return self._way(url) is self._own
+
+    def _way(self, url: str) -> Transport:
+        kind = kind_of(url)
+        way = self._ways.get(kind)
+        if way is None:
+            way = self._ways[kind] = self._chosen(kind)
+        return way
+
+    def _chosen(self, kind: UrlKind) -> Transport:
+        """Chosen with the first request of a kind, because an adapter stays on one event loop's library."""
+        if self._closed or (on_asyncio() and not has_proxy(kind)):
+            return self._own  # it reports when it is closed
+        if self._other is None:
+            from .httpx_transport import HttpxTransport
+
+            self._other = HttpxTransport()
+        return self._other
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        self._closed, self._ways = True, {}
+        try:
+            await self._own.aclose()
+        finally:
+            if self._other is not None:
+                await self._other.aclose()
