@@ -97,7 +97,7 @@ def test_a_message_may_have_several_lines(talkative: Path) -> None:
     said = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
     done = call("chat", home=talkative, said=said, exits=0)
     assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
-        *("one", "two", "three", "four", "five"),
+        *("one", "two", "three", "four", "five")
     ]
 
 
@@ -123,7 +123,7 @@ def test_a_chat_is_kept_from_its_beginning_when_that_is_asked_in_its_middle(talk
     assert call("ask", "-c", "still", home=talkative, exits=0).stdout == "one heard 7 messages, last: still\n"
     shown = call("sessions", session, home=talkative, exits=0)
     assert [line for line in shown.stdout.splitlines() if line.startswith("user> ")] == [
-        *("user> hello", "user> again", "user> more", "user> still"),
+        *("user> hello", "user> again", "user> more", "user> still")
     ]
 
 

@@ -47,12 +47,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--model", "rude", HOSTILE), ("--model", "failing", HOSTILE), ("--model", "rude", "-x", HOSTILE)),
         *(("--model", HOSTILE, "x"), ("--session", HOSTILE, "-m", "rude", "x"), ("-a", "no\x1b[2J", "x")),
     ),
-    "chat": (
-        ("--model", "rude"),
-        ("--model", "failing"),
-        ("--resume", "ses_captured"),
-        ("--model", HOSTILE),
-    ),
+    "chat": (("--model", "rude"), ("--model", "failing"), ("--resume", "ses_captured"), ("--model", HOSTILE)),
     "embed": (("--model", "words", HOSTILE), ("--model", "failing", HOSTILE)),
     "collections add": (
         ("words", "--model", "words"),

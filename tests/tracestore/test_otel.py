@@ -339,10 +339,7 @@ def test_content_is_exported_only_when_it_is_asked_for() -> None:
     attributes = Collector(content=True).handle(*events).span("invoke_agent").attributes or {}
     assert msgspec.json.decode(str(attributes["gen_ai.input.messages"])) == [
         {"role": "user", "parts": [{"type": "text", "content": "a secret question"}]},
-        {
-            "role": "tool",
-            "parts": [{"type": "tool_call_response", "id": "tu_1", "response": "a secret fact"}],
-        },
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "tu_1", "response": "a secret fact"}]},
     ]
     (answer,) = msgspec.json.decode(str(attributes["gen_ai.output.messages"]))
     assert answer["finish_reason"] == "tool_call"

@@ -208,14 +208,7 @@ async def integrity(store: TraceStore) -> str:
     return str(verdict)
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "",
-        "raise SystemExit(3)",
-        "raise RuntimeError('boom')",
-    ],
-)
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('boom')"])
 async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, ending: str) -> None:
     """However the program ends, it ends, within two seconds."""
     process = started(

@@ -144,10 +144,7 @@ def test_the_served_model_is_billed() -> None:
 
 def test_a_price_holds_from_inclusive_to_exclusive() -> None:
     """A price change takes effect at its instant; before the first price there is none."""
-    table = one(
-        row(input=1, valid_from=YEAR_2025, valid_to=YEAR_2026),
-        row(input=2, valid_from=YEAR_2026),
-    )
+    table = one(row(input=1, valid_from=YEAR_2025, valid_to=YEAR_2026), row(input=2, valid_from=YEAR_2026))
     assert table.find("p:m", YEAR_2025 - 1) is None
     assert [table.find("p:m", at).input for at in (YEAR_2025, YEAR_2026 - 1, YEAR_2026)] == [1, 1, 2]  # type: ignore[union-attr]
 

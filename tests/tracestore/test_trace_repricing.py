@@ -202,10 +202,7 @@ steps = st.one_of(
 )
 
 
-@given(
-    written=st.lists(calls, min_size=4, max_size=16),
-    story=st.lists(steps, min_size=2, max_size=5),
-)
+@given(written=st.lists(calls, min_size=4, max_size=16), story=st.lists(steps, min_size=2, max_size=5))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_calls_does(
     tmp_path_factory: pytest.TempPathFactory, written: list[object], story: list[object]
