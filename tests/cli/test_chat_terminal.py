@@ -80,7 +80,7 @@ def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
             **environment(home),
             "MISSING": without,
             "TERM": "xterm",
-            "VISUAL": "sh -c 'echo from the editor > $0'",
+            "VISUAL": EDITOR,
         },
         start_new_session=True,
     ) as process:
