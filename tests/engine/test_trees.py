@@ -116,10 +116,7 @@ async def test_edges_go_down_all_levels_and_each_turn_sums_what_is_below_it() ->
 async def test_parallel_tools_give_each_child_its_own_place(tmp_path: Path) -> None:
     """Each child names the tool's call that made it, and the turn lists both with their streams."""
     script = {"a": [Say("one")], "b": [Say("two")]}
-    async with running(asks("a", "b"), Say("."), store=tmp_path / "t.db", **script) as (
-        engine,
-        events,
-    ):
+    async with running(asks("a", "b"), Say("."), store=tmp_path / "t.db", **script) as (engine, events):
         tools = [runs(name, lambda name=name: engine.generate(f"{name}:m", "Go.")) for name in "ab"]
         async with engine.session("s:m", tools=tools).stream("Go.") as turn:
             await turn.message()
@@ -150,10 +147,7 @@ async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
 
 async def test_work_that_is_detached_is_no_child(tmp_path: Path) -> None:
     """It is in no total of the turn, and its row names no parent."""
-    async with running(asks("look"), Say("."), a=[Say("found")], store=tmp_path / "t.db") as (
-        engine,
-        _,
-    ):
+    async with running(asks("look"), Say("."), a=[Say("found")], store=tmp_path / "t.db") as (engine, _):
 
         async def look() -> str:
             with detached():
@@ -252,10 +246,7 @@ async def test_a_budget_per_root_counts_the_tree_and_forgets_it_at_its_end() -> 
 
 async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
     """It ends when the time of the turn above is up, and the turn above as well."""
-    async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (
-        engine,
-        _,
-    ):
+    async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (engine, _):
         ended: list[float] = []
 
         async def work() -> str:
@@ -276,10 +267,7 @@ async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
 async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) -> None:
     """Also one that its tool does not wait for. Their ends come before the parent's."""
     slow = Say("some", pause=lambda: anyio.sleep(60))
-    async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (
-        engine,
-        events,
-    ):
+    async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (engine, events):
         kept: list[asyncio.Task[object]] = []
 
         async def work() -> object:
@@ -387,10 +375,7 @@ async def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
 async def test_a_handoff_goes_on_with_the_other_agent() -> None:
     """The session's next turn is with that agent, too."""
     helper = handoff("helper", model="a:m", system_prompt="You help.")
-    async with running(asks("transfer_to_helper"), a=[Say("Here."), Say("Still here.")]) as (
-        engine,
-        _,
-    ):
+    async with running(asks("transfer_to_helper"), a=[Say("Here."), Say("Still here.")]) as (engine, _):
         session = engine.session("s:m", tools=[helper])
         first, second = await session.send("Hi."), await session.send("And now?")
     assert (first.text, second.text) == ("Here.", "Still here.")
