@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,7 +26,7 @@ import anyio
 import mcp_types as types
 from mcp import MCPError
 from mcp.client import Client
-from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
@@ -37,6 +38,8 @@ from .requests import Callbacks, CallInProgress, current_call
 from .settings import McpServerSettings
 
 _log = Log("engine.mcp")
+
+logging.getLogger("mcp").addHandler(logging.NullHandler())  # or Python prints its warnings to stderr
 
 MAX_PAGES = 100
 """The number of pages that are read of a list of a server."""
@@ -213,25 +216,24 @@ class Connection:
 
     async def _listen(self, client: Client) -> None:
         """Hear of changes from a server whose version of the protocol has subscriptions."""
+        offers = client.server_capabilities.tools
+        if _is_old(client) or offers is None or not offers.list_changed:
+            return  # an older server sends notifications by itself
         pause = 0.5
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
                     pause = 0.5
+                    self.tools_changed()  # it may have changed before
                     async for _ in events:
                         self.tools_changed()
-            except ListenNotSupportedError:
-                return  # an older server sends notifications by itself
-            except SubscriptionLost:
+            except (SubscriptionLost, TimeoutError):
                 pass
             except MCPError as error:
                 if self.is_lost(error) or error.code == METHOD_NOT_FOUND:
                     return
-            except TimeoutError:
-                pass
             await asyncio.sleep(pause)
             pause = min(pause * 2, 30.0)
-            self.tools_changed()  # it may have changed meanwhile
 
     async def roots_changed(self) -> None:
         """Notify the server that the roots have changed. A newer server asks for them when it needs them."""

@@ -227,6 +227,7 @@ class McpServer:
             self._was_up = True
             self._up.set()
             self.first_try.set()
+            self.version += 1
             self._changed()
 
         try:
@@ -252,8 +253,10 @@ class McpServer:
     def _changed(self) -> None:
         assert self._connection is not None
         offers = self.settings.offers if self.settings is not None else lambda _: True
-        self.offered = tuple(tool for tool in self._connection.tools if offers(tool.name))
-        self.version += 1
+        offered = tuple(tool for tool in self._connection.tools if offers(tool.name))
+        if offered != self.offered:
+            self.offered = offered
+            self.version += 1
 
     def close(self) -> None:
         self._closed = True
