@@ -2,7 +2,7 @@
 from callboard.bus import AccessDeniedError, Actor, ActorContext, ActorCrashed, ActorEscalated, ActorRef, ActorRestarted, ActorStarted, ActorStatistics, ActorStopped, ActorStoppedEvent, AdapterError, AdmissionError, AudioBlock, AuthError, BatchCompleted, BatchPartEnded, BatchPlanned, BatchProgress, BatchSubmitted, BatchSubmitting, BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, Bus, BusStatistics, CallContent, CallWarning, CallboardError, CancelledError, Candidate, CapabilityError, CatalogueEvent, ChildSpec, ChildStatistics, Clock, ConfigReloaded, ConfigurationError, ContentBlock, ContentFilterError, ContextOverflowError, Cost, CostSource, CostSum, DeadLetter, DeadlineExceeded, DocumentBlock, DropOldest, Envelope, ErrorClass, Event, Gap, GuardrailStopped, ImageBlock, InvalidRequestError, JobCompleted, JobCreated, JobFailed, JobProgress, Json, JsonObject, Latest, LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted, Log, Lossless, MailboxFull, Message, MessageComplete, MessageMetadata, MessageStart, NetworkError, NoModelAvailable, NoTurnRunning, NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, NotFoundError, ObservableBus, OnLimit, OpaqueBlock, OutcomeUnknownError, OverloadedError, Policy, PricingProgress, PricingRepriced, PricingTableLoaded, PromptTooLongError, ProviderAvailabilityChanged, ProviderBlock, ProviderEvent, ProviderRaw, QuotaExceededError, RateLimitError, RateLimitWaitError, RawReply, ReaderStatistics, RedactedThinkingBlock, ReplayBus, RequestTimeoutError, RestartPolicy, RestartType, ResultPart, Role, RoutingDecision, SYSTEM_CLOCK, ServerError, SessionBusy, SessionClaimed, SessionConfigured, SessionCreated, SessionLost, SessionMessageAppended, SessionModelChanged, SessionRenamed, SessionSetup, SessionTakenOver, SessionTurnCompleted, SessionTurnStarted, ShutdownReport, StepFinish, StepSoFar, StopReason, StoreError, StoreShippingChanged, StoreStateChanged, StoreUnavailable, Strategy, StreamChannel, StreamChannelStatistics, StreamError, StreamEvent, StreamInfo, StreamLog, StreamReader, StreamReset, Subscription, SubscriptionStatistics, Supervisor, SupervisorEscalated, SupervisorStatistics, SystemClock, TaskCancelled, TaskHandle, TextBlock, TextDelta, ThinkingBlock, ThinkingDelta, TokenUsage, ToolAnnotations, ToolChoice, ToolDefinition, ToolFinished, ToolProgress, ToolResultBlock, ToolStarted, ToolUseBlock, ToolUseEnd, ToolUseInputDelta, ToolUseStart, TurnComplete, TurnEvent, TurnSoFar, TurnStatus, UnknownEvent, UnknownStream, UnsupportedToolChoiceError, UsageSource, UserMessage, WarningCode, WrongLoop, affected, as_blocks, decode_as, decode_envelope, decode_event, encode_envelope, encode_event, topic_matches
 from callboard.adapters import AdapterCapabilities, AdapterConfig, AdapterHealth, AdapterStatistics, AdapterStream, AnthropicAdapter, AttemptAccepted, AttemptFailed, AttemptFirstEvent, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, BatchJob, BatchStatus, BedrockAdapter, CanonicalRequest, CanonicalResponse, CohereAdapter, EmbeddingRequest, EmbeddingResponse, GeminiAdapter, GeneratedImage, InputType, KeyFile, KeySource, LocalAdapter, NextAttempt, OllamaAdapter, OnRetry, OpenAIAdapter, OpenAICompatibleAdapter, PartialEmbeddingError, PollPolicy, ProviderAdapter, RateLimitInfo, RetryPolicy, ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply, TGIAdapter, Vector, VideoJob, VideoStatus, VideoVariant, VoyageAdapter, create_adapter, retry, retry_delay
 from callboard.tracestore import CacheSavings, CallFilter, CallRow, CallStatus, Capture, Component, CostRow, CountedCall, CurrentPrices, DayReprice, Durability, ErrorRow, Explanation, Flush, ModelReprice, OpenReply, OtelExporter, Percentiles, PostgresStore, PriceAlias, PriceRow, PriceTable, PruneReport, Redact, RepriceReport, RepriceRun, RepriceSums, SavedReplies, SavedSession, SessionReprice, SessionRow, ShippingOptions, ShippingStatistics, SqlResult, SqlValue, StatisticsRow, Store, StoreState, StoredBatch, StoredEvents, StoredJob, StoredSubmission, TraceShipper, TraceStore, TraceWriter, WriterCore, WriterOptions, WriterStatistics, cache_savings, decode_json, encode_json, upcast
-from callboard.engine import AbortController, AbortSignal, AccountState, AdapterEntry, Amount, Answer, ApprovalRequest, Approve, Approved, AttachedView, Availability, BatchHandle, BatchOptions, BatchResult, BatchResults, BatchState, Bridge, Budget, BudgetExceededError, Check, Cluster, ConfiguredModel, Context, ContextPolicy, Conversation, Denied, Elicitation, EmbeddingOptions, EmbeddingResult, EndedCall, Engine, EngineStatistics, Finish, FunctionTool, GenerateResult, HealthReport, ImageOptions, ImageResult, InvalidToolCallError, LastTurns, Limits, McpLogMessage, McpOAuth, McpPrompt, McpPromptArgument, McpResource, McpServer, McpServerSettings, McpServerStatus, McpServers, McpService, McpTokenFile, McpTokenStorage, McpTool, ModelChoice, ModelDefaults, ModelEntry, ModelInfo, ModelRegistry, Moment, NeedsApproval, NoObjectGeneratedError, NoObjectReason, ObjectResult, ObjectStream, OnUsage, Pending, ProviderStatistics, RemoteBus, RepairToolCall, Reply, RequestLoss, RequestPreview, Requirements, SamplingRequest, SchemaError, SchemaMode, Scope, Session, SessionInfo, StepResult, StopWhen, StreamAccumulator, StreamFailed, StreamResult, Summarise, SyncObjectStream, SyncStreamResult, SyncWatch, TextEnd, TextStart, ThinkingEnd, ThinkingStart, TimeoutConfig, Timeouts, Tool, ToolContext, ToolDefinitionError, ToolError, ToolLike, ToolSettings, ToolSource, Truncate, TurnOptions, TurnStream, UnderWay, UsageSoFar, VideoHandle, VideoOptions, VideoResult, ViewEvent, ViewReader, Watch, WorkUnderWay, costs, costs_sync, default_engine, embed, embed_sync, generate, generate_object, generate_object_sync, generate_sync, get_latest_model, get_model_info, list_models, load_registry, mcp_servers, mcp_service, mcp_tools, reprice, reprice_sync, run_sync, set_default_engine, stream, stream_object, stream_object_sync, stream_sync, tool, watch, watch_sync, web
+from callboard.engine import AbortController, AbortSignal, AccountState, AdapterEntry, Amount, Answer, ApprovalRequest, Approve, Approved, AttachedView, Availability, BatchHandle, BatchOptions, BatchResult, BatchResults, BatchState, Bridge, Budget, BudgetExceededError, Check, ChildTurn, Cluster, ConfiguredModel, Context, ContextPolicy, Conversation, Denied, Elicitation, EmbeddingOptions, EmbeddingResult, EndedCall, Engine, EngineStatistics, Finish, FunctionTool, GenerateResult, HealthReport, ImageOptions, ImageResult, InvalidToolCallError, LastTurns, Limits, McpLogMessage, McpOAuth, McpPrompt, McpPromptArgument, McpResource, McpServer, McpServerSettings, McpServerStatus, McpServers, McpService, McpTokenFile, McpTokenStorage, McpTool, ModelChoice, ModelDefaults, ModelEntry, ModelInfo, ModelRegistry, Moment, NeedsApproval, NoObjectGeneratedError, NoObjectReason, ObjectResult, ObjectStream, OnUsage, Pending, ProviderStatistics, RemoteBus, RepairToolCall, Reply, RequestLoss, RequestPreview, Requirements, SamplingRequest, SchemaError, SchemaMode, Scope, Session, SessionInfo, StepResult, StopWhen, StreamAccumulator, StreamFailed, StreamResult, Summarise, SyncObjectStream, SyncStreamResult, SyncWatch, TextEnd, TextStart, ThinkingEnd, ThinkingStart, TimeoutConfig, Timeouts, Tool, ToolContext, ToolDefinitionError, ToolError, ToolLike, ToolSettings, ToolSource, TreePiece, Truncate, TurnLimitError, TurnLimits, TurnOptions, TurnStream, UnderWay, UsageSoFar, VideoHandle, VideoOptions, VideoResult, ViewEvent, ViewReader, Watch, WorkUnderWay, agent_tool, attach_trace_context, costs, costs_sync, default_engine, detached, embed, embed_sync, generate, generate_object, generate_object_sync, generate_sync, get_latest_model, get_model_info, handoff, list_models, load_registry, mcp_servers, mcp_service, mcp_tools, reprice, reprice_sync, run_sync, set_default_engine, stream, stream_object, stream_object_sync, stream_sync, tool, trace_context, watch, watch_sync, web
 from callboard.engine.middleware import AnyEventFilter, Around, AsyncEventFilter, Cache, CallEnd, CallInfo, CallOutcome, EventFilter, Guard, GuardReport, GuardedKind, Guardrail, Held, Judged, LogCalls, MemoryReplies, Middleware, MiddlewareLike, Next, ReplyStore, Steps, Stop, TryModels, Window
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "Check",
     "ChildSpec",
     "ChildStatistics",
+    "ChildTurn",
     "Clock",
     "Cluster",
     "CohereAdapter",
@@ -381,10 +382,13 @@ __all__ = [
     "TraceShipper",
     "TraceStore",
     "TraceWriter",
+    "TreePiece",
     "Truncate",
     "TryModels",
     "TurnComplete",
     "TurnEvent",
+    "TurnLimitError",
+    "TurnLimits",
     "TurnOptions",
     "TurnSoFar",
     "TurnStatus",
@@ -415,7 +419,9 @@ __all__ = [
     "WriterStatistics",
     "WrongLoop",
     "affected",
+    "agent_tool",
     "as_blocks",
+    "attach_trace_context",
     "cache_savings",
     "costs",
     "costs_sync",
@@ -425,6 +431,7 @@ __all__ = [
     "decode_event",
     "decode_json",
     "default_engine",
+    "detached",
     "embed",
     "embed_sync",
     "encode_envelope",
@@ -436,6 +443,7 @@ __all__ = [
     "generate_sync",
     "get_latest_model",
     "get_model_info",
+    "handoff",
     "list_models",
     "load_registry",
     "mcp_servers",
@@ -453,6 +461,7 @@ __all__ = [
     "stream_sync",
     "tool",
     "topic_matches",
+    "trace_context",
     "upcast",
     "watch",
     "watch_sync",

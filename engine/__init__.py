@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = face(
         ".conversation.requests": "SchemaMode",
         ".conversation.results": "GenerateResult Reply StepResult",
         ".engine": "Engine",
+        ".functions.agents": "agent_tool handoff",
         ".functions.costs": "Moment costs costs_sync reprice reprice_sync",
         ".functions.functions": (
             "default_engine embed embed_sync generate generate_sync set_default_engine stream stream_sync"
@@ -26,7 +27,7 @@ __getattr__, __dir__, __all__ = face(
         ),
         ".functions.sync": "SyncStreamResult run_sync",
         ".generation.progress": "UsageSoFar",
-        ".generation.readers": "OnUsage ViewReader",
+        ".generation.readers": "OnUsage TreePiece ViewReader",
         ".generation.streaming": "AttachedView StreamResult TurnStream",
         ".generation.view_events": "Finish StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent",
         ".mcp.hooks": "Elicitation McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest",
@@ -60,6 +61,7 @@ __getattr__, __dir__, __all__ = face(
         ".tools.parameters": "ToolDefinitionError",
         ".tools.rounds": "InvalidToolCallError RepairToolCall",
         ".tools.waiting_calls": "Answer",
+        ".tree": "ChildTurn TurnLimitError TurnLimits attach_trace_context detached trace_context",
         ".type_schema.fitting": "SchemaError",
         ".watching.health_report": "Check HealthReport",
         ".watching.now": "EngineStatistics ProviderStatistics UnderWay WorkUnderWay",

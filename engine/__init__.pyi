@@ -8,12 +8,13 @@ from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
 from .conversation.requests import SchemaMode
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
+from .functions.agents import agent_tool, handoff
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
 from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .functions.sync import SyncStreamResult, run_sync
 from .generation.progress import UsageSoFar
-from .generation.readers import OnUsage, ViewReader
+from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
@@ -47,6 +48,7 @@ from .tools.handler import FunctionTool, Tool
 from .tools.parameters import ToolDefinitionError
 from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
+from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
 from .watching.health_report import Check, HealthReport
 from .watching.now import EngineStatistics, ProviderStatistics, UnderWay, WorkUnderWay
@@ -76,6 +78,7 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Check",
+    "ChildTurn",
     "Cluster",
     "ConfiguredModel",
     "Context",
@@ -158,7 +161,10 @@ __all__ = [
     "ToolLike",
     "ToolSettings",
     "ToolSource",
+    "TreePiece",
     "Truncate",
+    "TurnLimitError",
+    "TurnLimits",
     "TurnOptions",
     "TurnStream",
     "UnderWay",
@@ -170,9 +176,12 @@ __all__ = [
     "ViewReader",
     "Watch",
     "WorkUnderWay",
+    "agent_tool",
+    "attach_trace_context",
     "costs",
     "costs_sync",
     "default_engine",
+    "detached",
     "embed",
     "embed_sync",
     "generate",
@@ -181,6 +190,7 @@ __all__ = [
     "generate_sync",
     "get_latest_model",
     "get_model_info",
+    "handoff",
     "list_models",
     "load_registry",
     "mcp_servers",
@@ -195,6 +205,7 @@ __all__ = [
     "stream_object_sync",
     "stream_sync",
     "tool",
+    "trace_context",
     "watch",
     "watch_sync",
     "web",

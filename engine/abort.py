@@ -128,6 +128,6 @@ class AbortController:
     def __init__(self) -> None:
         self.signal = AbortSignal()
 
-    def abort(self, reason: str = "the caller gave up") -> None:
+    def abort(self, reason: str = "the caller cancelled the call") -> None:
         """Give it up. The first reason stays. An exception of a watcher is logged."""
         self.signal._abort(reason)

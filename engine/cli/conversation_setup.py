@@ -62,12 +62,12 @@ def first_model(registry: ModelRegistry) -> str:
         if latest is not None:
             model = f"{registry.default_provider}:{_priced(registry.default_provider, latest).id}"
             if sys.stderr.isatty():
-                note(f"({model}; -m names another model, {VARIABLE} another one for always)")
+                note(f"({model}; choose another with -m, or for all commands with {VARIABLE})")
             return model
     for entry in registry.models.values():
         if entry.kind == "chat" and registry.adapters[entry.adapter].state == "configured":
             return entry.aliases[0] if entry.aliases else entry.id
-    raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")
+    raise ConfigurationError(f"{registry.source} lists no model that can be called; choose one with --model")
 
 
 def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
@@ -98,7 +98,7 @@ def last_session() -> LastSession:
     try:
         return msgspec.json.decode(_file().read_bytes(), type=LastSession)
     except (OSError, msgspec.DecodeError):
-        raise ConfigurationError("there is no conversation to go on with yet: ask without -c first") from None
+        raise ConfigurationError("there is no conversation to continue yet: ask without -c first") from None
 
 
 def remember(session_id: str, tools: Sequence[str] = ()) -> None:
@@ -192,7 +192,7 @@ def _of_code(word: str) -> list[ToolLike]:
         return [getattr(module, name)]
     tools = tools_of(module)
     if not tools:
-        raise ConfigurationError(f"{place} has no tool: no public function with type hints")
+        raise ConfigurationError(f"{place} has no tools: it needs a public function with type hints")
     return tools
 
 
@@ -234,14 +234,14 @@ def _imported(name: str) -> ModuleType:
         if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(f"-T {name}: {error}") from error
         raise ConfigurationError(
-            f"-T {name}: there is no such plugin or module; a file ends with .py, a server begins with https:// "
-            "or mcp:"
+            f"-T {name}: no such plugin or module. The name of a file ends with .py, and that of a "
+            f"server starts with https:// or mcp:"
         ) from None
     except Exception as error:
         raise ConfigurationError(f"-T {name}: {type(error).__name__}: {error}") from error
 
 
-_NOBODY = "it needs an approval, and nobody is there to give it"
+_NOBODY = "it needs an approval, and no terminal is available to ask for it"
 
 
 def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True) -> Approve:
@@ -265,7 +265,7 @@ def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True
 
 
 def _asked(terminal: TextIO, call: str) -> Approved | Denied:
-    terminal.write(f"tool {one_line(call)}: may it run? [y/N, or why not] ")
+    terminal.write(f"tool {one_line(call)}: run it? [y/N, or a reason] ")
     answer = terminal.readline().strip()
     if answer.lower() in ("y", "yes"):
         return Approved()

@@ -91,7 +91,7 @@ class LastTurns:
 
     def __init__(self, turns: int) -> None:
         if turns < 1:
-            raise ValueError("LastTurns(turns) needs at least 1: the turn that is asked")
+            raise ValueError("LastTurns(turns) must be at least 1, for the current turn")
         self._turns = turns
 
     async def assemble(self, conversation: Conversation) -> Context:
@@ -127,8 +127,9 @@ class Truncate:
 
 
 SUMMARY_PROMPT = """\
-Below is the beginning of a conversation between a user and an assistant. Write down what the assistant has to \
-know of it to go on: facts, decisions, names, figures, open questions, results of tools. Write nothing else.
+Below is the beginning of a conversation between a user and an assistant. Write down everything the \
+assistant needs to continue it: facts, decisions, names, figures, open questions, results of tools. \
+Write nothing else.
 
 {text}"""
 
@@ -149,9 +150,9 @@ class Summarise:
 
     def __init__(self, *, keep_turns: int = 2, instructions: str = SUMMARY_PROMPT) -> None:
         if keep_turns < 1:
-            raise ValueError("Summarise(keep_turns=) needs at least 1: the turn that is asked")
+            raise ValueError("Summarise(keep_turns=) must be at least 1, for the current turn")
         if "{text}" not in instructions:
-            raise ValueError("Summarise(instructions=) needs {text} where the transcript goes")
+            raise ValueError("Summarise(instructions=) needs {text} as the place of the transcript")
         self._keep_turns = keep_turns
         self._instructions = instructions
 
@@ -171,7 +172,7 @@ class Summarise:
             text = "\n\n".join(part for part in (summary, transcript(conversation.messages[begin:end])) if part)
             summary = await conversation.ask(self._instructions.replace("{text}", text))
             begin = end
-        return Context(cut, (Message.user(f"What was said before, in short:\n\n{summary}"),))
+        return Context(cut, (Message.user(f"Summary of the conversation so far:\n\n{summary}"),))
 
 
 def room(conversation: Conversation) -> int:

@@ -95,7 +95,7 @@ def hold_to_schema(
             forced=ToolChoice("named", ANSWER_TOOL),
             warnings=(
                 *given.warnings,
-                _warning(WarningCode.SCHEMA_AS_TOOL, "it was asked for as a tool's arguments"),
+                _warning(WarningCode.SCHEMA_AS_TOOL, "the schema was sent as the arguments of a tool"),
             ),
         )
     return msgspec.structs.replace(
@@ -103,7 +103,7 @@ def hold_to_schema(
         system_prompt=joined(given.system_prompt, instruction(schema, with_tools=bool(given.tools))),
         warnings=(
             *given.warnings,
-            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "it was told the schema in the system text"),
+            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "the schema was sent in the system prompt"),
         ),
     )
 
@@ -113,7 +113,7 @@ def _can_be_forced(capabilities: AdapterCapabilities) -> bool:
 
 
 def _warning(code: WarningCode, what: str) -> CallWarning:
-    return CallWarning(code, f"the model takes no output schema; {what}")
+    return CallWarning(code, f"the model does not support output schemas; {what}")
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:

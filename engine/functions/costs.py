@@ -12,9 +12,9 @@ from typing import TypeAlias
 import msgspec
 
 from callboard.bus import ConfigurationError
+from callboard.bus.clock import read_moment
 from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, Store
 from callboard.tracestore.home import home_folder
-from callboard.tracestore.timestamps import read_moment
 
 from ..current_prices import load_prices
 from ..runtime.process import engines

@@ -124,7 +124,7 @@ class Connection:
                     await self._follow(client, changed)
         finally:
             self.client = None
-        raise ServerGone("the server has ended" if self._settings is not None else "the connection has ended")
+        raise ServerGone("the server has stopped" if self._settings is not None else "the connection has closed")
 
     async def _connected(self, stack: AsyncExitStack) -> Client:
         seconds = self._settings.connect_timeout if self._settings is not None else None

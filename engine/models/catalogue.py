@@ -4,7 +4,7 @@ It has three sources, which are read when first asked for, and never at import:
 
 * The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters
   themselves go by them.
-* The published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them
+* The published prices (`tracestore.prices.files`) name the models of some forty providers more, most of them
   with their window. The abilities of these are not known, so they are None, and never guessed. `callboard prices
   update` brings prices and names of newer models.
 * `callboard models update` brings limits and abilities of models, also of models that are in no table
@@ -33,7 +33,7 @@ from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_mod
 
 if TYPE_CHECKING:
     from callboard.adapters.provider import ModelRow
-    from callboard.tracestore.prices.snapshot import Snapshot, SnapshotModel
+    from callboard.tracestore.prices.files import Snapshot, SnapshotModel
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
@@ -119,8 +119,8 @@ def capability_name(word: str) -> str:
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
         near = nearest(name, CAPABILITIES)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CAPABILITIES)}."
-        raise CallboardError(f"models can't be chosen by {word!r}: {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(CAPABILITIES)}."
+        raise CallboardError(f"unknown capability {word!r}: {hint}")
     return name
 
 
@@ -273,7 +273,7 @@ class Catalogue:
     @cached_property
     def _prices(self) -> PriceTable:
         """The price table, made when a price is first asked for: names need none."""
-        from callboard.tracestore.prices.snapshot import shipped_snapshot
+        from callboard.tracestore.prices.files import shipped_snapshot
 
         if self._own_prices is not None:
             return self._own_prices

@@ -59,10 +59,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if self.nats is None and self.store is None:
             raise ConfigurationError("a cluster needs nats=, store=, or both")
         if not _NAME.fullmatch(self.name):
-            raise ConfigurationError(f"a cluster's name has letters, digits, - and _ only, not {self.name!r}")
+            raise ConfigurationError(
+                f"the name of a cluster may have only letters, digits, - and _, not {self.name!r}"
+            )
         if self.store is not None and not is_address(self.store):
             raise ConfigurationError(
-                "a cluster's store is the address of a database, as postgresql://USER@HOST/NAME"
+                "the store of a cluster must be the address of a database, as postgresql://USER@HOST/NAME"
             )
         if self.store is not None:
             StoreAddress(self.store)
@@ -80,7 +82,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             ConfigurationError: The trace would be shipped elsewhere than where the cluster has its own.
         """
         if ship_to is not None and self.store is not None and ship_to != self.store:
-            raise ConfigurationError("in a cluster the trace is shipped to the cluster's store; leave ship_to out")
+            raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
         return self.store if ship_to is None and from_file else ship_to
 
 

@@ -163,7 +163,7 @@ class Node:
             StoreError: There is none, or it can't be used.
         """
         if self._trace is None:
-            raise StoreError("this cluster has no shared store; give it as Cluster(store=...)")
+            raise StoreError("this cluster has no shared store. Pass it as Cluster(store=...)")
         await self._trace.open()
         return self._trace
 

@@ -23,8 +23,8 @@ from typing import Protocol, Self
 import anyio
 
 from callboard.bus import SYSTEM_CLOCK, Bus, Clock, ConfigurationError, ReplayBus, StoreError
+from callboard.bus.clock import to_us
 from callboard.tracestore import Store
-from callboard.tracestore.timestamps import to_us
 
 from ..runtime.runtime import Runtime
 from ..stores import StoreAddress, store_to_read
@@ -40,7 +40,7 @@ CONNECT_SECONDS = 3.0
 class RemoteBus(ReplayBus):
     """The events of all engines of a cluster, from now on or from a moment. It is for one use, on asyncio.
 
-    A slow lossless reader delays the others as on a replay (see `bus.replay`), and the waiting events are bounded.
+    A slow lossless reader delays the others as on a replay (see `bus.observable`). The waiting events are bounded.
     While the broker is away, events come from the store, some seconds late. Messages have no content, unless the
     cluster sends it, and never if they come from the store.
 
@@ -176,9 +176,9 @@ class Bridge:
         self, engine: BridgedEngine, nats_url: str, *, cluster: str = "callboard", content: bool = False
     ) -> None:
         if engine.store is None:
-            raise ConfigurationError("events go out after they were committed, and this engine keeps no trace")
+            raise ConfigurationError("events are sent after they are committed, and this engine keeps no trace")
         if engine._runtime.node is not None and engine._runtime.node.bridge is not None:
-            raise ConfigurationError("an engine of a cluster with nats= sends its events by itself")
+            raise ConfigurationError("an engine in a cluster with nats= sends its events automatically")
         self._engine = engine
         self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()}")
         events = KeptEvents(self._broker, cluster)

@@ -148,13 +148,13 @@ class _Creation:
         for request in self._requests if len(self._calls.plan.named) == 1 else ():
             if request.model and expand(registry, request.model, ()).named[0].model != self._named.model:
                 raise InvalidRequestError(
-                    f"a batch is for one model: {request.model!r} is another than {self._named.model!r}"
+                    f"a batch is for one model: {request.model!r} differs from {self._named.model!r}"
                 )
 
     def _require_same(self, digest: str) -> None:
         if digest != self._digest:
             raise InvalidRequestError(
-                f"batch {self._batch_id!r} was created with other requests; give these another batch_id"
+                f"batch {self._batch_id!r} was created with other requests. Use another batch_id for these"
             )
 
     # --- The plan ---
@@ -230,7 +230,7 @@ class _Creation:
             return await self._calls.first_that_works(check, call)
         except Exception as error:
             if part > 1:
-                error.add_note(f"batch {plan.batch_id}: {part - 1} of its {len(plan.sizes)} parts were sent")
+                error.add_note(f"batch {plan.batch_id}: {part - 1} of {len(plan.sizes)} parts were sent")
             raise
 
     async def _send(

@@ -55,7 +55,7 @@ def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
 def taker(adapter: ProviderAdapter, named: Named) -> BatchAdapter:
     """The adapter, which takes batches. Raises CapabilityError if it doesn't."""
     if not isinstance(adapter, BatchAdapter):
-        raise CapabilityError(f"{named.model} takes no batches: its adapter has none")
+        raise CapabilityError(f"{named.model} does not support batches: its adapter has no batch support")
     return adapter
 
 
@@ -130,10 +130,12 @@ async def resume_batch(
         await known.refresh()
         return known
     if runtime.store is None:
-        raise ConfigurationError("batches are found in the trace, and this engine has none: Engine(trace=True)")
+        raise ConfigurationError(
+            "batches are recorded in the trace, and this engine keeps none. Use Engine(trace=True)"
+        )
     stored = await stored_batch(runtime, batch_id)
     if stored is None:
-        raise NotFoundError(f"the trace knows no batch {batch_id!r}")
+        raise NotFoundError(f"the trace has no batch {batch_id!r}")
     named = expand(runtime.registry, stored.model, ()).named[0]
     taker(runtime.adapters.consult(runtime.registry.adapter_of(named.entry)), named)
     if requests is not None:

@@ -140,7 +140,7 @@ async def make_images(
 
 def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
     if not isinstance(adapter, ImageAdapter):
-        raise CapabilityError(f"{named.model} can't make images: its adapter has conversations only")
+        raise CapabilityError(f"{named.model} can't make images: its adapter supports only conversations")
     return adapter
 
 

@@ -112,9 +112,9 @@ class Admission:
         if now - max(began, self._progress_at) < limits.admit_seconds:
             return
         raise AdmissionError(
-            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, for "
-            f"limits of {limits.admit_events} and {limits.admit_bytes}, and has committed none for "
-            f"{limits.admit_seconds:g} s. Calls under way are not affected."
+            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
+            f"(limits: {limits.admit_events} and {limits.admit_bytes}) and has committed none for "
+            f"{limits.admit_seconds:g} s. Calls in progress are not affected."
         )
 
 
@@ -189,7 +189,7 @@ class Life:
         if self._stop.is_set() or self._task.done():
             error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
             why = "" if error is None else f" ({error})"
-            raise CallboardError(f"this engine is closed{why}; make a new one")
+            raise CallboardError(f"this engine is closed{why}. Create a new one")
 
     async def stop(self) -> ShutdownReport | None:
         """Stop, and wait for the end. Raises SupervisorEscalated."""
@@ -234,7 +234,7 @@ class Life:
         shipper = self._runtime.shipper
         if shipper is None or self.writer is None:
             return True
-        why = "it takes too long"
+        why = "it took too long"
         with anyio.move_on_after(seconds):
             try:
                 await self.writer.flush()

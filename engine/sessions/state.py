@@ -275,8 +275,8 @@ class TurnLease:
             return
         if not await self._asked(self.require):
             raise SessionTakenOver(
-                f"the shared store can't be asked whether session {state.id!r} is still this node's; what was "
-                "said in this turn is kept, and belongs to the session if no other node has gone on with it"
+                f"can't read from the shared store whether this node still owns session {state.id!r}. The "
+                "messages of this turn are stored. They belong to the session if no other node has continued it"
             )
         ending = await ownership.tables.ending(self._stream_id)
         if ending is not None:

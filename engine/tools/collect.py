@@ -88,7 +88,7 @@ def _with_those_of(sources: Iterable[ToolSource], own: tuple[Tool, ...]) -> tupl
 
 def _made_of(function: object) -> Tool:
     if not callable(function) or isinstance(function, type):
-        raise TypeError(f"tools takes tools and functions, not {_kind(function)}")
+        raise TypeError(f"tools must be tools and functions, not {_kind(function)}")
     from .define import tool
 
     try:
@@ -121,4 +121,4 @@ def plugin_tools(name: str) -> Sequence[Tool] | None:
     try:
         return as_tools(given)
     except (TypeError, ToolDefinitionError) as error:
-        raise ConfigurationError(f"the tools {name!r} of {plugin.package} are none: {error}") from error
+        raise ConfigurationError(f"the tools {name!r} of {plugin.package} are not tools: {error}") from error

@@ -44,11 +44,11 @@ FILE_SECONDS = 30.0
 
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 
-_OTHER_FILE = "Do that with an older file; else move it away, or name another trace file."
-_LISTED = "Do what stands beside one of them."
+_OTHER_FILE = "If the file is older, do that. Otherwise move it away, or choose another trace file."
+_LISTED = "Follow the advice for one of them."
 _FIRST_STEP = (
-    "Keep the key of a provider, such as `callboard keys set anthropic`, "
-    "or install a model for this machine, as provider:local-chat says."
+    "Store the key of a provider, such as `callboard keys set anthropic`, "
+    "or install a local model, as described at provider:local-chat."
 )
 
 _CLOSE_SECONDS = 2.0
@@ -102,7 +102,7 @@ def check_key_file() -> list[Check]:
 
 def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
     """The check of a configuration that can't be used."""
-    return Check(name, False, str(error), "Correct the place that it names.")
+    return Check(name, False, str(error), "Correct that place.")
 
 
 # --- Providers ---
@@ -143,7 +143,7 @@ class Providers:
     def _any_usable(self) -> Check:
         usable = [name for name in self._registry.adapters if name in self._usable]
         if usable:
-            unasked = " (hosted ones were not asked)" if self._offline else ""
+            unasked = " (hosted ones were not contacted)" if self._offline else ""
             return Check("usable", True, f"{', '.join(usable)}{unasked}")
         return Check("usable", False, "no model can be called yet", _LISTED if self._chosen else _FIRST_STEP)
 
@@ -169,11 +169,11 @@ class Providers:
         name, missing = f"key:{entry.name}", entry.missing_key
         if missing is None:
             if not entry.config.api_key:
-                return Check(name, True, "none, and none is asked for")
+                return Check(name, True, "none, and none is needed")
             return Check(name, True, f"set, from {entry.key_from}" if entry.key_from else "set")
         if not entry.offered:
             detail = f"not_configured: {missing} is not set"
-            keep = f"Set {missing} (`callboard keys set {missing}` keeps it)"
+            keep = f"Set {missing} (`callboard keys set {missing}` stores it)"
             fix = f"{keep}, or take {entry.name} out of {self._registry.source}."
             return Check(name, False, detail, fix)
         fix = f"Set {missing}, or `callboard keys set {missing}`, to use {entry.name}."
@@ -191,13 +191,13 @@ class Providers:
             return []
         if not isinstance(adapter, ChecksHealth):
             self._usable.add(entry.name)
-            return [Check(name, True, "not asked: this adapter has no health check")]
+            return [Check(name, True, "not contacted: this adapter has no health check")]
         health = await self._ask(adapter)
         if health.ok:
             self._usable.add(entry.name)
         elif entry.offered and not entry.config.api_key:
             return [Check(name, True, f"not used: {health.detail}", health.fix, unused=True)]
-        fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
+        fix = health.fix or ("" if health.ok else f"Check adapters.{entry.name} in {self._registry.source}.")
         if health.key_refused and entry.key_from is not None:
             fix += f" The refused one is {entry.key_from}."
         return [Check(name, health.ok, health.detail, fix)]
@@ -215,7 +215,7 @@ class Providers:
         if isinstance(answer, AdapterHealth):
             return answer
         healthy = answer is not False  # the contract's no-op returns nothing
-        return AdapterHealth(healthy, "its health check is content" if healthy else "its health check says no")
+        return AdapterHealth(healthy, "its health check passed" if healthy else "its health check failed")
 
     def _masked(self, check: Check) -> Check:
         """The check with all keys of the configuration masked."""
@@ -267,7 +267,7 @@ async def _in_file(path: Path) -> list[Check]:
 async def _content(facts: FileFacts) -> list[Check]:
     path = facts.path
     if not facts.exists:
-        return [Check("store", True, f"{path} is not there yet; the first call makes it")]
+        return [Check("store", True, f"{path} does not exist yet; the first call creates it")]
     if not facts.size:
         return [Check("store", True, f"{path} is empty; the first call fills it")]
     try:
@@ -284,15 +284,15 @@ async def _quick_check(store: Store, facts: FileFacts) -> Check:
     try:
         wrong = await store.check(seconds=FILE_SECONDS)
     except TimeoutError:
-        return Check("store", True, f"{facts.path} opens, {size}; too large to be checked in {FILE_SECONDS:g} s")
+        return Check("store", True, f"{facts.path} opens, {size}; too large to check in {FILE_SECONDS:g} s")
     if not wrong:
-        return Check("store", True, f"{facts.path} opens and is whole, {size}")
+        return Check("store", True, f"{facts.path} opens and passed its integrity check, {size}")
     more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return Check(
         "store",
         False,
         f"{facts.path} is damaged: {wrong[0][:_LONGEST_DETAIL]}{more}",
-        "Stop what writes to it, keep a copy, and recover it with: sqlite3 FILE .recover",
+        "Stop all programs that write to it, keep a copy, and recover it with: sqlite3 FILE .recover",
     )
 
 
@@ -302,7 +302,7 @@ def _journal(mode: str) -> Check:
     return Check(
         "store:journal",
         False,
-        f"no write-ahead log but {mode!r}, as on a network share: safe, and slow",
+        f"journal mode {mode!r} instead of a write-ahead log, as on a network share: safe but slow",
         "Put the trace file on a local disk.",
     )
 
@@ -316,7 +316,7 @@ def _space(found: StoreCondition) -> Check:
     detail = (
         f"{found.file_bytes / 1_000_000:,.1f} MB, of which {found.free_bytes / 1_000_000:,.1f} MB are free pages"
     )
-    fix = "They are used again; `callboard prune --vacuum` gives them back to the disk." if share > 0.25 else ""
+    fix = "They will be reused. `callboard prune --vacuum` returns them to the disk." if share > 0.25 else ""
     return Check("store:space", True, detail, fix)
 
 
@@ -335,8 +335,8 @@ def _writable(facts: FileFacts) -> Check:
     return Check(
         "store:writable",
         False,
-        f"{facts.path} can't be written, or no file be made beside it",
-        f"Give this user the right to write to it and to {facts.folder}, or name another trace file.",
+        f"{facts.path} can't be written, or its folder can't be written",
+        f"Give this user write access to it and to {facts.folder}, or choose another trace file.",
     )
 
 
@@ -346,15 +346,15 @@ def _private(facts: FileFacts) -> Check:
         import shlex
 
         fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files next to it the same mode.
-        return Check("store:private", False, f"others than its owner may open {shared}", fix)
-    return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")
+        return Check("store:private", False, f"other users may open {shared}", fix)
+    return Check("store:private", True, "mode 0600" if facts.exists else "will be created with mode 0600")
 
 
 def _disk(facts: FileFacts) -> Check:
     free = f"{facts.free_bytes / 1_000_000_000:,.1f} GB free"
     if facts.free_bytes >= LEAST_FREE_BYTES:
         return Check("store:disk", True, free)
-    return Check("store:disk", False, f"only {free}", f"Make room on the disk of {facts.folder}.")
+    return Check("store:disk", False, f"only {free}", f"Free space on the disk of {facts.folder}.")
 
 
 def _writer(writer: WriterStatistics) -> Check:
@@ -367,7 +367,7 @@ def _writer(writer: WriterStatistics) -> Check:
         "store:writer",
         False,
         detail + reason,
-        "Mend what the reason names; what is kept is then written by itself.",
+        "Correct the problem. The waiting events are then written automatically.",
     )
 
 
@@ -388,13 +388,15 @@ async def check_server(store: PostgresStore) -> list[Check]:
 async def _trace(store: PostgresStore, facts: ServerFacts) -> list[Check]:
     server = f"{facts.name}: PostgreSQL {facts.version}"
     if not facts.schema_version:
-        return [Check("store", True, f"{server}, no trace in schema {facts.schema} yet; the first call makes it")]
+        return [
+            Check("store", True, f"{server}, no trace in schema {facts.schema} yet; the first call creates it")
+        ]
     try:
         async with store.open_readonly(store.dsn, schema=store.schema, take_in=False) as reader:
             condition = await reader.condition()
             nodes = await reader.nodes()
     except StoreError as error:
-        return [Check("store", False, str(error), "Bring the older of the two up to date.")]
+        return [Check("store", False, str(error), "Upgrade the older of the two.")]
     detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
     size = f"{condition.file_bytes / 1_000_000:,.1f} MB"
     found = [Check("store", True, f"{detail}, {size}"), *leftovers(condition, "this database")]
@@ -407,7 +409,7 @@ def _nodes(rows: Sequence[NodeRow]) -> Check:
     said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
     detail = ", ".join(said) or "none lives"
-    fix = "Their sessions go on where they are resumed." if gone else ""
+    fix = "Their sessions continue when they are resumed." if gone else ""
     return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
 
 
@@ -418,7 +420,7 @@ def leftovers(found: StoreCondition, where: str) -> list[Check]:
     next_start = f"The next start that writes to {where}"
     return [
         Check("store:runs", True, f"{found.living} live{lost}", f"{next_start} ends them." if found.lost else ""),
-        Check("store:spill", True, spilled or "none left over", f"{next_start} stores it." if spilled else ""),
+        Check("store:spill", True, spilled or "no files left over", f"{next_start} stores it." if spilled else ""),
     ]
 
 
@@ -426,14 +428,12 @@ def _server_writable(facts: ServerFacts) -> Check:
     if facts.writable:
         return Check("store:writable", True, f"as {facts.user}")
     if facts.standby:
-        return Check(
-            "store:writable", False, "this server follows another one", "Name the one that takes writes to write."
-        )
+        return Check("store:writable", False, "this server is a replica", "To write, use the primary server.")
     return Check(
         "store:writable",
         False,
         f"{facts.user} may only read",
-        "That is enough to read. To write, grant that role what the guide to many hosts lists.",
+        "This is enough for reading. To write, grant that role the rights listed in the guide to many hosts.",
     )
 
 
@@ -442,9 +442,9 @@ def _way(facts: ServerFacts) -> Check:
     name = "store:tls"
     if facts.local:
         return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")
-    better = "sslmode=verify-full in the address, with sslrootcert, also checks who answers."
+    better = "sslmode=verify-full in the address, with sslrootcert, also verifies the server."
     if facts.encrypted is None:
-        return Check(name, False, "not encrypted: others on the network can read along", f"Add {better}")
+        return Check(name, False, "not encrypted: others on the network can read the traffic", f"Add {better}")
     return Check(name, True, facts.encrypted, "" if facts.verified else better)
 
 
@@ -466,10 +466,10 @@ async def check_shipping(trace: Path) -> list[Check]:
         last = last if each.shipped_us else ", never reached"
         detail = f"{each.behind:,} events{erasures} wait for {each.target}{last}"
         if each.failing:
-            fix = "Mend what it names; what waits is in the trace file, and is then sent by itself."
+            fix = "Correct that problem. The waiting events are in the trace file and are then sent automatically."
             checks.append(Check("store:shipping", False, f"{detail}: {each.failing}", fix))
         else:
             waits = each.behind or each.erasures
-            fix = "A program with ship_to, or `callboard ship`, sends them." if waits else ""
+            fix = "To send them, run a program with ship_to, or `callboard ship`." if waits else ""
             checks.append(Check("store:shipping", True, detail, fix))
     return checks

@@ -44,7 +44,7 @@ from callboard.bus import (
 )
 from callboard.bus.events.codec import decode_event, encode_event
 from callboard.bus.log import ROOT, Log
-from callboard.bus.replay import WINDOW
+from callboard.bus.observable import WINDOW
 from callboard.bus.values.usage import Cost, CostSource
 
 from ..support.logs import captured_logs
@@ -249,7 +249,7 @@ async def test_a_replay_runs_once() -> None:
     """A second one is made of the source anew."""
     bus = Bus.replay(some(1))
     assert await bus.run() == 1
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="Create a new one"):
         await bus.run()
 
 

@@ -298,7 +298,7 @@ async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:
     async with anyio.create_task_group() as group:
         await group.start(supervisor.run)
         ref = await supervisor.start_child(world.spec("a"))
-        with pytest.raises(RuntimeError, match="running already"):
+        with pytest.raises(RuntimeError, match="already running"):
             await supervisor.run()
         await supervisor.stop()
     assert not ref.running

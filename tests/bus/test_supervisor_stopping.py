@@ -94,7 +94,7 @@ async def test_giving_up_stops_everything_and_is_told(world: World) -> None:
             a.tell("crash")
     (error,) = caught.value.exceptions
     assert isinstance(error, SupervisorEscalated)
-    assert "a ended 1 times in a row, lastly with Boom: a" in error.reason
+    assert "a ended 1 times in a row, most recently with Boom: a" in error.reason
     assert world.log == ["start a", "start b", "stop a", "stop b"]
     assert world.taken()[-4:] == [
         "a crashed 1",

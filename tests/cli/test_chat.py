@@ -77,7 +77,6 @@ def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> 
 def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Path) -> None:
     """Ctrl-C in the middle of a reply cancels that reply; the history keeps its beginning."""
     with start("chat", "--model", "endless:m", home=talkative) as process:
-        assert process.stdin is not None
         process.stdin.write(b"Tell me a story.\n")
         process.stdin.flush()
         read_until(process, "Once upon a time")
@@ -91,7 +90,6 @@ def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Pat
 def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
     """Nothing is running, so there is nothing to cancel: the chat ends, with exit code 0 and no traceback."""
     with start("chat", home=talkative) as process:
-        assert process.stdin is not None
         process.stdin.write(b"hello\n")
         process.stdin.flush()
         read_until(process, "last: hello\n")
@@ -118,7 +116,7 @@ def test_a_message_is_asked_again_as_if_it_had_not_been_answered(talkative: Path
         *("one heard 3 messages, last: again", "two heard 3 messages, last: again"),
         "two heard 3 messages, last: again",
     ]
-    assert "nothing to ask again yet" in done.stderr
+    assert "no message to retry yet" in done.stderr
 
 
 def test_a_chat_is_kept_from_its_beginning_when_that_is_asked_in_its_middle(talkative: Path) -> None:
@@ -158,7 +156,7 @@ def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_pat
 def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
     """Nothing is sent; a path is no command."""
     done = call("chat", home=talkative, said="/mdoel x\n/etc/hosts is what?\n", exits=0)
-    assert "there is no command /mdoel: did you mean /model?" in done.stderr
+    assert "unknown command /mdoel: did you mean /model?" in done.stderr
     assert done.stdout == "one heard 1 messages, last: /etc/hosts is what?\n"
 
 
@@ -187,7 +185,7 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
         ([(REPORTED, KNOWN)], "$0.001250000 for 1 reply"),
         ([(REPORTED, KNOWN), (REPORTED, UNPRICED)], "$0.001250000 + 1 unpriced for 2 replies"),
         ([(REPORTED, KNOWN), (TokenUsage(), NOT_KNOWN)], "$0.001250000 + 1 unknown for 2 replies"),
-        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 counted by estimate"),
+        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 with estimated usage"),
         ([(TokenUsage(), NOT_KNOWN)], "unknown for 1 reply"),
         ([(REPORTED, UNPRICED), (TokenUsage(), NOT_KNOWN)], "$0 + 1 unpriced + 1 unknown for 2 replies"),
     ],
@@ -270,8 +268,8 @@ def test_a_preview_says_what_another_model_would_be_sent(talkative: Path) -> Non
     done = call("chat", home=talkative, said=said, exits=0)
     assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
     lines = done.stderr.splitlines()
-    assert any(re.fullmatch(r"two:parrot would be sent about \d+ tokens, .+", line) for line in lines)
-    assert "nothing would be lost" in lines
+    assert any(re.fullmatch(r"two:parrot would receive about \d+ tokens, .+", line) for line in lines)
+    assert "no losses" in lines
     assert any("unknown model 'nobody'" in line for line in lines)
 
 
@@ -418,14 +416,14 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
         RequestLoss(what="parameter_dropped", reason="seed was not sent"),
     )
     assert list(preview_lines(_preview(*losses), said=2)) == [
-        "x:m would be sent about 12 tokens, unpriced",
+        "x:m would receive about 12 tokens, unpriced",
         "message 2, thinking: it is x's (2 times)",
         "the next message, image: none",
         "tool look, provider_options.y.z: it is y's",
         "seed was not sent",
         "5 in all",
     ]
-    assert list(preview_lines(_preview(refused="no key"), said=0)) == ["x:m can't be asked: no key"]
+    assert list(preview_lines(_preview(refused="no key"), said=0)) == ["x:m can't be used: no key"]
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])

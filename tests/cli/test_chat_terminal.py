@@ -137,7 +137,7 @@ def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Pat
         terminal.type("Tell me a story.\r")
         terminal.until("Once upon a time")
         terminal.type("\x03")
-        terminal.until("cancelled; what had arrived is kept")
+        terminal.until("cancelled; the part that arrived is kept")
         terminal.until("you>")
         terminal.type("\x03")
         terminal.until("[y/N]")
@@ -162,5 +162,5 @@ def test_a_terminal_without_the_library_that_edits_lines(talkative: Path) -> Non
         terminal.until("one heard 1 messages, last: line 1")
         terminal.until("you> ")
         terminal.type("\x04")
-        terminal.until("To go on: ")
+        terminal.until("To continue: ")
         assert terminal.ended() == 0

@@ -99,7 +99,7 @@ def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
 def test_a_collection_keeps_its_model(embedding: Path) -> None:
     """Another one is refused before anything is sent; a new collection must be told one."""
     done = call("collections", "add", "c", home=embedding, said="x\n", exits=2)
-    assert "say by which model" in done.stderr
+    assert "choose its embedding model" in done.stderr
     call("collections", "add", "c", "-m", "words", home=embedding, said="x\n", exits=0)
     done = call("collections", "add", "c", "-m", "others", home=embedding, said="y\n", exits=2)
     assert "can't be compared" in done.stderr
@@ -134,14 +134,14 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
     assert "has none" in call("collections", "delete", "c", "1", home=embedding, exits=1).stderr
     assert "1 item" in call("collections", "delete", "c", home=embedding, exits=0).stdout
     assert b"another" not in (embedding / "embeddings.db").read_bytes()
-    assert "no collection" in call("collections", "delete", "c", home=embedding, exits=1).stderr
+    assert "unknown collection" in call("collections", "delete", "c", home=embedding, exits=1).stderr
     assert rows("collections", "list", home=embedding) == []
 
 
 def test_looking_makes_no_file(home: Path) -> None:
     """A list of nothing is empty."""
     assert rows("collections", "list", home=home) == []
-    assert "there is no collection 'c'" in call("similar", "c", "-c", "x", home=home, exits=1).stderr
+    assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=home, exits=1).stderr
     assert list(home.iterdir()) == []
 
 
@@ -150,8 +150,8 @@ def test_looking_makes_no_file(home: Path) -> None:
     [
         ('{"text": "x"}', "jsonl", "row 1 has no id"),
         ('{"id": 1}', "jsonl", "row 1 has no text"),
-        ("[1]", "json", "row 1 is no object"),
-        ("no json", "json", "is no JSON"),
+        ("[1]", "json", "row 1 is not an object"),
+        ("no json", "json", "is not JSON"),
         ("a,b\n1,2\n", "csv", "row 1 has no id"),
     ],
 )

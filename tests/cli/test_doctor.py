@@ -50,10 +50,10 @@ def test_a_good_configuration_passes_and_the_provider_is_asked_once(traced: Path
         assert [(asked.method, asked.path) for asked in server.asked] == [("GET", "/v1/models")]
         assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All is well." in done.stdout
+    assert "All checks passed." in done.stdout
     assert "FAIL" not in done.stdout
     assert line(done.stdout, "provider:here").startswith("ok")
-    assert "opens and is whole" in line(done.stdout, "store")
+    assert "opens and passed its integrity check" in line(done.stdout, "store")
     assert "SQLite" in line(done.stdout, "store:locking")
     assert done.stderr.count("api_key_in_file") == 1
     assert KEY not in done.stdout + done.stderr
@@ -85,7 +85,7 @@ def test_a_malformed_models_file_is_named_and_the_rest_is_checked_all_the_same(t
     """Exit code 2, with the place of the fault and without the text that stands there."""
     (traced / "models.yaml").write_text(f"adapters:\n  a: {{type: openai, api_key: {KEY}, : : }}\n")
     done = call("doctor", home=traced, exits=2)
-    assert "models.yaml: is no YAML: line 2" in line(done.stdout, "configuration")
+    assert "models.yaml: is not valid YAML: line 2" in line(done.stdout, "configuration")
     assert line(done.stdout, "store").startswith("ok")
     assert KEY not in done.stdout + done.stderr
 
@@ -155,7 +155,7 @@ def test_offline_asks_nobody(home: Path) -> None:
     call("doctor", home=home, exits=1)
     done = call("doctor", "--offline", home=home, exits=0)
     assert "provider:here" not in done.stdout
-    assert "not asked" in line(done.stdout, "usable")
+    assert "not contacted" in line(done.stdout, "usable")
 
 
 def test_an_adapter_that_can_not_be_made_fails_offline_too(home: Path) -> None:
@@ -340,7 +340,7 @@ async def test_an_adapter_of_a_plugin_is_a_type_in_models_yaml(installed: Path, 
 
 def test_without_the_plugin_the_type_is_unknown(home: Path) -> None:
     """The error is the one of any unknown type."""
-    with pytest.raises(ConfigurationError, match="no adapter type 'lighthouse'"):
+    with pytest.raises(ConfigurationError, match="unknown adapter type 'lighthouse'"):
         read_models_yaml(written(home), {})
 
 
@@ -379,7 +379,7 @@ def test_a_broken_command_is_one_warning_and_an_unknown_command(
     assert code == 2
     assert err.count("plugin_broken") == 1
     assert "SystemExit: the ship is lost" in err
-    assert "there is no command 'wreck'" in err
+    assert "unknown command 'wreck'" in err
     assert "Traceback" not in err
 
 

@@ -28,7 +28,8 @@ from callboard.engine.cli.common.sanitize import sanitize
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed
-from callboard.tracestore.prices.snapshot import SHIPPED
+from callboard.tracestore.prices.files import SHIPPED
+from tests.support.depth import first_is_quick
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
 
@@ -356,7 +357,7 @@ def check(
 WIDTHS = (20, 60, 100, 400)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", first_is_quick(WIDTHS, "more widths"))
 @pytest.mark.parametrize(
     "name", sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video", "export"})
 )

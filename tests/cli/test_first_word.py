@@ -42,13 +42,13 @@ def test_a_question_takes_what_comes_through_a_pipe(talkative: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("trces",), "there is no command 'trces': did you mean traces?"),
-        (("trces", "--json"), "there is no command 'trces': did you mean traces?"),
-        (("trces "), "there is no command 'trces ': did you mean traces?"),
-        (("xyzzy",), "there is no command 'xyzzy': `callboard help` lists them"),
+        (("trces",), "unknown command 'trces': did you mean traces?"),
+        (("trces", "--json"), "unknown command 'trces': did you mean traces?"),
+        (("trces "), "unknown command 'trces ': did you mean traces?"),
+        (("xyzzy",), "unknown command 'xyzzy': `callboard help` lists all commands"),
         (("What", "is", "it"), "did you mean chat, or a question in quotes?"),
-        (("help", "trces"), "there is no command 'trces': did you mean traces?"),
-        (("help", "What is it?"), "there is no command 'What is it?'"),
+        (("help", "trces"), "unknown command 'trces': did you mean traces?"),
+        (("help", "What is it?"), "unknown command 'What is it?'"),
     ],
 )
 def test_a_misspelt_command_is_never_sent_to_a_model(

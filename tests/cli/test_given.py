@@ -77,7 +77,7 @@ def test_a_short_form_is_a_schema(text: str, schema: JsonObject) -> None:
         ("[]", "no field"),
         ("age inch", "'inch' is no type"),
         ("a b c", "'a b c' is no field"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("/nowhere/x.json", "No such file"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_schema_may_stand_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
-    with pytest.raises(ConfigurationError, match="no JSON Schema"):
+    with pytest.raises(ConfigurationError, match="not a JSON Schema"):
         schema_of(str(tmp_path / "l.json"))
 
 
@@ -125,7 +125,7 @@ def test_an_option_with_a_dot_is_a_providers() -> None:
     [
         ("temprature", "1", "did you mean temperature"),
         ("seed", "x", "takes a whole number"),
-        ("", "", "no option"),
+        ("", "", "unknown option"),
     ],
 )
 def test_a_wrong_option_says_what_is_right(name: str, value: str, said: str) -> None:
@@ -197,7 +197,7 @@ def test_the_pipe_comes_before_what_is_said() -> None:
     image = ImageBlock(data=PNG)
     assert content_of("hi", [image]) == [image, TextBlock("hi")]
     assert content_of("", [image]) == [image]
-    with pytest.raises(ConfigurationError, match="nothing to ask"):
+    with pytest.raises(ConfigurationError, match="no question"):
         content_of(" ", [])
 
 
@@ -242,10 +242,11 @@ def test_the_pace_of_a_reply_is_that_of_its_tokens_once_it_had_begun() -> None:
     ]
     line = usage_line("p:m", TokenUsage(10, 101, cached_input_tokens=2000), None, Pace(0, 1, 3))
     assert (
-        line == "p:m: 2,010 in (2,000 cached), 101 out, 50 tokens a second, the first after 1.0 s, 3.0 s in all, -"
+        line
+        == "p:m: 2,010 in (2,000 cached), 101 out, 50 tokens a second, the first after 1.0 s, 3.0 s in total, -"
     )
     whole = usage_line("p:m", TokenUsage(1, 1), Cost(1_000_000, CostSource.COMPUTED), Pace(0, None, 3), replies=2)
-    assert whole == "p:m in 2 calls: 1 in, 1 out, 3.0 s in all, $0.001000000"
+    assert whole == "p:m in 2 calls: 1 in, 1 out, 3.0 s in total, $0.001000000"
 
 
 def test_a_conversation_is_called_by_its_first_words() -> None:
@@ -335,7 +336,7 @@ def test_a_missing_and_a_strange_parameter_are_refused() -> None:
     ("text", "fault"),
     [
         ("prompt: costs $5", "prompt: a \\$ begins no parameter"),
-        ("defaults: {a: 1}", "defaults.a: there is no \\$a"),
+        ("defaults: {a: 1}", "defaults.a: system and prompt have no \\$a"),
         ("prompts: hello", "unknown field `prompts`"),
         ("options: [1]", "Expected `object`, got `array` - at `options`"),
         ("extract: all", "Invalid enum value 'all' - at `extract`"),
@@ -355,7 +356,7 @@ def test_a_wrong_file_is_told_by_its_place(text: str, fault: str, folder: Path) 
 @pytest.mark.parametrize("name", ["../models", "a/b", "", ".hidden", "/etc/passwd"])
 def test_a_name_leads_nowhere_but_into_the_folder(name: str, folder: Path) -> None:
     """A path is no name."""
-    with pytest.raises(ConfigurationError, match="is no name of a template"):
+    with pytest.raises(ConfigurationError, match="is not a template name"):
         path_of(name)
 
 
@@ -399,7 +400,7 @@ def test_the_list_shows_a_broken_template_with_its_fault(home: Path) -> None:
     done = call("templates", "list", "--json", home=home, exits=0)
     bad, good = map(json.loads, done.stdout.splitlines())
     assert (good["name"], good["parameters"]) == ("good", ["language", "reader"])
-    assert "begins no parameter" in bad["error"]
+    assert "invalid parameter after" in bad["error"]
     assert "can't be read" in call("templates", "list", home=home, exits=0).stdout
 
 
@@ -410,7 +411,7 @@ def test_an_edited_template_is_checked(home: Path) -> None:
     assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
     spoil = {"VISUAL": """sh -c 'printf "prompt: \\$5" > "$0"'"""}
     done = call("templates", "edit", "new", home=home, exits=2, more=spoil)
-    assert "begins no parameter" in done.stderr
+    assert "invalid parameter after" in done.stderr
     assert (home / "templates" / "new.yaml").read_text() == "prompt: $5"
 
 

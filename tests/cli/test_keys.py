@@ -61,7 +61,7 @@ def test_at_a_terminal_the_key_is_asked_for_without_echo(home: Path) -> None:
 def test_a_key_is_no_argument(home: Path) -> None:
     """It is refused and not repeated, and nothing is kept."""
     done = call("keys", "set", "openai", KEY, home=home, said=f"{KEY}\n", exits=2)
-    assert "a key is no argument" in done.stderr
+    assert "a key must not be an argument" in done.stderr
     assert KEY not in done.stdout + done.stderr
     assert not (home / "keys.json").exists()
     assert KEY not in call("keys", "set", KEY, home=home, exits=2).stderr
@@ -171,7 +171,7 @@ def test_a_removed_key_is_gone(home: Path) -> None:
     assert call("keys", "get", "MY_KEY", home=home, exits=0).stdout == f"{KEY}\n"
     call("keys", "remove", "MY_KEY", home=home, exits=0)
     assert "has no key MY_KEY" in call("keys", "remove", "MY_KEY", home=home, exits=1).stderr
-    assert "there is no key MY_KEY" in call("keys", "get", "MY_KEY", home=home, exits=1).stderr
+    assert "no key MY_KEY" in call("keys", "get", "MY_KEY", home=home, exits=1).stderr
 
 
 def test_doctor_says_where_a_key_came_from_and_what_a_wrong_one_answers(home: Path) -> None:

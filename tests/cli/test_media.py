@@ -93,7 +93,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     said = err.decode()
-    assert "video video_1 goes on; to come back to it: callboard video --resume video_1 --model" in said
+    assert "video video_1 continues. To continue: callboard video --resume video_1 --model" in said
     assert "Traceback" not in said
     assert not target.exists()
     server.steps = []
@@ -319,7 +319,7 @@ def test_nothing_is_replaced_unless_asked(provided: Path, tmp_path: Path) -> Non
     assert len(load_cassette(file).exchanges) == 1
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), "nothing to ask"), (("Hi",), "goes over no HTTP")])
+@pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "goes over no HTTP")])
 def test_what_can_not_be_recorded_is_said(
     talkative: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:

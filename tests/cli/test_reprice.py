@@ -98,14 +98,12 @@ class Host:
 
     def told(self) -> Any:
         """What it knows of the costs of its first call."""
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self._process.communicate()[1].decode()
         return json.loads(line)
 
     def go_on(self) -> Any:
         """Let it make calls, more than a second apart, and tell again."""
-        assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
         return self.told()
@@ -223,7 +221,7 @@ def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside
     text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
     assert "Both sums are over the 4 calls with a cost before and after." in text
     beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
-    assert f"Beside them: {beside}. They are of mine:m: {beside}." in text
+    assert f"In addition: {beside}. Models: mine:m: {beside}." in text
     assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, "20 before and 34 after"
     assert '<td data-label="Beside">4 no longer priced' in text
 

@@ -69,7 +69,7 @@ def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) 
     done = call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     assert LABELS[1] in done.stdout
     assert re.search(r"local-chat:m +1 +\$0\.000003000 +\$0\.000002400 +-\$0\.000000600 +-20%", done.stdout)
-    (back,) = re.findall(r"To go back: .* (reprice --undo .*)", done.stdout)
+    (back,) = re.findall(r"To undo: .* (reprice --undo .*)", done.stdout)
     assert costs(traced) == [None, 4500, 2400]
     call(*back.split(), home=traced, exits=0)
     assert costs(traced) == [None, 3600, 3000]
@@ -88,7 +88,9 @@ def test_only_prices_can_be_tried(traced: Path) -> None:
     call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     for option in (["--undo"], ["--use", "call-time"], ["--resume"]):
         done = call("reprice", *option, "--dry-run", home=traced, exits=2)
-        assert f"{option[0]} can't be tried with --dry-run, and nothing was changed" in done.stderr
+        assert (
+            f"{option[0]} can't be combined with --dry-run: only --prices can. Nothing was changed" in done.stderr
+        )
         assert costs(traced) == [None, 4500, 2400]
 
 
@@ -101,7 +103,7 @@ def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_pa
     assert re.search(r"all +2 +\$0\.000003000 +\S+ +\S+ .*1 no longer priced \(\$0\.000003600 before\)", text), (
         text
     )
-    assert "1 call without a price in this table, and in no sum." in text
+    assert "1 call without a price in this table, not included in sums." in text
     assert "Beside them: 1 no longer priced ($0.000003600 before)" in page.read_text()
     (chat, messages) = map(json.loads, call(*command, "--json", home=traced).stdout.splitlines())
     assert (chat["compared"], chat["before_nano_usd"], chat["no_longer_priced"]) == (1, 3000, 0)
@@ -158,10 +160,10 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        ((), "reprice by what?"),
-        (("--undo", "--discount", "a:*=1"), "--discount is for new prices"),
-        (("--discount", "a:*=1", "--label", "first"), "give --prices FILE too"),
-        (("--discount", "a:*"), "is no factor such as"),
+        ((), "nothing to reprice with"),
+        (("--undo", "--discount", "a:*=1"), "--discount changes prices"),
+        (("--discount", "a:*=1", "--label", "first"), "add --prices FILE"),
+        (("--discount", "a:*"), "is not a factor such as"),
         (("--discount", "a:*=x"), "the factor on 'a:*' is 'x'"),
     ],
 )
@@ -176,7 +178,7 @@ def test_a_choice_of_prices_that_means_nothing_is_refused(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("missing", "there is no trace file at "),
+        ("missing", "no trace file at "),
         ("text", "is not a database"),
         ("foreign", "is a database of another application"),
         ("newer", "this Callboard knows versions up to "),
@@ -311,7 +313,7 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
     [
         (("cost", "--by", "colour"), "there are session"),
         (("cost", "--since", "yesterdayish"), "24h or 7d ago"),
-        (("cost", "--min-cost", "much"), "no amount"),
+        (("cost", "--min-cost", "much"), "not an amount"),
         (("traces", "--tag", "team"), "team=search"),
         (("sql", "DELETE FROM calls"), "only reading is allowed"),
     ],
@@ -349,10 +351,10 @@ def test_stats_tell_what_prompt_caches_saved_and_traces_which_key_was_sent(home:
 
     anyio.run(make)
     said = " ".join(call("stats", home=home, exits=0).stdout.split())
-    assert "Prompt caches saved $0.112500: 100,000 tokens were read from them in 1 call." in said
+    assert "Prompt caches saved $0.112500: 100,000 tokens were read from cache in 1 call." in said
     assert "acme" in call("traces", home=home, exits=0).stdout
     assert "acme" in call("cost", "--by", "key", home=home, exits=0).stdout
-    assert "No such calls" in call("traces", "--key", "beta", home=home, exits=0).stdout
+    assert "No matching calls" in call("traces", "--key", "beta", home=home, exits=0).stdout
 
 
 def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
@@ -459,7 +461,7 @@ def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -
     call("sessions", session, "--export", str(document), home=talkative, exits=0)
     assert json.loads(document.read_bytes())["messages"][0]["content"][0]["text"] == "a secret"
     deleted = call("sessions", session, "--delete", home=talkative, exits=0)
-    assert "costs of its calls stay" in deleted.stdout
+    assert "costs of its calls are kept" in deleted.stdout
     call("sessions", session, home=talkative, exits=1)
     assert len(call("traces", "--json", home=talkative).stdout.splitlines()) == 1
     call("sessions", session, "--delete", home=talkative, exits=1)

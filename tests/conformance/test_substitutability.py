@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import itertools
 
-import msgspec
 import pytest
 
-from callboard.adapters.conformance import CALLS, TOOLS
+from callboard.adapters.conformance import TOOLS
 from callboard.adapters.contract import CanonicalRequest
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent
-from callboard.bus.values.base import JsonObject
-from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
 from callboard.bus.values.messages import Message
 
-from ..support.fake_http import HANG, FakeReply, FakeTransport
-from ..support.invariants import check_stream
+from ..support.fake_http import FakeReply, FakeTransport
 from ..support.virtual_time import FakeClock
-from ..support.wires import CALLING_WIRES, WIRES, AnthropicWire, Wire
+from ..support.wires import CALLING_WIRES, WIRES, Wire
 
 pytestmark = pytest.mark.anyio
 
 each = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-each_that_calls = pytest.mark.parametrize("wire", CALLING_WIRES, ids=lambda wire: wire.name)
 
 REPLIES = [
     ("Hello, ☃!", 0, "end"),
@@ -62,21 +57,6 @@ async def read(wire: Wire, reply: FakeReply) -> tuple[list[StreamEvent], Adapter
     return events, None
 
 
-def sent(transport: FakeTransport, number: int = -1) -> JsonObject:
-    body: JsonObject = msgspec.json.decode(transport.requests[number].body)
-    return body
-
-
-@each
-async def test_a_response_keeps_the_providers_own_words(wire: Wire) -> None:
-    """Its id of the response, and its reason to stop; streamed or not."""
-    adapter = wire.make(FakeTransport(wire.whole("Hi."), wire.streamed("Hi.")), FakeClock())
-    stream = adapter.stream(ask(wire))
-    for response in (await adapter.complete(ask(wire)), [event async for event in stream] and stream.response):
-        assert response.raw_stop_reason
-        assert (response.response_id is not None) is wire.has_response_ids
-
-
 @pytest.mark.parametrize(("text", "calls", "stop"), REPLIES)
 async def test_the_same_reply_is_the_same_events(text: str, calls: int, stop: str) -> None:
     """Type by type and index by index, with the same text; only fragments of arguments may be fewer."""
@@ -91,95 +71,3 @@ async def test_the_same_reply_is_the_same_events(text: str, calls: int, stop: st
         sequences.append([one for one, _ in itertools.groupby(sequence)])
     for one, other in itertools.pairwise(sequences):
         assert one == other
-
-
-@pytest.mark.parametrize("there", CALLING_WIRES, ids=lambda wire: wire.name)
-@pytest.mark.parametrize("here", CALLING_WIRES, ids=lambda wire: wire.name)
-async def test_a_conversation_with_tools_survives_a_swap(here: Wire, there: Wire) -> None:
-    """Every call keeps its answer abroad, and on the way back the first provider finds its own ids."""
-    first, second = FakeTransport(here.whole("", 2, "tools"), here.whole("Done.")), FakeTransport(
-        there.whole("And?", 1, "tools"), there.whole("Fine.")
-    )  # fmt: skip
-    home, abroad = here.make(first, FakeClock()), there.make(second, FakeClock(epoch_us=1))
-    abroad.clock._ids = 100  # type: ignore[attr-defined]  # ids of two adapters never meet in one history
-    history = [Message.user("Hello")]
-    reply = await home.complete(ask(here, *history))
-    history += [
-        Message.assistant(reply.content),
-        *[Message.tool_result(call.id, "ok") for call in reply.tool_uses],
-        Message.user("Go on"),
-    ]
-    reply = await abroad.complete(ask(there, *history))
-    calls, results = there.ids(sent(second))
-    assert calls == results
-    assert len(set(calls)) == 2
-    history += [
-        Message.assistant(reply.content),
-        *[Message.tool_result(call.id, "ok") for call in reply.tool_uses],
-    ]
-    await home.complete(ask(here, *history))
-    calls, results = here.ids(sent(first))
-    assert calls == results
-    assert len(set(calls)) == 3
-    assert calls[:2] == here.ids_issued(2)
-
-
-@each_that_calls
-@pytest.mark.parametrize("there", [wire for wire in WIRES if not wire.calls_tools], ids=lambda wire: wire.name)
-async def test_a_conversation_with_tools_survives_one_who_has_none(wire: Wire, there: Wire) -> None:
-    """Abroad the calls are told in words; at home nothing was lost, and the ids are the ones that it issued."""
-    first = FakeTransport(wire.whole("", 2, "tools"), wire.whole("Done."))
-    second = FakeTransport(there.whole("Fine."))
-    home, abroad = wire.make(first, FakeClock()), there.make(second, FakeClock(epoch_us=1))
-    history = [Message.user("Hello")]
-    reply = await home.complete(ask(wire, *history))
-    history += [
-        Message.assistant(reply.content),
-        *[Message.tool_result(call.id, "a result") for call in reply.tool_uses],
-    ]
-    answer = await abroad.complete(ask(there, *history, tools=TOOLS))
-    said = second.requests[0].body.decode()
-    assert all(name in said for name, _ in CALLS)
-    assert "a result" in said
-    assert not any(issued in said for issued in wire.ids_issued(2))
-    history += [Message.assistant(answer.content), Message.user("And now?")]
-    await home.complete(ask(wire, *history))
-    assert wire.ids(sent(first)) == (wire.ids_issued(2), wire.ids_issued(2))
-    assert "Fine." in first.requests[-1].body.decode()
-
-
-@each_that_calls
-async def test_an_interrupted_call_is_answered_before_it_is_sent(wire: Wire) -> None:
-    """A cancelled reply in the history never makes the next request invalid."""
-    chunks = wire.chunks("", 1, "tools")
-    cut = FakeTransport(wire.stream_of(*chunks[: min(4, len(chunks) - 1)], HANG), wire.whole("Sorry."))
-    adapter = wire.make(cut, FakeClock())
-    stream = adapter.stream(ask(wire))
-    events = [await anext(stream), await anext(stream)]
-    await adapter.cancel("req_1")
-    events += [event async for event in stream]
-    content = check_stream(events).final_content
-    assert isinstance(content[0], ToolUseBlock)
-    assert content[0].incomplete
-    await adapter.complete(ask(wire, Message.user("Hello"), Message.assistant(content), Message.user("Again")))
-    calls, results = wire.ids(sent(cut))
-    assert calls == results
-    assert len(calls) == 1
-
-
-async def test_reasoning_stays_with_who_reasoned() -> None:
-    """It goes back to its provider with its signature, and to nobody else."""
-    thinker = AnthropicWire()
-    body = thinker.body("So.", 0, "end")
-    body["content"] = [{"type": "thinking", "thinking": "a secret thought", "signature": "c2ln"}, *body["content"]]
-    reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
-    response = await thinker.make(FakeTransport(reply), FakeClock()).complete(ask(thinker))
-    assert isinstance(response.content[0], ThinkingBlock)
-    history = (Message.user("Hello"), Message.assistant(response.content), Message.user("And?"))
-    for wire in WIRES:
-        transport = FakeTransport(wire.whole("Yes."))
-        answer = await wire.make(transport, FakeClock()).complete(ask(wire, *history))
-        goes_back = wire.name == thinker.name
-        assert (b"a secret thought" in transport.requests[0].body) is goes_back
-        assert (b"c2ln" in transport.requests[0].body) is goes_back
-        assert any(warning.code == "content_dropped" for warning in answer.warnings) is not goes_back

@@ -12,7 +12,6 @@ from callboard import (
     CancelledError,
     Finish,
     JsonObject,
-    Message,
     MessageStart,
     RequestTimeoutError,
     TextBlock,
@@ -56,17 +55,6 @@ def name_of(wire: Wire, exchange: Exchange) -> str:
     return f"{wire.name}:{exchange.asked.get('model', 'gemini-2.5-flash')}"
 
 
-@each_provider
-@row("8.4.1")
-@row("8.9.1")
-async def test_a_prompt_is_answered(wire: Wire) -> None:
-    async with asking(wire, wire.whole("Hello")) as at:
-        result = await generate(at.model, "Say hello.", engine=at.engine)
-    assert (result.text, result.status, result.stop_reason) == ("Hello", "completed", "end_turn")
-    assert (result.usage.total_input_tokens, result.usage.output_tokens) == (12, 7)
-    assert [message.text for message in result.messages] == ["Say hello.", "Hello"]
-
-
 @recorded
 @each_provider
 @row("8.4.1")
@@ -82,18 +70,6 @@ async def test_recorded_answers_are_returned(wire: Wire) -> None:
         assert result.usage.output_tokens > 0
 
     await play(wire, found, check)
-
-
-@each_provider
-@row("8.4.2")
-async def test_a_conversation_is_answered(wire: Wire) -> None:
-    """All of it is sent, in its order."""
-    said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
-    async with asking(wire, wire.whole("3")) as at:
-        assert (await generate(at.model, messages=said, engine=at.engine)).text == "3"
-        sent = json.dumps(at.body()[wire.history])
-        places = [sent.index(f'"{text}"') for text in ("1+1?", "2", "And 1 more?")]
-        assert places == sorted(places)
 
 
 @each_provider

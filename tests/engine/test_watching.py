@@ -231,7 +231,6 @@ async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_
             await engine.session("s:m").send("hello")
         await anyio.sleep(0.1)
         counted = engine.statistics()
-        assert counted.supervisor is not None
         names = [child.name for child in counted.supervisor.children]
         assert names == ["availability", "session manager", "adapters"]
         below = counted.supervisor.children[-1].supervisor
@@ -450,9 +449,9 @@ async def test_looking_at_the_engine_s_health_leaves_the_host_s_adapter_alone() 
 @pytest.mark.parametrize(
     ("name", "adapter", "advice"),
     [
-        ("s", own(), "register yours under another name"),
-        ("a:b", own(), "its models are called name:model"),
-        ("mine", object(), "give an object with all that `ProviderAdapter`"),
+        ("s", own(), "Register yours with another name"),
+        ("a:b", own(), "models are named name:model"),
+        ("mine", object(), "expected an object with all members of `ProviderAdapter`"),
     ],
 )
 async def test_what_can_t_be_registered_is_said(name: str, adapter: object, advice: str) -> None:

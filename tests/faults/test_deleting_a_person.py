@@ -30,6 +30,7 @@ from callboard.engine import Engine, Session, Tool, ToolContext
 from callboard.engine.cli.command_line import main
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
 from callboard.tracestore.codec import encode_lines
+from tests.support.depth import first_is_quick
 
 from ..support.engines import registry, running
 from ..support.postgres_server import why_not
@@ -354,7 +355,7 @@ async def test_an_engine_whose_actor_cannot_be_kept_running_ends_in_order(actor:
     reason = f"{actor} ended 5 times in a row"
     with pytest.raises(SupervisorEscalated, match=reason):
         await engine.aclose()
-    with pytest.raises(CallboardError, match=rf"this engine is closed \({reason}.*make a new one"):
+    with pytest.raises(CallboardError, match=rf"this engine is closed \({reason}.*Create a new one"):
         await talk.sessions[0].send("again")
     assert asyncio.all_tasks() == before
     async with TraceStore.open_readonly(path) as store:
@@ -426,7 +427,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("actor", VITAL)
+@pytest.mark.parametrize("actor", first_is_quick(VITAL, "a process for each actor"))
 def test_the_interpreter_ends_after_an_engine_that_gave_up(actor: str, tmp_path: Path) -> None:
     """Though nobody closes it and it is still referenced; with nothing said on stderr, and all of it stored."""
     process = ended(PROGRAM, tmp_path / "trace.db", actor, timeout=30)

@@ -17,6 +17,7 @@ from callboard.tracestore import TraceShipper
 from callboard.tracestore.writing.overflow import SpillFile, journal_paths, leftovers, spill_path, waiting_files
 from callboard.tracestore.writing.waiting import Journal, Waiting
 from tests.cli.running import call
+from tests.support.depth import first_is_quick
 from tests.support.disks import Medium, medium
 from tests.support.postgres_server import PostgresServer, why_not
 from tests.support.programs import ended, started
@@ -168,7 +169,7 @@ async def test_each_reader_shows_the_last_answer_of_a_dead_process(
     assert await of_calls(trace) == 2
 
 
-@pytest.mark.parametrize("ending", ["exit", "terminate"])
+@pytest.mark.parametrize("ending", first_is_quick(["exit", "terminate"], "another end of the process"))
 async def test_two_dead_processes_leave_nothing_unseen(tmp_path: Path, ending: str) -> None:
     """A reader takes in the journals of both."""
     path = tmp_path / "trace.db"

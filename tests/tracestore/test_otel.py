@@ -41,7 +41,7 @@ from callboard.bus.log import current_trace
 from callboard.bus.values.content import AudioBlock, ImageBlock
 from callboard.bus.values.messages import MessageMetadata
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
-from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 from callboard.tracestore import StoredEvents, TraceStore
 from callboard.tracestore.export import OtelExporter
 
@@ -188,7 +188,6 @@ def test_embeddings_are_an_operation_of_their_own() -> None:
         make.completed(model="openai:text-embedding-3-small", usage=usage),
     )
     span = collector.span("embeddings text-embedding-3-small")
-    assert span.attributes is not None
     assert span.attributes["gen_ai.operation.name"] == "embeddings"
     assert span.attributes["gen_ai.usage.input_tokens"] == 12
     assert "gen_ai.response.finish_reasons" not in span.attributes
@@ -677,3 +676,22 @@ def test_media_are_told_by_place_or_by_size() -> None:
         {"type": "uri", "modality": "image", "mime_type": None, "uri": "https://x.test/a.png"},
         {"type": "audio", "modality": "audio", "mime_type": "audio/wav", "size": 5},
     ]
+
+
+async def test_the_turn_that_a_tool_starts_is_below_the_span_of_the_tool() -> None:
+    """So are calls without a turn. A grandchild is two levels further down, in the same trace."""
+
+    @tool
+    async def delegate() -> str:
+        """Delegate."""
+        return (await engine.generate("s:m", "hi")).text
+
+    async with watched(Say(calls=[("delegate", {})]), Say("child"), Say("done")) as (engine, collector):
+        await engine.session("s:m", tools=[delegate]).send("hi")
+    ran = collector.span("execute_tool delegate")
+    child, root = sorted(
+        (span for span in collector.spans if span.name == "invoke_agent"), key=lambda span: -(span.start_time or 0)
+    )
+    assert present(child.parent).span_id == ran.context.span_id
+    assert present(ran.parent).span_id == root.context.span_id
+    assert len({span.context.trace_id for span in collector.spans}) == 1

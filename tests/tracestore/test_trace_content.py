@@ -96,7 +96,6 @@ async def test_the_hook_decides_what_is_stored(store: TraceStore, make: Maker) -
     envelopes = captured(configured(make), *appended(make, said), capture=Capture(redact))
     await store.write(envelopes)
     saved = await store.saved_session("s")
-    assert saved is not None
     assert present(saved.setup).system_prompt == "You are kind."
     assert [message.text for message in saved.messages] == ["I am [name]", "Hi, [name]"]
     assert saved.messages[0].id == "msg_1"
@@ -122,7 +121,6 @@ async def test_a_hook_that_fails_stores_nothing_and_stops_nothing(
     envelopes = captured(configured(make), *appended(make, said), capture=Capture(redact))
     await store.write([*envelopes, make.started()])
     saved = await store.saved_session("s")
-    assert saved is not None
     assert saved.messages == ()
     assert saved.withheld is not None
     assert present(saved.setup).system_prompt is None

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
+from callboard.bus.clock import iso_day
 from callboard.tracestore import (
     CallFilter,
     CallRow,
@@ -35,7 +36,7 @@ from callboard.tracestore.rows import SpendingQuery
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.store import SqlStore
 from callboard.tracestore.sql.sums import sum_up
-from callboard.tracestore.timestamps import iso_day
+from tests.support.depth import first_is_quick
 from tests.support.postgres_server import PostgresServer
 
 from .trace_making import DAY_US, T0, Maker
@@ -483,7 +484,7 @@ def test_stories_that_went_wrong(
     tell(folder_of(tmp_path_factory), story, ask=False)
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", first_is_quick(STORIES, "more stories"))
 def test_they_go_the_same_way_on_a_server(
     tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from callboard import StoreState
 from callboard.bus.actors.actor import Actor
-from callboard.bus.actors.restart import RestartPolicy
+from callboard.bus.actors.child import RestartPolicy
 from callboard.bus.actors.supervisor import ChildSpec, Supervisor
 from callboard.bus.bus import Bus
 from callboard.bus.errors import StoreError
@@ -33,6 +33,7 @@ from callboard.bus.log import Log
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions, codec
+from callboard.tracestore.reports import after_failure, retry_delay
 from callboard.tracestore.writing.content import CapturedMessage
 from callboard.tracestore.writing.overflow import (
     SpillFile,
@@ -42,7 +43,6 @@ from callboard.tracestore.writing.overflow import (
     read_leftover,
     spill_path,
 )
-from callboard.tracestore.writing.state import after_failure, retry_delay
 from callboard.tracestore.writing.waiting import Waiting
 
 from .trace_making import Maker

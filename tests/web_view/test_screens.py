@@ -255,7 +255,7 @@ async def test_a_page_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
         view._subject.tail = Tail(engine.bus, linger=0.0)
         stream = engine.session("s:m").stream("Hi")
         async with looking(view) as client, stream as turn:
-            paths = ("now", "stage", "providers", "events", "repricing", f"streams/{stream.stream_id}")
+            paths = ("now", "supervision", "providers", "events", "repricing", f"streams/{stream.stream_id}")
             async with asyncio.timeout(20):
                 for path in paths:
                     async with listening(client, f"api/{path}") as frames:
@@ -563,15 +563,15 @@ async def test_a_session_shows_its_messages_its_swaps_and_what_another_model_wou
             assert (await client.get("api/sessions/ses_other")).status_code == 404
 
 
-async def test_the_stage_shows_the_tree_and_the_last_crash() -> None:
+async def test_the_screen_supervision_shows_the_tree_and_the_last_crash() -> None:
     """An adapter that crashed is up again, and its crash is told."""
     async with running(Say("Hello")) as (engine, _):
         await engine.session("s:m").send("Hi")
         engine._runtime.adapters["s"].ref.tell("nonsense")
-        async with looking(web(engine)) as client, listening(client, "api/stage") as frames:
+        async with looking(web(engine)) as client, listening(client, "api/supervision") as frames:
             async with asyncio.timeout(20):
                 while True:
-                    seen = await first(frames, "stage")
+                    seen = await first(frames, "supervision")
                     (adapter,) = seen["tree"]["children"][-1]["supervisor"]["children"]
                     if adapter["restarts"]:
                         break

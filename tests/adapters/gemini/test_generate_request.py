@@ -34,7 +34,7 @@ from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinit
 from ...support.fake_http import ask, request
 from ...support.wires import WIRES
 from ...support.wires import gemini as g
-from ...support.wires.gemini import USAGE, call, chunk, text, thought
+from ...support.wires.gemini import USAGE, chunk, text, thought
 from ...support.wires.reading import Reading, read
 from ...support.wires.reading import read_whole as read_body
 
@@ -81,21 +81,6 @@ def ours(**data: Json) -> ProviderRaw:
 
 def use(call_id: str, name: str = "read_file", raw: ProviderRaw | None = None, **arguments: Json) -> ToolUseBlock:
     return ToolUseBlock(call_id, name, arguments, provider_raw=raw)
-
-
-def test_roles() -> None:
-    """System and developer text go ahead; neighbours of one role become one turn."""
-    built = build(
-        Message.system("One."),
-        Message.user("Hi"),
-        Message.user("there"),
-        Message.assistant("Yes?"),
-        Message.developer("Two."),
-        Message.user("Go"),
-        system_prompt="Zero.",
-    )
-    assert built.body["systemInstruction"] == {"parts": [text("Zero.\n\nOne.\n\nTwo.")]}
-    assert built.body["contents"] == [user(text("Hi"), text("there")), model(text("Yes?")), user(text("Go"))]
 
 
 def test_a_conversation_begins_and_ends_with_the_user() -> None:
@@ -245,23 +230,6 @@ def test_opaque_parts_go_back_as_they_came() -> None:
     assert len(built.warnings) == 1
 
 
-def test_a_reply_goes_back_as_it_came() -> None:
-    """Every part of it, each with its own signature."""
-    parts = [
-        thought("Hm", "c2lnMQ=="),
-        text("So "),
-        text("then", "c2lnMg=="),
-        {"inlineData": {"mimeType": "image/png", "data": PNG_64}},
-        call("a", "c2lnMw==", id="c1", args={"x": [1, None]}),
-        call("b", id="c2", args={}),
-        text("", "c2lnNA=="),
-    ]
-    reply = read_whole(*parts, groundingMetadata={"x": 1})
-    found = contents(Message.user("Hi"), Message.assistant(reply.content), model=OLDER)
-    assert isinstance(found, list)
-    assert found[1] == model(*parts)
-
-
 # -- tools
 
 
@@ -351,11 +319,6 @@ SAID: list[tuple[ContentBlock, JsonObject]] = [
 
 
 @pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)
-def test_a_part_has_what_the_host_says_of_it(block: ContentBlock, part: JsonObject) -> None:
-    assert parts(body_of(Message.user([block]))) == [part]
-
-
-@pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)
 def test_no_other_provider_is_told(block: ContentBlock, part: JsonObject) -> None:
     said = str(body_of(Message.user([TextBlock("Hi"), block]), adapter=AnthropicAdapter(AdapterConfig())))
     assert not any(name in said for name in ("videoMetadata", "mediaResolution", "partMetadata", "hologram"))
@@ -373,16 +336,6 @@ def test_a_result_has_its_scheduling_and_the_providers_own_parts() -> None:
         "id": "tu_1", "name": "look", "response": {"output": "So."}, "scheduling": "SILENT",
     }  # fmt: skip
     assert parts(body, 3)[1] == shown.provider_raw.data
-
-
-def test_a_tool_has_the_providers_own_fields() -> None:
-    own: JsonObject = {"behavior": "NON_BLOCKING", "responseJsonSchema": {"type": "string"}}
-    tool = ToolDefinition("look", "Looks.", {"type": "object", "properties": {"x": {"type": "string"}}})
-    sent = body_of(tools=(msgspec.structs.replace(tool, provider_options={"gemini": own}),))["tools"]
-    [declared] = sent[0]["functionDeclarations"]  # type: ignore[index, call-overload]
-    assert declared == {
-        "name": "look", "description": "Looks.", "parametersJsonSchema": dict(tool.input_schema), **own,
-    }  # fmt: skip
 
 
 def test_a_schema_of_the_hosts_own_stands_for_ours() -> None:

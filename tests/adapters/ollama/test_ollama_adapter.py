@@ -6,19 +6,19 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.adapters.config import AdapterConfig, RetryPolicy
+from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.stream import SLOW_MACHINE_SECONDS
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from callboard.bus.errors import CapabilityError, ConfigurationError, NetworkError, PromptTooLongError
+from callboard.bus.errors import CapabilityError, ConfigurationError, PromptTooLongError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import TextBlock, ToolUseBlock
+from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message, ToolChoice
-from callboard.bus.values.usage import StopReason, UsageSource
+from callboard.bus.values.usage import StopReason
 
-from ...support.fake_http import HANG, FakeReply
+from ...support.fake_http import FakeReply
 from ...support.invariants import check_stream
-from ...support.virtual_time import FakeClock, on_both
+from ...support.virtual_time import FakeClock
 from ...support.wires.ollama import ask, body, last, line
 from .test_ollama_request import LOOK, SHOWN
 
@@ -213,53 +213,6 @@ def test_options_that_make_no_sense(options: JsonObject) -> None:
     """Named at once."""
     with pytest.raises(ConfigurationError, match="options of type ollama"):
         made(Server(), options=options)
-
-
-async def test_a_busy_server_is_tried_again() -> None:
-    """The model is asked about once, for all attempts."""
-    busy = answer({"error": "server busy, please try again"}, 503)
-    server = Server(busy, NetworkError("reset"), answer(last(content="Hi")))
-    adapter = made(server, retry=RetryPolicy(jitter=False))
-    assert (await adapter.complete(ask())).text == "Hi"
-    assert len(server.asked("/api/chat")) == 3
-    assert len(server.asked("/api/show")) == 1
-
-
-@on_both
-async def test_cancelling_closes_the_connection() -> None:
-    """Which is how the server is told; also while the model is still being loaded, or asked about."""
-    for server in (
-        Server(FakeReply(body(line(content="Hi")), HANG, headers=NDJSON)),
-        Server(FakeReply(wait=HANG)),
-        Server(wait=3),
-    ):
-        adapter = made(server)
-        events = []
-
-        async def read(adapter: OllamaAdapter = adapter, events: list[object] = events) -> None:
-            async for event in adapter.stream(ask()):
-                events.append(event)  # noqa: PERF401
-
-        with anyio.fail_after(5):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(read)
-                await anyio.sleep(1)
-                assert await adapter.cancel("req_1")
-        assert check_stream(events).stop_reason is StopReason.CANCELLED  # type: ignore[arg-type]
-        assert all(reply.closed for reply in server.replies)
-
-
-@on_both
-async def test_a_cancelled_stream_may_be_read_on_for_its_usage() -> None:
-    """The counts come in the last line."""
-    server = Server(FakeReply(body(line(content="Hi")), 0.5, body(line(content=" you"), last()), headers=NDJSON))
-    stream = made(server, drain_for_usage=5.0).stream(ask())
-    first = [await anext(stream), await anext(stream)]
-    await stream._client.cancel("req_1")  # type: ignore[attr-defined]
-    last_event = check_stream([*first, *[event async for event in stream]])
-    assert last_event.stop_reason is StopReason.CANCELLED
-    assert last_event.final_content == (TextBlock("Hi"),)
-    assert (last_event.usage.output_tokens, last_event.usage.source) == (18, UsageSource.REPORTED)
 
 
 async def test_tools_are_emulated_where_the_configuration_says_so() -> None:

@@ -21,7 +21,6 @@ from callboard.bus.errors import ConfigurationError, InvalidRequestError, Unsupp
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ImageBlock,
-    OpaqueBlock,
     ProviderRaw,
     TextBlock,
     ThinkingBlock,
@@ -237,13 +236,6 @@ def test_streams_ask_for_usage_where_that_is_known() -> None:
     assert {"stream", "stream_options"}.isdisjoint(written(ask()))
 
 
-def test_provider_options_are_merged_into_the_body() -> None:
-    """Those for the protocol first, then those for the provider by its name."""
-    options = {"openai_compatible": {"seed": 1, "n": 1}, "mine": {"seed": 2}, "other": {"x": 1}}
-    body = built(ask(provider_options=options), provider="mine").body
-    assert (body["seed"], body["n"], body.get("x")) == (2, 1, None)
-
-
 def thought(text: str, **data: Json) -> ThinkingBlock:
     return ThinkingBlock(text, provider_raw=ProviderRaw("openai_compatible", data))
 
@@ -399,14 +391,6 @@ def test_mistral_gets_an_assistant_message_between_results_and_a_user() -> None:
     assert [m["role"] for m in wire_messages(*history)] == ["user", "assistant", "tool", "user"]
 
 
-def test_opaque_blocks_are_a_loss() -> None:
-    """This protocol has no place for them."""
-    block = OpaqueBlock("reference", ProviderRaw("openai_compatible", {}))
-    assert codes(built(ask(Message.assistant([TextBlock("Hi"), block]), Message.user("So?")))) == [
-        "content_dropped"
-    ]
-
-
 @given(json_objects(4))
 @settings(max_examples=50, deadline=None)
 def test_tool_arguments_survive_the_round_trip(arguments: JsonObject) -> None:
@@ -415,15 +399,6 @@ def test_tool_arguments_survive_the_round_trip(arguments: JsonObject) -> None:
     body = msgspec.json.decode(encode_json(written(ask(*history))))
     back = read_whole(ChatWire("default"), reply("tool_calls", tool_calls=body["messages"][1]["tool_calls"]))
     assert [block.input for block in back.reply.tool_uses] == [arguments]
-
-
-def test_a_reply_survives_the_round_trip() -> None:
-    """What was read goes back as it came, with the provider's own ids."""
-    call: JsonObject = {"id": "call_X", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
-    content = read_whole(ChatWire(), reply("tool_calls", content="Let me look.", tool_calls=[call])).content
-    wire = wire_messages(Message.user("Go"), Message.assistant(content), Message.user("So?"))
-    assert wire[1] == {"role": "assistant", "content": "Let me look.", "tool_calls": [call]}
-    assert wire[2]["tool_call_id"] == "call_X"
 
 
 def test_json_that_utf8_can_t_hold_is_still_written() -> None:

@@ -173,35 +173,19 @@ def test_next_to_no_room_is_an_overlong_prompt() -> None:
     assert stated_limit([full], 10_000) is None
 
 
-@pytest.mark.parametrize(
-    ("message", "sent", "left"),
-    [
-        (
-            "Penalty is not enabled for models/gemini-2.5-flash",
-            {"frequencyPenalty": 1.0, "presencePenalty": 1.0, "topK": 3},
-            {"topK": 3},
-        ),
-        ("Penalty is not enabled for this model", {"presencePenalty": 1.0, "topK": 3}, {"topK": 3}),
-        (
-            "Thinking level is not supported for this model.",
-            {"thinkingConfig": {"thinkingLevel": "LOW", "includeThoughts": True}, "topK": 3},
-            {"topK": 3},
-        ),
-        (
-            "Thinking level MINIMAL is not supported for this model.",
-            {"thinkingConfig": {"thinkingLevel": "X"}},
-            {},
-        ),
-        (
-            "Unable to submit request because thinking_level MEDIUM is not supported by this model. Learn more: "
-            "https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/gemini",
-            {"thinkingConfig": {"thinkingLevel": "MEDIUM"}},
-            {},
-        ),
-        ("thinking_config is not supported.", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
-        ("Thinking is not enabled for models/gemini-2.0-flash", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
-    ],
-)
+@pytest.mark.parametrize(("message", "sent", "left"), [
+    ("Penalty is not enabled for models/gemini-2.5-flash", {"frequencyPenalty": 1.0, "presencePenalty": 1.0,
+        "topK": 3}, {"topK": 3}),
+    ("Penalty is not enabled for this model", {"presencePenalty": 1.0, "topK": 3}, {"topK": 3}),
+    ("Thinking level is not supported for this model.", {"thinkingConfig": {"thinkingLevel": "LOW",
+        "includeThoughts": True}, "topK": 3}, {"topK": 3}),
+    ("Thinking level MINIMAL is not supported for this model.", {"thinkingConfig": {"thinkingLevel": "X"}}, {}),
+    ("Unable to submit request because thinking_level MEDIUM is not supported by this model. Learn more: "
+        "https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/gemini",
+        {"thinkingConfig": {"thinkingLevel": "MEDIUM"}}, {}),
+    ("thinking_config is not supported.", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
+    ("Thinking is not enabled for models/gemini-2.0-flash", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
+])  # fmt: skip
 def test_what_gemini_does_not_take_of_the_tuning_is_left_out(
     message: str, sent: JsonObject, left: JsonObject
 ) -> None:
@@ -362,31 +346,20 @@ def test_a_refused_signature_behind_chat_completions_gives_way_to_the_one_that_s
     assert without_reasoning(found.request.messages[1], "openai_compatible") is found.request.messages[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("anthropic", "messages.369.content.0.thinking.signature: Field required"),
-        ("anthropic", "messages.3.content.0.thinking.signature.str: Input should be a valid string"),
-        (
-            "anthropic",
-            "The model returned the following errors: messages.1.content.0.thinking.signature: Field required",
-        ),
-        (
-            "anthropic",
-            "The model returned the following errors: messages.1.content.0: Invalid `signature` in `thinking` "
-            "block",
-        ),
-        (
-            "openai",
-            "The encrypted content for item rs_0a18166210d72b5e could not be verified. Reason: Encrypted content "
-            "could not be decrypted or parsed.",
-        ),
-        (
-            "openai",
-            "The encrypted content - **...c90= could not be verified. Reason: Encrypted content could not be.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("anthropic", "messages.369.content.0.thinking.signature: Field required"),
+    ("anthropic", "messages.3.content.0.thinking.signature.str: Input should be a valid string"),
+    ("anthropic",
+        "The model returned the following errors: messages.1.content.0.thinking.signature: Field required"),
+    ("anthropic",
+        "The model returned the following errors: messages.1.content.0: Invalid `signature` in `thinking` "
+        "block"),
+    ("openai",
+        "The encrypted content for item rs_0a18166210d72b5e could not be verified. Reason: Encrypted content "
+        "could not be decrypted or parsed."),
+    ("openai",
+        "The encrypted content - **...c90= could not be verified. Reason: Encrypted content could not be."),
+])  # fmt: skip
 def test_other_providers_have_more_than_one_wording(name: str, message: str) -> None:
     """As gateways and clouds in front of them put it."""
     found = repair_of(name, conversation(name), message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import msgspec
@@ -15,7 +14,6 @@ from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.decoders import parse_object
 from callboard.bus.streams.events import (
     MessageComplete,
-    MessageStart,
     ProviderEvent,
     StreamEvent,
     TextDelta,
@@ -28,7 +26,6 @@ from callboard.bus.values.content import OpaqueBlock, RedactedThinkingBlock, Tex
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.invariants import check_stream
-from ...support.json_values import JSON_VALUES
 from ...support.virtual_time import FakeClock
 
 ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
@@ -222,15 +219,6 @@ def test_message_start_waits_for_content() -> None:
     assert kinds(assembler.take()) == ["message.start", "text.delta"]
 
 
-def test_an_empty_reply_is_a_start_and_an_end() -> None:
-    """No content is a message too."""
-    assembler = make()
-    assembler.finish(StopReason.END_TURN, "stop", TokenUsage(5, 0))
-    events = assembler.take()
-    assert kinds(events) == ["message.start", "message.complete"]
-    assert check_stream(events).final_content == ()
-
-
 def test_text_closes_when_the_next_block_begins() -> None:
     """Where the protocol has no end for a block, the next one is it."""
     assembler = make()
@@ -298,54 +286,6 @@ def test_arguments_that_are_no_object_are_kept_and_never_executed(
     assert (block.input, block.raw_arguments, block.incomplete) == (final_input, raw, incomplete)
 
 
-@given(
-    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSON_VALUES),
-    st.booleans(),
-    st.integers(1, 5),
-)
-def test_input_survives_any_fragmentation(value: dict[str, object], ascii_only: bool, size: int) -> None:
-    """Nested objects, arrays and every primitive, cut anywhere."""
-    assembler = make()
-    assembler.tool_start(0, "read")
-    text = json.dumps(value, ensure_ascii=ascii_only)
-    for at in range(0, len(text), size):
-        assembler.tool_arguments(0, text[at : at + size])
-    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
-    (block,) = check_stream(assembler.take()).final_content
-    assert isinstance(block, ToolUseBlock)
-    assert block.input == value
-    assert not block.incomplete
-
-
-def test_the_providers_own_input_stands_over_the_fragments() -> None:
-    """An authoritative object is better than what was pieced together."""
-    assembler = make()
-    assembler.tool_start(0, "read")
-    assembler.tool_arguments(0, '{"a": 1')
-    assembler.tool_input(0, {"a": 12})
-    assembler.end(0)
-    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
-    (block,) = check_stream(assembler.take()).final_content
-    assert isinstance(block, ToolUseBlock)
-    assert block.input == {"a": 12}
-    assert block.raw_arguments is None
-
-
-def test_the_token_limit_makes_every_call_incomplete() -> None:
-    """Also when what arrived happens to parse. A call that ended before that had an end that knew no better."""
-    assembler = make()
-    assembler.tool_start(0, "read")
-    assembler.tool_arguments(0, "{}")
-    assembler.end(0)
-    assembler.tool_start(1, "delete")
-    assembler.tool_arguments(1, '{"path": "/"}')
-    assembler.finish(StopReason.MAX_TOKENS, "length", TokenUsage(1, 1))
-    events = assembler.take()
-    last = check_stream(events)
-    assert [block.incomplete for block in last.final_content if isinstance(block, ToolUseBlock)] == [True, True]
-    assert [event.incomplete for event in events if isinstance(event, ToolUseEnd)] == [False, True]
-
-
 def test_a_cancelled_call_ends_with_what_parses() -> None:
     """`final_input` is what parses, else empty; it is marked either way."""
     for text, expected in (('{"path": "a', {}), ('{"path": "a"}', {"path": "a"}), ("", {})):
@@ -386,15 +326,6 @@ def test_usage_may_be_counted_when_it_is_wanted() -> None:
     assembler.usage = TokenUsage(5, 5)
     assembler.finish(StopReason.END_TURN, "stop")
     assert assembler.usage == TokenUsage(5, 5)
-
-
-def test_missing_usage_is_estimated_and_said_so() -> None:
-    """An unknown count is marked, never zero."""
-    assembler = make()
-    assembler.text(0, "x")
-    assembler.finish(StopReason.END_TURN, "stop")
-    assert check_stream(assembler.take()).usage == ESTIMATE
-    assert [warning.code for warning in assembler.warnings] == ["usage_estimated"]
 
 
 def test_zeros_that_a_provider_reports_stay_zeros() -> None:
@@ -454,36 +385,6 @@ def test_late_and_stray_arguments_are_reported() -> None:
     assembler.end(0)
     assembler.tool_arguments(0, "{}")
     assert [warning.code for warning in assembler.warnings] == ["stray_tool_arguments", "late_tool_arguments"]
-
-
-def test_nothing_follows_the_end() -> None:
-    """A provider that talks on after its end is not heard."""
-    assembler = make()
-    assembler.finish(StopReason.END_TURN, "stop", TokenUsage(1, 1))
-    assembler.take()
-    assembler.text(0, "more")
-    assembler.tool_start(1, "read")
-    assembler.end(1)
-    assembler.finish(StopReason.END_TURN, "stop")
-    assembler.abort(StopReason.ERROR)
-    assert assembler.take() == []
-
-
-def test_the_signature_is_on_the_last_delta() -> None:
-    """And in the block, with the data that only its provider understands."""
-    assembler = make()
-    assembler.thinking(0, "a")
-    assembler.signature(0, "sig", raw={"id": "rs_1"})
-    assembler.thinking(0, "b")
-    assembler.end(0)
-    assembler.finish(StopReason.END_TURN, None, TokenUsage(1, 1))
-    events = assembler.take()
-    (block,) = check_stream(events).final_content
-    assert isinstance(block, ThinkingBlock)
-    assert (block.text, block.signature) == ("ab", "sig")
-    assert block.provider_raw is not None
-    assert (block.provider_raw.provider, block.provider_raw.model) == ("toy", "one")
-    assert isinstance(events[0], MessageStart)
 
 
 @given(st.text())

@@ -283,38 +283,6 @@ def test_every_portable_setting_is_a_field_of_a_request_that_is_empty_by_default
     assert set(ALL) == set(PORTABLE)
 
 
-def test_settings_stand_where_the_protocol_has_them_and_zero_is_a_value() -> None:
-    body: JsonObject = {"text": {"format": {"type": "json_object"}}}
-    paths = {name: name for name in PORTABLE} | {"verbosity": "text.verbosity", "user": "metadata.user_id"}
-    assert write_settings(body, request(**ALL), paths, "toy") == []
-    assert body == {
-        "text": {"format": {"type": "json_object"}, "verbosity": "low"},
-        "metadata": {"user_id": "u_1"},
-        "temperature": 0.0,
-        "top_p": 0.5,
-        "frequency_penalty": 0.0,
-        "presence_penalty": -1.0,
-        "seed": 0,
-        "background": True,
-    }
-
-
-def test_what_the_protocol_or_the_model_has_not_is_left_out_with_a_warning_each() -> None:
-    body: JsonObject = {}
-    warnings = write_settings(
-        body,
-        request(seed=7, temperature=0.5, user="u_1"),
-        {"temperature": "temperature", "user": "user"},
-        "toy",
-        refused={"temperature": "it reasons"},
-    )
-    assert body == {"user": "u_1"}
-    assert [(warning.code, warning.message) for warning in warnings] == [
-        ("parameter_dropped", "temperature was not sent to toy: it reasons"),
-        ("parameter_dropped", "seed was not sent to toy: the protocol has no such parameter"),
-    ]
-
-
 def test_a_verbosity_that_nobody_knows_is_left_out_with_a_warning() -> None:
     body: JsonObject = {}
     (warning,) = write_settings(body, request(verbosity="chatty"), {"verbosity": "verbosity"}, "toy")

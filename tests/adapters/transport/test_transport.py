@@ -85,43 +85,6 @@ async def test_a_reply_arrives_with_lower_case_headers() -> None:
         await reply.aclose()
 
 
-async def test_a_finished_stream_gives_its_connection_back() -> None:
-    """One connection serves all calls that come one after another."""
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.start_chunks()
-        await connection.piece(b"data: 1\n\n")
-        await connection.piece(b"data: 2\n\n")
-        await connection.end_chunks()
-
-    async with serving(script) as server, transport() as via:
-        for _ in range(5):
-            assert await talk(via, server.url) == b"data: 1\n\ndata: 2\n\n"
-        assert server.connections == 1
-
-
-async def test_pieces_come_as_they_are_sent() -> None:
-    """A piece is there before the next one has been written."""
-    go_on = anyio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.start_chunks()
-        await connection.piece(b"one")
-        await go_on.wait()
-        await connection.piece(b"two")
-        await connection.end_chunks()
-
-    async with serving(script) as server, transport() as via:
-        reply = await via.send(post(server.url))
-        assert await reply.chunk() == b"one"
-        go_on.set()
-        assert await reply.chunk() == b"two"
-        assert await reply.chunk() is None
-        await reply.aclose()
-
-
 async def test_a_dropped_kept_alive_connection_is_replaced_once() -> None:
     """The second request meets a dead connection, and is sent again on a fresh one, unseen."""
 
@@ -253,44 +216,6 @@ async def test_an_address_that_cannot_be_one_is_an_invalid_request(url: str) -> 
         assert not raised.value.retryable
 
 
-@pytest.mark.parametrize("how", ["reset", "end"])
-async def test_a_body_that_breaks_off_is_an_error(how: str) -> None:
-    """What came before it stands."""
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.start_chunks()
-        await connection.piece(b"data: 1\n\n")
-        await went_on.wait()
-        if how == "reset":
-            await connection.reset()
-        raise anyio.EndOfStream
-
-    went_on = anyio.Event()
-    async with serving(script) as server, transport() as via:
-        reply = await via.send(post(server.url))
-        assert await reply.chunk() == b"data: 1\n\n"
-        went_on.set()
-        with pytest.raises(NetworkError) as raised:
-            await reply.chunk()
-        assert raised.value.retryable
-        await reply.aclose()
-        assert len(server.requests) == 1
-
-
-async def test_a_reply_that_is_no_http_is_an_error() -> None:
-    """Not an exception of the HTTP library."""
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(b"SSH-2.0-OpenSSH\r\n\r\n")
-        raise anyio.EndOfStream
-
-    async with serving(script) as server, transport() as via:
-        with pytest.raises(StreamError):
-            await talk(via, server.url)
-
-
 async def test_compressed_replies_are_unpacked() -> None:
     """And broken ones are an error of the stream."""
 
@@ -334,22 +259,6 @@ async def test_a_cancelled_read_closes_its_socket() -> None:
             await server.until_open(0)
         assert await talk(via, server.url, b"echo") == b"echo"
         assert via.statistics().in_use == 0
-
-
-async def test_leaving_a_body_unread_closes_its_socket() -> None:
-    """A connection with half a reply in it is of no use to anyone."""
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.start_chunks()
-        await connection.piece(b"one")
-        await connection.request()
-
-    async with serving(script) as server, transport() as via:
-        reply = await via.send(post(server.url))
-        assert await reply.chunk() == b"one"
-        await reply.aclose()
-        await server.until_open(0)
 
 
 async def test_closing_closes_idle_connections_and_refuses_more() -> None:

@@ -67,7 +67,7 @@ async def test_a_server_behind_a_url_that_is_restarted_is_used_again(kind: str) 
             process.wait()
             gone = await result_of(find, {"title": "Emma"})
             assert gone.is_error
-            assert "The MCP server far ended during this call" in gone.text
+            assert "The MCP server far stopped during this call" in gone.text
             with serving(kind, port):
                 assert (await result_of(find, {"title": "Emma"})).text == "Emma x1"
 

@@ -35,14 +35,12 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
         await engine.session("s:m").send("Hi")
         await engine.flush()
         node = engine._runtime.node
-        assert node is not None
-        assert node.bridge is not None
         with anyio.fail_after(10):
             while node.bridge.statistics().sent < node.bridge.statistics().committed:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         (broker,) = await named(engine, "broker")
         assert broker.ok
-        assert "MB of this cluster's events, and for ten minutes " in broker.detail
+        assert "MB of this cluster's events, and " in broker.detail
         (events,) = await named(engine, "node:events")
         assert (events.ok, events.detail) == (True, f"{node.bridge.statistics().sent} sent")
         (streams,) = await named(engine, "node:streams")
@@ -56,7 +54,7 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
         )
         (broker,) = await named(engine, "broker")
         assert not broker.ok
-        assert "calls, traces, money and sessions go on" in broker.fix
+        assert "calls, traces, accounting and sessions continue" in broker.fix
 
 
 async def test_a_broker_that_can_not_be_used_is_told_without_its_password(server: NatsServer) -> None:

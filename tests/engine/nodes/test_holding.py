@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from callboard.engine.nodes.ownership import Asked, Holding
 from callboard.tracestore.nodes import Claimed, NodeInfo, Renewed
-from callboard.tracestore.sql.runs import belongs
+from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
 
 SECOND = 1_000_000_000

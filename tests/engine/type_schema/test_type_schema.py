@@ -259,7 +259,7 @@ def test_a_schema_that_is_given_passes_through() -> None:
     [
         ({"name": "string"}, 'did you mean {"type": "object", "properties"'),
         ({"type": "str"}, "the types are array, boolean"),
-        ({"type": {"type": "string"}}, "is no type of JSON Schema"),
+        ({"type": {"type": "string"}}, "is not a type of JSON Schema"),
         ({"type": "object", "default": object()}, "consists of JSON values only"),
     ],
 )
@@ -281,9 +281,9 @@ class _Unknown:
 @pytest.mark.parametrize(
     ("of", "said"),
     [
-        (complex, "no JSON Schema says complex: complex has no form in JSON; use a dataclass"),
-        (Callable[[], int], "has no form in JSON"),
-        (list[complex], "complex has no form in JSON"),
+        (complex, "complex has no JSON Schema: complex has no JSON form; use a dataclass"),
+        (Callable[[], int], "has no JSON form"),
+        (list[complex], "complex has no JSON form"),
         (_Unknown, "name 'Missing' is not defined"),
         ("Person", "pass a JSON Schema"),
         (_WithCallable, "Cannot generate a JsonSchema for core_schema.CallableSchema; use a dataclass"),
@@ -449,11 +449,6 @@ class DictCat(TypedDict):
     lives: int
 
 
-class DictDog(TypedDict):
-    kind: Literal["dog"]
-    barks: bool
-
-
 class PydanticHome(pydantic.BaseModel):
     pet: DataCat | DataDog
 
@@ -526,7 +521,6 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
     made_of = tool(take)
     schema = made_of.definition.input_schema
     assert schema["required"] == ["what"]
-    assert made_of.handler is not None
     assert made_of.handler.read({"what": value}).keywords == {"what": made}
     read: ObjectSchema[Any] = ObjectSchema(hint)
     wrapped = "value" in read.sent.get("properties", {})  # type: ignore[operator]

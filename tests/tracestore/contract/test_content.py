@@ -29,7 +29,6 @@ async def test_a_session_comes_back_with_its_setup_ids_and_metadata(store: Store
     created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
     await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
     saved = await store.saved_session("s")
-    assert saved is not None
     assert (saved.setup, saved.tags, saved.missing) == (SETUP, {"team": "a"}, ())
     assert list(saved.messages) == CONVERSATION == await store.messages("s")
     (row,) = await store.sessions()
@@ -66,7 +65,6 @@ async def test_what_was_said_first_never_overwrites_what_was_said_later(store: S
     for batch in (begun, later, first):
         await store.write(batch)
     saved = await store.saved_session("s")
-    assert saved is not None
     assert saved.setup == other
     assert [message.text for message in saved.messages] == ["What is this?", "Later"]
 
@@ -79,7 +77,6 @@ async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: Store,
     await store.write(captured(configured(again), *appended(again, [Message.user("Anew")])))
     await store.write(old)
     saved = await store.saved_session("s")
-    assert saved is not None
     assert (list(saved.messages), saved.missing) == ([Message.user("Anew")], ())
 
 
@@ -99,7 +96,6 @@ async def test_a_change_of_setup_keeps_the_history(store: Store, make: Maker) ->
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     await store.write(captured(configured(make, history=2, setup=other)))
     saved = await store.saved_session("s")
-    assert saved is not None
     assert (present(saved.setup).model, len(saved.messages), saved.missing) == ("opus", 2, ())
 
 
@@ -111,7 +107,6 @@ async def test_content_that_is_no_json_is_withheld_and_the_rest_is_stored(store:
     odd = Message.assistant([ToolUseBlock("tu_1", "f", {"x": object()})])  # type: ignore[dict-item]
     await store.write(captured(configured(make), *appended(make, [Message.user("Hi"), odd])))
     saved = await store.saved_session("s")
-    assert saved is not None
     assert saved.messages == (Message.user("Hi"),)
     assert saved.missing == ("message 1 was not stored (can't be stored: TypeError)",)
 
@@ -126,7 +121,6 @@ async def test_a_session_that_has_lost_its_beginning_says_so(store: Store, make:
     await store.write(captured(*appended(make, [Message.user("More")], first=2)))
     await store.forget_content(cut)
     saved = await store.saved_session("s")
-    assert saved is not None
     assert saved.messages == (Message.user("More"),)
     assert saved.missing[0] == "its setup is not stored"
     assert saved.missing[1:] == tuple(f"message {position} has expired or was lost" for position in (0, 1))
@@ -151,8 +145,6 @@ async def test_what_a_former_owner_still_says_is_kept_apart(store: Store, make: 
     await store.write(captured(*appended(other, [Message.user("Other"), Message.assistant("Yes.")], first=2)))
     await store.write(late)
     kept, branch = await store.saved_session("s"), await store.saved_session("s.run_test")
-    assert kept is not None
-    assert branch is not None
     assert [message.text for message in kept.messages[2:]] == ["Other", "Yes."]
     assert [message.text for message in branch.messages[2:]] == ["Mine", "Yours."]
     assert kept.messages[:2] == branch.messages[:2] == tuple(CONVERSATION)
@@ -180,7 +172,6 @@ async def test_a_session_begun_anew_is_not_mixed_with_the_late_end_of_the_old_on
     await store.write(captured(*appended(make, [Message.user("Late")], first=2)))
     assert await store.messages("s") == anew
     branch = await store.saved_session("s.run_test")
-    assert branch is not None
     assert ([message.text for message in branch.messages], len(branch.missing)) == (["Late"], 2)
 
 

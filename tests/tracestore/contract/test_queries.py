@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from callboard.bus import ConfigurationError, Envelope, LlmCallStarted, StoreError
+from callboard.bus.clock import iso_moment
 from callboard.bus.values.usage import Cost, CostSource, CostSum, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
 from callboard.tracestore.export import FORMATS, Format, export_calls
@@ -21,7 +22,6 @@ from callboard.tracestore.export.calls import COLUMNS
 from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.sql.store import SqlStore
 from callboard.tracestore.sql.sums import not_summed_up, sum_up
-from callboard.tracestore.timestamps import iso_moment
 
 from ..trace_making import DAY_US, T0, Maker, fill, three_calls
 

@@ -69,7 +69,6 @@ async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
     assert (row.session_id, row.turn_id, row.message_id, row.caused_by) == ("ses_1", "trn_1", "msg_1", "req_0")
     assert row.tags == {"team": "blue"}
     assert (row.first_token_ms, row.latency_ms, row.streamed) == (200, 900, True)
-    assert row.usage is not None
     assert msgspec.structs.asdict(row.usage) | {"raw": None} == msgspec.structs.asdict(usage) | {"raw": None}
     assert row.usage.raw is not None
     assert bytes(row.usage.raw) == b'{"prompt_tokens":100}'
@@ -239,7 +238,6 @@ async def test_broken_text_and_impossible_numbers_are_stored(store: Store, make:
     await store.write([msgspec.structs.replace(start, data=event), make.completed(usage=usage)])
     (row,) = await store.calls()
     assert row.session_id == "s?"
-    assert row.usage is not None
     assert (row.usage.input_tokens, row.usage.output_tokens) == (0, 5)
 
 
@@ -353,7 +351,6 @@ async def test_usage_with_the_providers_own_figures_is_read_back(store: Store, m
     await store.write(envelopes)
     for envelope in [*await store.events(), *(decode_line(encode_line(envelope)) for envelope in envelopes)]:
         assert isinstance(envelope.data, LlmCallCompleted | LlmCallFailed)
-        assert envelope.data.usage is not None
         assert envelope.data.usage.raw is not None
         assert bytes(envelope.data.usage.raw) == bytes(raw)
 
@@ -565,7 +562,6 @@ async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
 async def test_the_next_writer_takes_away_what_the_dead_left(place: Place) -> None:
     """And nothing of those who live."""
     program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
-    assert program.stdout is not None
     assert program.stdout.readline() == "inside\n"
     async with place.store() as store:
         held = list(place.folder.glob("*.lock-*"))
@@ -580,7 +576,6 @@ async def test_the_next_writer_takes_away_what_the_dead_left(place: Place) -> No
 async def test_who_dies_has_left(place: Place) -> None:
     """A process that is killed inside holds nobody up."""
     program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
-    assert program.stdout is not None
     assert program.stdout.readline() == "inside\n"
     async with place.store() as store:
         entered = anyio.Event()

@@ -50,7 +50,6 @@ async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> Non
     assert (refused.by.node, refused.by.name, refused.by.epoch, refused.by.lives) == ("run_a", "a", 1, True)
     assert 0 < refused.by.seconds_left <= 10
     owner = await place.tables.owner("s")
-    assert owner is not None
     assert owner.node == A.node
 
 
@@ -63,7 +62,6 @@ async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_lear
     await place.tables.renew(B, 0)
     taken = await place.tables.claim("s", B.node)
     assert isinstance(taken, Claimed)
-    assert taken.previous is not None
     assert (taken.epoch, taken.previous.node, taken.previous.lives) == (3, A.node, False)
     renewed = await place.tables.renew(A, 0)
     assert renewed.owned == {"kept": 2}

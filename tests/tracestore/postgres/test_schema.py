@@ -49,7 +49,6 @@ def test_processes_that_open_a_new_database_at_once_make_its_tables_once(dsn: st
     """One of them makes them, and the others find them made."""
     programs = [started(_OPEN, dsn, tmp_path / "trace") for _ in range(4)]
     for program in programs:
-        assert program.stdin is not None
         program.stdin.write("go\n")
         program.stdin.flush()
     said = [program.communicate(timeout=60) for program in programs]
@@ -225,7 +224,6 @@ async def test_a_role_that_owns_nothing_can_write_and_one_that_only_reads_can_re
 def test_the_tables_are_made_in_one_process_that_dies_half_way(dsn: str, tmp_path: Path) -> None:
     """Another one makes them then."""
     program = started(_OPEN.replace("sys.stdin.readline()", "print('up', flush=True)"), dsn, tmp_path / "trace")
-    assert program.stdout is not None
     assert program.stdout.readline() == "up\n"
     program.kill()
     program.communicate()

@@ -1,4 +1,4 @@
-"""Section 8.6, prompt caching."""
+"""Sections 8.5 and 8.6: reasoning tokens and prompt caching."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import pytest
 
 from callboard import (
     Engine,
-    Json,
     JsonObject,
-    Message,
     ModelRegistry,
     Session,
+    ThinkingBlock,
     TokenUsage,
     Tool,
     ToolDefinition,
     generate,
-    stream,
 )
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 
 from ..adapters.anthropic.test_prompt_caching import PrefixCache
+from ..support.fake_http import FakeReply
 from ..support.virtual_time import FakeClock
 from ..support.wires.wire import Wire
 from .providers import ANTHROPIC, GEMINI, MODELS, OPENAI, Asked, asking, each_provider
@@ -98,51 +97,13 @@ def cached_of(usage: JsonObject) -> int:
             return 0
 
 
-# -- Anthropic's breakpoints
-
-
-async def anthropic_bodies(turns: int = 2, **settings: object) -> tuple[list[JsonObject], list[dict[str, str]]]:
-    """The requests of a session with a long system prompt and a tool, and their headers."""
-    options: dict[str, Json] = dict(settings.pop("options", {}))  # type: ignore[call-overload]
-    async with asking(ANTHROPIC, *[ANTHROPIC.whole("Hi") for _ in range(turns)], options=options) as at:
-        session = at.engine.session(at.model, system_prompt=LONG, tools=[Tool(READ, contents)])
-        for _ in range(turns):
-            await session.send(QUESTION, **settings)  # type: ignore[arg-type]
-        return [at.body(n) for n in range(turns)], [at.headers(n) for n in range(turns)]
-
-
-def is_marked(block: Json) -> bool:
-    return isinstance(block, dict) and "cache_control" in block
-
-
-@row("8.6.3", of="anthropic")
-async def test_breakpoints_stand_on_tools_system_and_conversation() -> None:
-    """Nobody asked for them; at most four; the conversation's moves on with it."""
-    for body in (await anthropic_bodies())[0]:
-        assert is_marked(body["tools"][-1])
-        assert is_marked(body["system"][-1])
-        assert is_marked(body["messages"][-1]["content"][-1])
-        assert msgspec.json.encode(body).count(b'"cache_control"') <= 4
-
-
 @row("8.6.4", of="anthropic")
 async def test_no_beta_is_named_for_it() -> None:
     """It left its beta; servers that speak the protocol refuse what they don't know."""
-    _, headers = await anthropic_bodies()
-    assert [each for each in headers if "anthropic-beta" in each] == []
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"options": {"auto_cache": False}}, {"provider_options": {"anthropic": {"auto_cache": False}}}],
-    ids=["configured", "asked"],
-)
-@row("8.6.6", of="anthropic")
-async def test_it_can_be_switched_off(settings: dict[str, Json]) -> None:
-    """For an adapter, and for a request."""
-    bodies, _ = await anthropic_bodies(**settings)
-    assert b"cache_control" not in msgspec.json.encode(bodies)
-    assert b"auto_cache" not in msgspec.json.encode(bodies)
+    async with asking(ANTHROPIC, ANTHROPIC.whole("Hi"), options={}) as at:
+        await at.engine.session(at.model, system_prompt=LONG, tools=[Tool(READ, contents)]).send(QUESTION)
+        assert b"cache_control" in at.transport.requests[0].body
+        assert "anthropic-beta" not in at.headers()
 
 
 # -- providers that cache
@@ -234,28 +195,6 @@ async def test_most_of_a_long_session_is_read_from_the_cache(wire: Wire) -> None
     assert min(shares[4:]) > 0.5, shares
 
 
-@pytest.mark.parametrize("wire", [OPENAI, GEMINI], ids=lambda wire: wire.name)
-@row("8.6.1", of="openai")
-@row("8.6.7", of="gemini")
-async def test_each_request_begins_as_the_one_before(wire: Wire) -> None:
-    """What caching by itself needs; streamed or not, and no mark of ours stands in it."""
-    async with asking(wire, wire.whole("One."), wire.streamed("Two."), wire.whole("Three.")) as at:
-        first = await generate(at.model, "1", engine=at.engine, system_prompt=LONG)
-        second = await stream(
-            at.model, messages=[*first.messages, Message.user("2")], engine=at.engine, system_prompt=LONG
-        ).result()
-        await generate(
-            at.model, messages=[*second.messages, Message.user("3")], engine=at.engine, system_prompt=LONG
-        )
-        bodies = [at.body(n) for n in range(3)]
-    histories = [body.pop(wire.history) for body in bodies]
-    assert histories[1][: len(histories[0])] == histories[0]
-    assert histories[2][: len(histories[1])] == histories[1]
-    assert b"cache_control" not in msgspec.json.encode([bodies, histories])
-    bodies[1].pop("stream", None)
-    assert bodies[0] == bodies[1] == bodies[2]
-
-
 def test_the_simulated_provider_reads_what_was_there() -> None:
     """A changed beginning is not found again, and a short prompt is never kept."""
     provider = CachingProvider(OPENAI)
@@ -265,3 +204,138 @@ def test_the_simulated_provider_reads_what_was_there() -> None:
     assert provider.usage({**long, "instructions": f"!{LONG}"})["input_tokens_details"] == {"cached_tokens": 0}
     short: JsonObject = {"instructions": "", "input": [{"role": "user", "content": "1"}]}
     assert [provider.usage(short)["input_tokens_details"] for _ in range(2)] == [{"cached_tokens": 0}] * 2
+
+
+# -- Section 8.5, reasoning tokens.
+
+
+each_way = pytest.mark.parametrize("streamed", [False, True])
+
+THOUGHT_ABOUT: dict[str, JsonObject] = {
+    "openai": {"input_tokens": 12, "output_tokens": 70, "output_tokens_details": {"reasoning_tokens": 50}},
+    "anthropic": {"input_tokens": 12, "output_tokens": 70, "output_tokens_details": {"thinking_tokens": 50}},
+    "gemini": {"promptTokenCount": 12, "candidatesTokenCount": 20, "thoughtsTokenCount": 50,
+        "totalTokenCount": 82},
+}  # fmt: skip
+"""Usage of a reply of 70 tokens, 50 of them reasoning."""
+
+
+def thoughtful(wire: Wire, *, streamed: bool) -> FakeReply:
+    """A reply that begins with reasoning, and is as much as THOUGHT_ABOUT."""
+    if not streamed:
+        body = wire.body("42", 0, "end", "Let me see")
+        name = "usageMetadata" if wire is GEMINI else "usage"
+        return wire._whole({**body, name: THOUGHT_ABOUT[wire.name]})
+    steps: list[bytes] = []
+    for name, event in wire.events("42", 0, "end", "Let me see"):
+        match event:
+            case {"type": "response.completed", "response": response}:
+                event = {**event, "response": {**response, "usage": THOUGHT_ABOUT["openai"]}}
+            case {"type": "message_delta"}:
+                event = {**event, "usage": THOUGHT_ABOUT["anthropic"]}
+            case {"usageMetadata": _} if "candidates" not in event:
+                event = {**event, "usageMetadata": THOUGHT_ABOUT["gemini"]}
+        steps.append(wire.write_event(name, event))
+    return wire.stream_of(*steps)
+
+
+@each_provider
+@each_way
+@row("8.5.1", of="openai")
+@row("8.5.5", of="gemini")
+@row("8.5.6")
+@row("8.9.10")
+async def test_reasoning_is_counted_apart(wire: Wire, streamed: bool) -> None:
+    """As part of the output, which is billed whole."""
+    async with asking(wire, thoughtful(wire, streamed=streamed)) as at:
+        result = await at.ask(streamed=streamed, reasoning_effort="high")
+    assert (result.text, result.thinking) == ("42", "Let me see")
+    assert result.usage.output_tokens == 70
+    assert result.usage.reasoning_tokens == 50
+    assert result.usage.total_tokens - result.usage.total_input_tokens == 70
+
+
+@row("8.5.6", of="anthropic")
+async def test_what_is_not_reported_is_not_guessed() -> None:
+    """Anthropic doesn't always say how many of the tokens were thinking."""
+    async with asking(ANTHROPIC, ANTHROPIC._whole(ANTHROPIC.body("42", 0, "end", "Let me see"))) as at:
+        result = await generate(at.model, "?", engine=at.engine, reasoning_effort="high")
+    assert (result.thinking, result.usage.reasoning_tokens, result.usage.output_tokens) == ("Let me see", None, 7)
+
+
+@pytest.mark.parametrize("effort", ["none", "low", "medium", "high", "xhigh"])
+@row("8.5.2", of="openai")
+async def test_the_effort_is_sent(effort: str) -> None:
+    """As it is called; without one nothing is said about it."""
+    async with asking(OPENAI, OPENAI.whole("42"), OPENAI.whole("42")) as at:
+        await generate(at.model, "?", engine=at.engine, reasoning_effort=effort)
+        await generate(at.model, "?", engine=at.engine)
+        assert at.body(0)["reasoning"]["effort"] == effort
+        assert "reasoning" not in at.body(1)
+
+
+# -- as recorded
+
+
+async def played(wire: Wire, found: list[Exchange]) -> None:
+    """Reasoning and its count of these exchanges are what they were."""
+
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
+        assert result.thinking == exchange.oracle["thinking_text"], exchange.case["id"]
+        assert result.usage.reasoning_tokens == reasoning_of(exchange.oracle["usage"]), exchange.case["id"]
+        assert (result.usage.reasoning_tokens or 0) <= result.usage.output_tokens
+
+    await play(wire, found, check)
+
+
+def reasoning_of(usage: JsonObject) -> int | None:
+    """As a provider tells it."""
+    match usage:
+        case {"output_tokens_details": {"reasoning_tokens": count} | {"thinking_tokens": count}}:
+            return int(count)
+        case {"thoughtsTokenCount": count}:
+            return int(count)
+        case {"promptTokenCount": _}:
+            return 0
+        case _:
+            return None
+
+
+@recorded
+@each_provider
+@row("8.5.1", of="openai")
+@row("8.5.3", of="anthropic")
+@row("8.5.5", of="gemini")
+@row("8.5.6")
+@row("8.9.10")
+async def test_recorded_reasoning_is_counted(wire: Wire) -> None:
+    """Of replies that reason, by their count or by what they show."""
+
+    def reasons(exchange: Exchange) -> bool:
+        if not exchange.ok or exchange.paused:
+            return False
+        return bool(exchange.oracle["thinking_text"] or reasoning_of(exchange.oracle["usage"] or {}))
+
+    await played(wire, exchanges(wire, reasons))
+
+
+@recorded
+@row("8.5.4", of="anthropic")
+async def test_recorded_signatures_are_kept() -> None:
+    """Each as it came, with its thought; whole replies."""
+    found = exchanges(
+        ANTHROPIC,
+        lambda each: (
+            each.ok and not each.streamed and "thinking" in each.features and not each.tags & {"server_tools"}
+        ),
+    )
+
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await generate(name_of(ANTHROPIC, exchange), "?", engine=at.engine, max_tool_rounds=0)
+        came = msgspec.json.decode(exchange.case["response_body"])["content"]
+        thoughts = [(block["thinking"], block["signature"]) for block in came if block["type"] == "thinking"]
+        kept = [block for block in result.response.content if isinstance(block, ThinkingBlock)]
+        assert [(block.text, block.signature) for block in kept] == thoughts, exchange.case["id"]
+
+    await play(ANTHROPIC, found, check)
