@@ -271,12 +271,14 @@ async def test_a_page_to_visit_is_a_question_too() -> None:
         assert json.loads(await text_of(servers, "ask", {"mode": "url"})) == {"action": "accept"}
 
 
-async def test_a_servers_request_for_a_reply_is_a_call_of_the_engine() -> None:
-    """With the server's system prompt, in the trace with the server's name as a tag."""
-    async with running(Say("a bird")) as (engine, _), one(engine=engine, sampling="s:m") as servers:
-        reply = json.loads(await text_of(servers, "sample", {"text": "What sings?"}))
-        assert reply["content"] == {"type": "text", "text": "a bird"}
-        assert reply["stopReason"] == "endTurn"
+async def test_a_servers_request_for_a_reply_is_a_child_of_the_turn() -> None:
+    """Its cost is in the turn's tree, and not in the turn's own."""
+    replies = Say(calls=[("sample", {"text": "What sings?"})]), Say("a bird"), Say("done")
+    async with running(*replies) as (engine, _), one(engine=engine, sampling="s:m") as servers:
+        result = await engine.generate("s:m", "go", tools=servers)
+        sampled = json.loads(result.messages[2].content[0].text)  # type: ignore[union-attr]
+        assert (sampled["content"], sampled["stopReason"]) == ({"type": "text", "text": "a bird"}, "endTurn")
+        assert (result.cost_sum.calls, result.tree_cost.calls) == (2, 3)
 
 
 async def test_a_host_may_refuse_to_ask_a_model() -> None:
