@@ -21,16 +21,17 @@ import msgspec
 import pytest
 
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
-from callboard.adapters.transport.bodies import PIECE_BYTES, unpacked
 from callboard.adapters.transport.client import HttpTransport
 from callboard.adapters.transport.httpx_transport import translate
 from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
+    PIECE_BYTES,
     HttpReply,
     HttpRequest,
     exchange,
     read_body,
     read_error_body,
+    unpacked,
 )
 from callboard.bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from callboard.adapters.operations.openai_embeddings import read_reply as read_embeddings
 from callboard.adapters.operations.openai_media import read_usage as read_image_usage
+from callboard.adapters.operations.openai_wires import read_reply as read_embeddings
 from callboard.adapters.providers.anthropic.response import token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
