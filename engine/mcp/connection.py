@@ -18,7 +18,6 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -76,7 +75,7 @@ class Connection:
         callbacks: Callbacks,
         *,
         server: object = None,
-        auth: object = None,
+        auth: Any = None,
     ) -> None:
         self.name = name
         self.client: Client | None = None
@@ -92,6 +91,7 @@ class Connection:
         self._server = server
         self._auth = auth
         self._calls: list[CallInProgress] = []
+        self._limit: asyncio.Timeout | None = None  # while it connects, if a person may have to log in
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -130,8 +130,9 @@ class Connection:
         seconds = self._settings.connect_timeout if self._settings is not None else None
         try:
             async with asyncio.timeout(seconds) as limit:
-                if self._auth is not None and hasattr(self._auth, "on_login"):
-                    self._auth.on_login = partial(_extended, limit)
+                if hasattr(self._auth, "on_login"):
+                    self._limit = limit
+                    self._auth.on_login = self._give_time_to_log_in
                 try:
                     client = await self._enter(stack, "auto")
                 except Exception as error:
@@ -147,6 +148,12 @@ class Connection:
                 return client
         except TimeoutError:
             raise CallboardError(f"no answer within {seconds:g} s") from None
+        finally:
+            self._limit = None
+
+    def _give_time_to_log_in(self) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + LOGIN_SECONDS)
 
     async def _enter(self, stack: AsyncExitStack, mode: str) -> Client:
         calls = self._callbacks
@@ -328,12 +335,6 @@ class _WatchedStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def _extended(limit: asyncio.Timeout) -> None:
-    """Give a person time to log in."""
-    if not limit.expired():
-        limit.reschedule(asyncio.get_running_loop().time() + LOGIN_SECONDS)
 
 
 def _is_old(client: Client) -> bool:

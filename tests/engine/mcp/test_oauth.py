@@ -17,6 +17,7 @@ import pytest
 
 from callboard.bus import ConfigurationError, RestartPolicy
 from callboard.engine import McpOAuth, McpTokenFile, mcp_servers
+from tests.engine.tools.rounds import result_of
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
@@ -93,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
                 result: dict[str, Any] = {"protocolVersion": "2025-06-18", **info}
             case "tools/list":
                 result = {"tools": [{"name": "secret", "inputSchema": {"type": "object"}}]}
+            case "tools/call":
+                result = {"content": [{"type": "text", "text": "told"}]}
             case _ if "id" in message:
                 self.reply({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}})
                 return
@@ -149,6 +152,18 @@ async def test_a_stored_login_that_has_expired_is_renewed(guarded: Guarded, tmp_
     again = McpOAuth(McpTokenFile(path), open_url=pytest.fail, redirect_uri=redirect)
     assert await tools_of(guarded, again) == (["secret"], None)
     assert guarded.grants == ["refresh_token"]
+
+
+async def test_a_login_that_ends_while_the_server_is_used_is_asked_for_again(
+    guarded: Guarded, redirect: str
+) -> None:
+    """Within the call that meets it."""
+    opened: list[str] = []
+    auth = McpOAuth(open_url=lambda url: (opened.append(url), browse(url)), redirect_uri=redirect)
+    async with mcp_servers({"far": {"url": f"{guarded.url}/mcp"}}, auth=auth, restarts=NO_RESTART) as servers:
+        guarded.token = "another"
+        assert (await result_of(servers.tools[0])).text == "told"
+    assert len(opened) == 2
 
 
 async def test_a_refused_login_is_the_servers_error(guarded: Guarded, redirect: str) -> None:
