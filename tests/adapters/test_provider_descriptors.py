@@ -134,7 +134,7 @@ from callboard.bus import ConfigurationError
 from callboard.engine import list_models
 from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.models.entries import AdapterEntry
-from callboard.engine.models.known_models import convert
+from callboard.engine.models.catalogue import convert
 from callboard.engine.models.registry import published_provider
 from callboard.engine.models.configured import entry_of
 from callboard.tracestore.export.otel_names import provider_names

@@ -24,16 +24,17 @@ import pytest
 
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.transport.addresses import UrlKind, has_proxy, kind_of
-from callboard.adapters.transport.bodies import PIECE_BYTES, unpacked
 from callboard.adapters.transport.client import HttpTransport, new_transport
 from callboard.adapters.transport.httpx_transport import translate
 from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
+    PIECE_BYTES,
     HttpReply,
     HttpRequest,
     exchange,
     read_body,
     read_error_body,
+    unpacked,
 )
 from callboard.bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.operations.openai_embeddings import read_reply as read_embeddings
 from callboard.adapters.operations.openai_media import read_usage as read_image_usage
+from callboard.adapters.operations.openai_wires import read_reply as read_embeddings
 from callboard.adapters.provider import providers
 from callboard.adapters.providers.anthropic.response import token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts

@@ -23,7 +23,7 @@ from callboard.adapters.providers.gemini.request import fit_schema
 from callboard.adapters.requests.schemas import normalise_schema
 from callboard.adapters.requests.strict_schemas import NotStrict, to_strict
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine.objects.generate import ObjectSchema
+from callboard.engine.generation.objects import ObjectSchema
 from callboard.engine.tools import tool
 from callboard.engine.type_schema import SchemaError, check, convert, json_schema
 
@@ -59,11 +59,7 @@ SAMPLES: list[tuple[object, Json, object]] = [
     (Place, {"city": "Bath"}, {"city": "Bath"}),
     (Point, [1.5, 2], Point(1.5, 2.0)),
     (Address, {"city": "Bath", "zip_code": 1}, Address(city="Bath", zip_code=1)),
-    (
-        Household,
-        {"address": {"city": "Bath", "zip_code": 1}},
-        Household(address=Address(city="Bath", zip_code=1)),
-    ),
+    (Household, {"address": {"city": "Bath", "zip_code": 1}}, Household(address=Address(city="Bath", zip_code=1))),
     (Folder, {"name": "a", "folders": [{"name": "b"}]}, Folder(name="a", folders=[Folder(name="b")])),
     (
         Customer,
