@@ -190,7 +190,7 @@ class Bus(ObservableBus):
         schedule = self._schedule
         if schedule is None:
             raise WrongLoop(
-                "publish_threadsafe: this bus has no event loop yet; publish or subscribe inside the loop first"
+                "publish_threadsafe: this bus has no event loop yet. Publish or subscribe inside the loop first"
             )
         publish = partial(
             self.publish,

@@ -322,9 +322,9 @@ class CancelledError(AdapterError):
 
 # --- Table of errors ---
 
-Retried: TypeAlias = Literal["yes", "no", "if it says so"]
+Retried: TypeAlias = Literal["yes", "no", "depends"]
 Hint: TypeAlias = Literal["provider's", "none"]
-Counts: TypeAlias = Literal["key", "provider", "provider and model", "model", "nobody"]
+Counts: TypeAlias = Literal["key", "provider", "provider and model", "model", "none"]
 
 
 class ErrorRow(msgspec.Struct, frozen=True):
@@ -348,52 +348,50 @@ _E: Final = ErrorClass
 
 ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(AuthError, _E.AUTH, "no", "none", "key",
-             "401; 400 and 403 that speak of the key; UNAUTHENTICATED, API_KEY_INVALID"),
+             "401; 400 and 403 whose text names the key; UNAUTHENTICATED, API_KEY_INVALID"),
     ErrorRow(AccessDeniedError, _E.AUTH, "no", "none", "model", "403; PERMISSION_DENIED"),
     ErrorRow(RateLimitError, _E.RATE_LIMIT, "yes", "provider's", "model",
-             "429; RESOURCE_EXHAUSTED; with 413, or where more is requested than the limit is, not retried,"
-             " for it never fits"),
+             "429; RESOURCE_EXHAUSTED; not retried with 413, or if the request is larger than the limit"),
     ErrorRow(OverloadedError, _E.RATE_LIMIT, "yes", "provider's", "provider and model",
              "529, 498, overloaded_error, UNAVAILABLE"),
     ErrorRow(QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
-             "402; 429 and 400 that speak of credit or quota; a quota for a day"),
-    ErrorRow(RateLimitWaitError, _E.RATE_LIMIT, "no", "provider's", "nobody",
-             "before anything was sent, where a call would wait too long for a rate limit"),
+             "402; 429 and 400 whose text names credit or quota; an exhausted daily quota"),
+    ErrorRow(RateLimitWaitError, _E.RATE_LIMIT, "no", "provider's", "none",
+             "before the request is sent, if the call would wait too long for a rate limit"),
     ErrorRow(ServerError, _E.SERVER_ERROR, "yes", "provider's", "provider and model",
-             "424 and 5xx; INTERNAL; a reply that ends with `error`, `abort` or the like"),
-    ErrorRow(NetworkError, _E.NETWORK, "yes", "provider's", "provider", "no connection, or one that broke"),
+             "424 and 5xx; INTERNAL; a reply that ends with `error`, `abort` or similar"),
+    ErrorRow(NetworkError, _E.NETWORK, "yes", "provider's", "provider", "no connection, or a broken connection"),
     ErrorRow(RequestTimeoutError, _E.NETWORK, "yes", "provider's", "provider",
-             "408; DEADLINE_EXCEEDED; our own limits (that of the whole call is final)"),
+             "408; DEADLINE_EXCEEDED; Callboard's own time limits (the limit for the whole call is final)"),
     ErrorRow(StreamError, _E.NETWORK, "yes", "provider's", "provider",
-             "a reply that broke off, or whose stream ends without saying why; what is none of its protocol"),
+             "a reply that was cut off; a stream without a stop reason; data outside the protocol"),
     ErrorRow(OutcomeUnknownError, _E.NETWORK, "no", "provider's", "provider",
-             "the request for an image, a video, a batch or a background reply: its answer was lost, or was a 5xx "
-             "other than 503"),
-    ErrorRow(ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "nobody",
-             "the provider's own words and codes for it; never with 429"),
-    ErrorRow(InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "the answer to the request for an image, a video, a batch or a background reply was lost, "
+        "or was a 5xx other than 503"),
+    ErrorRow(ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "none",
+             "the provider's own texts and codes for it; never with 429"),
+    ErrorRow(InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "none",
              "400, 413, 422 and other 4xx (409 is retried); INVALID_ARGUMENT, FAILED_PRECONDITION"),
     ErrorRow(NotFoundError, _E.INVALID_REQUEST, "no", "none", "model", "404; NOT_FOUND"),
-    ErrorRow(ContentFilterError, _E.INVALID_REQUEST, "no", "none", "nobody",
+    ErrorRow(ContentFilterError, _E.INVALID_REQUEST, "no", "none", "none",
              "content_filter, content_policy_violation, moderation"),
-    ErrorRow(GuardrailStopped, _E.INVALID_REQUEST, "no", "none", "nobody",
-             "a guardrail of the host's answered with a Stop; the call is cancelled at its provider"),
-    ErrorRow(CapabilityError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
-    ErrorRow(UnsupportedToolChoiceError, _E.INVALID_REQUEST, "no", "none", "nobody",
-             "before anything was sent"),
-    ErrorRow(PromptTooLongError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
+    ErrorRow(GuardrailStopped, _E.INVALID_REQUEST, "no", "none", "none",
+             "a guardrail of the host returned a Stop; the call is cancelled at its provider"),
+    ErrorRow(CapabilityError, _E.INVALID_REQUEST, "no", "none", "none", "before the request is sent"),
+    ErrorRow(UnsupportedToolChoiceError, _E.INVALID_REQUEST, "no", "none", "none",
+             "before the request is sent"),
+    ErrorRow(PromptTooLongError, _E.INVALID_REQUEST, "no", "none", "none", "before the request is sent"),
     ErrorRow(
         CancelledError,
         _E.CANCELLED,
         "no",
-        "none",
-        "nobody",
+        "none", "none",
         "`cancel()`, leaving the stream, a signal, or closing the engine",
     ),
-    ErrorRow(NoModelAvailable, _E.OTHER, "no", "none", "nobody",
-             "every model that might have been taken is unavailable; nothing was sent"),
-    ErrorRow(AdapterError, _E.OTHER, "if it says so", "none", "nobody",
-             "an error that says nothing we know; retried, because it may pass"),
+    ErrorRow(NoModelAvailable, _E.OTHER, "no", "none", "none",
+             "every eligible model is unavailable; no request was sent"),
+    ErrorRow(AdapterError, _E.OTHER, "depends", "none", "none",
+             "an error with an unknown text and code; retried, because it may pass"),
 )  # fmt: skip
 """Every AdapterError. No other exception ends a call."""
 
@@ -416,65 +414,86 @@ class WarningCode(StrEnum):
     # --- Requested, and dropped or changed before sending ---
 
     PARAMETER_DROPPED = "parameter_dropped", "A setting was not sent, because the model or the protocol lacks it."
-    PARAMETER_CHANGED = "parameter_changed", "A setting was sent with the nearest value that the model takes."
-    TEMPERATURE_LOWERED = "temperature_lowered", "The temperature was sent as the highest that there is."
-    STOP_SEQUENCE_DROPPED = "stop_sequence_dropped", "A stop sequence of white space only was not sent."
-    CONTENT_DROPPED = "content_dropped", "A block of the history was not sent; the message says which, and why."
-    TURN_ADDED = "turn_added", "The history got a turn that the provider demands."
-    TOOL_NOT_STRICT = "tool_not_strict", "A tool's schema doesn't fit strict mode, so the tool is sent without it."
-    TOOLS_LEFT_OUT = "tools_left_out", "More tools were given than the model takes; the message names the others."
-    TOOLS_EMULATED = "tools_emulated", "The model has no tools of its own: its calls are constrained output."
+    PARAMETER_CHANGED = "parameter_changed", "A setting was sent with the nearest value that the model accepts."
+    TEMPERATURE_LOWERED = (
+        "temperature_lowered",
+        "The temperature was lowered to the highest that the model accepts.",
+    )
+    STOP_SEQUENCE_DROPPED = "stop_sequence_dropped", "A stop sequence with only white space was not sent."
+    CONTENT_DROPPED = (
+        "content_dropped",
+        "A block of the history was not sent. The message has the block and the reason.",
+    )
+    TURN_ADDED = "turn_added", "A turn that the provider requires was added to the history."
+    TOOL_NOT_STRICT = (
+        "tool_not_strict",
+        "A tool's schema does not fit strict mode. The tool was sent without strict mode.",
+    )
+    TOOLS_LEFT_OUT = (
+        "tools_left_out",
+        "The request has more tools than the model accepts. The message lists the tools that were left out.",
+    )
+    TOOLS_EMULATED = "tools_emulated", "The model does not support tools. Its tool calls are constrained output."
     SCHEMA_AS_TOOL = "schema_as_tool", "The output schema was sent as the arguments of a tool."
-    SCHEMA_AS_INSTRUCTION = "schema_as_instruction", "The output schema was told in the system text."
+    SCHEMA_AS_INSTRUCTION = "schema_as_instruction", "The output schema was sent in the system prompt."
     SCHEMA_FOLDED = (
         "schema_folded",
-        "A union at a schema's root was sent as one object, folded.",
+        "A union at the root of a schema was sent as one object.",
     )
-    SCHEMA_HINDERS_TOOLS = "schema_hinders_tools", "The reply is held to a schema that a tool call may not fit."
+    SCHEMA_HINDERS_TOOLS = (
+        "schema_hinders_tools",
+        "The reply must follow the output schema, which may prevent tool calls.",
+    )
     PROMPT_NEAR_WINDOW = "prompt_near_window", "The prompt may be too long for the model's context window."
-    INPUT_TYPE_ASSUMED = "input_type_assumed", "The provider wants to know what texts are embedded for: documents."
-    INPUT_MAY_BE_CUT = "input_may_be_cut", "A text may be longer than the embedding model reads."
-    REQUEST_REPAIRED = "request_repaired", "The provider refused the request, and it was sent again, mended."
+    INPUT_TYPE_ASSUMED = (
+        "input_type_assumed",
+        "The provider requires the purpose of an embedding. Callboard sent `document`.",
+    )
+    INPUT_MAY_BE_CUT = "input_may_be_cut", "A text may be longer than the embedding model accepts."
+    REQUEST_REPAIRED = "request_repaired", "The provider rejected the request. A corrected request was sent."
     REASONING_REFUSED = (
         "reasoning_refused",
-        "The provider refused its reasoning in the history, which was left out.",
+        "The provider rejected its own reasoning in the history. The reasoning was left out.",
     )
 
     # --- Received, and not as expected ---
 
     USAGE_ESTIMATED = (
         "usage_estimated",
-        "The provider reported no usage, or a part of it: the rest is an estimate.",
+        "The provider did not report all usage. The missing part is an estimate.",
     )
-    USAGE_INCONSISTENT = "usage_inconsistent", "The reported usage contradicts itself, so the call has no price."
-    NO_STOP_REASON = "no_stop_reason", "The provider did not say why the reply ended."
-    EMPTY_REPLY = "empty_reply", "The reply ended well, without a text and without a call; see `retry_empty`."
+    USAGE_INCONSISTENT = "usage_inconsistent", "The reported usage contradicts itself. The call has no price."
+    NO_STOP_REASON = "no_stop_reason", "The provider sent no stop reason."
+    EMPTY_REPLY = "empty_reply", "The reply ended normally, but has no text and no tool call. See `retry_empty`."
     REFUSAL = "refusal", "The model refused to answer; the message gives the provider's reason."
-    FINISH_MESSAGE = "finish_message", "What the provider says about how the reply ended."
-    BODY_MENDED = "body_mended", "A part of the reply could not be read, and was replaced."
-    EXTRA_CANDIDATES = "extra_candidates", "The reply has several candidates, of which only the first is read."
+    FINISH_MESSAGE = "finish_message", "The provider's own text about the end of the reply."
+    BODY_MENDED = "body_mended", "A part of the reply could not be read and was replaced."
+    EXTRA_CANDIDATES = "extra_candidates", "The reply has several candidates. Only the first one is used."
     PROVIDER_CHANGED_INPUT = (
         "provider_changed_input",
-        "The provider left parts of the request out, or changed them; `provider_details` says which.",
+        "The provider dropped or changed parts of the request. `provider_details` lists them.",
     )
-    UNKNOWN_EVENT = "unknown_event", "The stream has an event of a kind that is not known."
-    UNKNOWN_CONTENT = "unknown_content", "The reply has a piece of content that is not known."
-    UNKNOWN_DELTA = "unknown_delta", "The stream has a delta of a kind that is not known."
-    STRAY_DELTA = "stray_delta", "The stream has a delta of a block that was never begun."
+    UNKNOWN_EVENT = "unknown_event", "The stream has an event of an unknown kind."
+    UNKNOWN_CONTENT = "unknown_content", "The reply has content of an unknown kind."
+    UNKNOWN_DELTA = "unknown_delta", "The stream has a delta of an unknown kind."
+    STRAY_DELTA = "stray_delta", "The stream has a delta for a block that was never started."
     MISPLACED_DELTA = "misplaced_delta", "The stream has a delta in a block of another kind."
-    REPEATED_START = "repeated_start", "The stream began its message once more."
-    LATE_SIGNATURE = "late_signature", "A signature came after its reasoning had ended, and was dropped."
+    REPEATED_START = "repeated_start", "The stream started its message a second time."
+    LATE_SIGNATURE = "late_signature", "A signature arrived after the end of its reasoning and was dropped."
     STRAY_TOOL_ARGUMENTS = "stray_tool_arguments", "Arguments for an unknown tool call were dropped."
     LATE_TOOL_ARGUMENTS = "late_tool_arguments", "Arguments after the end of their tool call were dropped."
     NAMELESS_TOOL_CALL = "nameless_tool_call", "A tool call without a name was dropped."
-    TOOL_NAME_MENDED = "tool_name_mended", "A tool's name had marks of the chat template, which were removed."
-    REPEATED_CALL = "repeated_call", "A tool call came twice under one id, and counts once."
-    ARGUMENTS_UNWRAPPED = "arguments_unwrapped", "A tool call's arguments were a JSON string that held the object."
+    TOOL_NAME_MENDED = "tool_name_mended", "Chat template tokens were removed from a tool name."
+    REPEATED_CALL = "repeated_call", "A tool call arrived twice with the same id. It counts once."
+    ARGUMENTS_UNWRAPPED = (
+        "arguments_unwrapped",
+        "The arguments of a tool call were a JSON string with the object inside.",
+    )
     ARGUMENTS_REPLACED = (
         "arguments_replaced",
-        "The provider sent other arguments at the end of a tool call than before, and the last ones count.",
+        "The arguments at the end of a tool call differ from the streamed ones. The last ones are used.",
     )
-    MAX_TOOL_ROUNDS = "max_tool_rounds", "The turn ended because it had as many rounds of tools as it may."
-    FEWER_IMAGES = "fewer_images", "The provider made fewer images than were asked for."
-    FOUND_AGAIN = "found_again", "The answer that told a video's job was lost, and the job was found."
-    UNKNOWN_STATUS = "unknown_status", "A video's job has a status that is not known: taken as in progress."
+    MAX_TOOL_ROUNDS = "max_tool_rounds", "The turn ended because it reached the limit of tool rounds."
+    FEWER_IMAGES = "fewer_images", "The provider returned fewer images than requested."
+    FOUND_AGAIN = "found_again", "The answer with the id of a video job was lost. The job was found again."
+    UNKNOWN_STATUS = "unknown_status", "A video job has an unknown status. It is treated as in progress."

@@ -92,7 +92,7 @@ def refuse_link(path: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "is a symbolic link; give the path of the file itself", str(path))
+        raise OSError(errno.ELOOP, "is a symbolic link. Pass the path of the file itself", str(path))
 
 
 def package_data(module: str, name: str) -> bytes:
@@ -101,5 +101,5 @@ def package_data(module: str, name: str) -> bytes:
     The module's loader reads it, so the package may be inside a zip file.
     """
     data = get_data(module, name)
-    assert data is not None, f"the loader of {module} reads no files"
+    assert data is not None, f"the loader of {module} can't read files"
     return data

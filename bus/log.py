@@ -33,7 +33,7 @@ def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[s
         new = names[old]
         if new in given:
             raise TypeError(f"{old}= and {new}= are the same argument: pass {new}= only")
-        warn_of_old_name(f"{old}= is called {new}= now")
+        warn_of_old_name(f"{old}= is deprecated: use {new}=")
         found[new] = given[old]
     return found
 

@@ -127,8 +127,8 @@ class ObservableBus:
             self._thread = get_ident()
         elif self._thread != get_ident():
             raise WrongLoop(
-                "this bus belongs to another thread. From a thread of your own call bus.publish_threadsafe(event) "
-                "or move the work onto the bus's loop (anyio.from_thread.run_sync)"
+                "this bus belongs to another thread. From another thread, call "
+                "bus.publish_threadsafe(event) or move the work to the bus's loop (anyio.from_thread.run_sync)"
             )
         if self._schedule is None:
             self._schedule = _schedule_on_this_loop()
@@ -178,7 +178,7 @@ def check_pattern(pattern: str) -> None:
         raise ValueError(f"pattern {pattern!r}: '>' may only be the last token")
     for token in tokens:
         if len(token) > 1 and ("*" in token or ">" in token):
-            raise ValueError(f"pattern {pattern!r}: '*' and '>' stand for whole tokens, not for a part of one")
+            raise ValueError(f"pattern {pattern!r}: '*' and '>' replace whole tokens, not a part of one")
 
 
 def _schedule_on_this_loop() -> Schedule | None:
@@ -273,7 +273,7 @@ class ReplayBus(ObservableBus):
             RuntimeError: The bus was replayed before.
         """
         if self._ran:
-            raise RuntimeError("this replay has been run; make a new one with Bus.replay(source)")
+            raise RuntimeError("this replay has already run. Create a new one with Bus.replay(source)")
         self._ran = True
         self.check_thread()
         try:

@@ -7,14 +7,20 @@ from .conversation.context import Context, ContextPolicy, Conversation, LastTurn
 from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
+from .functions.agents import agent_tool, handoff
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
 from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .functions.sync import SyncStreamResult, run_sync
 from .generation.view import UsageSoFar
-from .generation.readers import OnUsage, ViewReader
+from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
+from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
+from .mcp.serve import McpService, mcp_service
+from .mcp.servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
@@ -33,14 +39,14 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
-from .tools.collect import ToolLike
+from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .tools.define import tool
 from .tools.handler import FunctionTool, Tool
-from .tools.mcp import mcp_tools
 from .tools.parameters import ToolDefinitionError
 from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
+from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
 from .watching.now import EngineStatistics, ProviderStatistics, UnderWay, WorkUnderWay
@@ -70,12 +76,14 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Check",
+    "ChildTurn",
     "Cluster",
     "ConfiguredModel",
     "Context",
     "ContextPolicy",
     "Conversation",
     "Denied",
+    "Elicitation",
     "EmbeddingOptions",
     "EmbeddingResult",
     "EndedCall",
@@ -90,6 +98,19 @@ __all__ = [
     "InvalidToolCallError",
     "LastTurns",
     "Limits",
+    "McpLogMessage",
+    "McpOAuth",
+    "McpPrompt",
+    "McpPromptArgument",
+    "McpResource",
+    "McpServer",
+    "McpServerSettings",
+    "McpServerStatus",
+    "McpServers",
+    "McpService",
+    "McpTokenFile",
+    "McpTokenStorage",
+    "McpTool",
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
@@ -110,6 +131,7 @@ __all__ = [
     "RequestLoss",
     "RequestPreview",
     "Requirements",
+    "SamplingRequest",
     "SchemaError",
     "SchemaMode",
     "Scope",
@@ -136,7 +158,11 @@ __all__ = [
     "ToolError",
     "ToolLike",
     "ToolSettings",
+    "ToolSource",
+    "TreePiece",
     "Truncate",
+    "TurnLimitError",
+    "TurnLimits",
     "TurnOptions",
     "TurnStream",
     "UnderWay",
@@ -148,9 +174,12 @@ __all__ = [
     "ViewReader",
     "Watch",
     "WorkUnderWay",
+    "agent_tool",
+    "attach_trace_context",
     "costs",
     "costs_sync",
     "default_engine",
+    "detached",
     "embed",
     "embed_sync",
     "generate",
@@ -159,8 +188,11 @@ __all__ = [
     "generate_sync",
     "get_latest_model",
     "get_model_info",
+    "handoff",
     "list_models",
     "load_registry",
+    "mcp_servers",
+    "mcp_service",
     "mcp_tools",
     "reprice",
     "reprice_sync",
@@ -171,6 +203,7 @@ __all__ = [
     "stream_object_sync",
     "stream_sync",
     "tool",
+    "trace_context",
     "watch",
     "watch_sync",
     "web",

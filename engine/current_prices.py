@@ -212,12 +212,12 @@ class Pricing:
         starts.
         """
         if self._watch is not None and self._host.started and self._watch.due():
-            self._host.spawn(self._look, name="look at prices")
+            self._host.spawn(self._look, name="read prices")
 
     async def _traced(self, what: str) -> tuple[Store, PriceWatch]:
         await self._host.start()
         if self._store is None or self._watch is None:
-            raise CallboardError(f"this engine keeps no trace (trace=False), so there is nothing to {what}")
+            raise CallboardError(f"this engine keeps no trace (trace=False), so it can't {what}")
         return self._store, self._watch
 
     async def _look(self) -> None:

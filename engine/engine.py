@@ -275,7 +275,7 @@ class Engine(
             host.keep(self._host)
             await self.start()
 
-        host.run(start, name="with Engine()", instead="say `async with Engine()`")
+        host.run(start, name="with Engine()", instead="use `async with Engine()`")
         return self
 
     def __exit__(

@@ -84,7 +84,7 @@ def read_keys(path: Path) -> StoredKeys:
     except (FileNotFoundError, NotADirectoryError):
         return StoredKeys(path)
     except OSError as error:
-        fix = "Let its owner read it, or remove it."
+        fix = "Make it readable for its owner, or remove it."
         return StoredKeys(path, exists=True, fault=f"it can't be read: {error.strerror or error}", fix=fix)
     with os.fdopen(descriptor, "rb") as file:
         fault, fix = _exposed(path, os.fstat(descriptor))  # of the file that is read, not of one that replaced it
@@ -94,23 +94,23 @@ def read_keys(path: Path) -> StoredKeys:
     try:
         return StoredKeys(path, msgspec.json.decode(data, type=dict[str, str]), exists=True)
     except (msgspec.DecodeError, UnicodeError):
-        fix = "Correct it, or remove it and set its keys anew with `callboard keys set`."
-    return StoredKeys(path, exists=True, fault="it is no JSON object of texts by name", fix=fix)
+        fix = "Correct it, or remove it and set its keys again with `callboard keys set`."
+    return StoredKeys(path, exists=True, fault="it is not a JSON object with a text for each name", fix=fix)
 
 
 def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
     """The reason why another user may read a file, and the remedy; empty if there is none."""
     if not stat.S_ISREG(status.st_mode):
-        return "it is no plain file", "Remove it, and set its keys anew with `callboard keys set`."
+        return "it is not a regular file", "Remove it, and set its keys again with `callboard keys set`."
     if os.name == "nt":  # Windows modes don't describe other users.
         return "", ""
     if status.st_uid not in (os.geteuid(), 0):
-        return "it belongs to another user", "Remove it, and set its keys anew with `callboard keys set`."
+        return "it belongs to another user", "Remove it, and set its keys again with `callboard keys set`."
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         import shlex
 
-        return f"others than its owner may open it (mode {mode:04o})", f"chmod 600 {shlex.quote(str(path))}"
+        return f"other users may open it (mode {mode:04o})", f"chmod 600 {shlex.quote(str(path))}"
     return "", ""
 
 

@@ -77,7 +77,7 @@ class GenerationMethods:
         if isinstance(model, CanonicalRequest):
             if prompt is not None or arguments.keys() - {"tags"}:
                 raise TypeError(
-                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
+                    "a CanonicalRequest is complete. With it, only these arguments are allowed: tags=, on_usage="
                 )
             turn = turn_of(self._runtime, model, tags=arguments.get("tags"), streamed=True)
         else:
@@ -163,7 +163,7 @@ class GenerationMethods:
         """
         if view:
             if from_seq != 0:
-                raise ValueError("a view begins at the first event: leave from_seq= out, or view=")
+                raise ValueError("a view starts at the first event: leave out from_seq= or view=")
             return AttachedView(
                 self.attach(
                     stream_id, coalesce=coalesce, min_interval=min_interval, owner=owner, any_owner=any_owner

@@ -28,9 +28,9 @@ _SECRET = ("password", "secret", "scram_client_key", "scram_server_key")
 """Parts of the names of parameters with secret values."""
 
 _UNREADABLE = (
-    "the address of the store can't be read (it is not shown, because it may hold a password): it is to be as "
-    "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with each of / : @ ? # % in a name or a password written as "
-    "%2F %3A %40 %3F %23 %25"
+    "the address of the store can't be read (it is not shown, because it may hold a password). "
+    "Expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE. In names and passwords, write / : @ ? # % "
+    "as %2F %3A %40 %3F %23 %25"
 )
 
 
@@ -140,7 +140,7 @@ async def existing_store(place: TracePlace) -> Store:
         async with store_to_read(place):
             return store_to_write(place)
     if not await anyio.to_thread.run_sync(place.exists):
-        raise StoreError(f"there is no trace file at {place}")
+        raise StoreError(f"no trace file at {place}")
     return store_to_write(place)
 
 
@@ -148,7 +148,7 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
     from callboard.tracestore import TraceShipper
 
     if not isinstance(store, tracestore.TraceStore):
-        raise ConfigurationError("ship_to copies a trace file to a server: the store must be a file")
+        raise ConfigurationError("ship_to copies a trace file to a server. The store must be a file")
     dsn = StoreAddress(ship_to).dsn
     adopts = home_folder() / "shipping"
     return TraceShipper.beside(store, dsn, clock=clock, on_change=bus.publish, prices=prices, adopts=adopts)

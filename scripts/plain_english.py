@@ -2,10 +2,13 @@
 
     python scripts/plain_english.py               README, docs and the other pages
     python scripts/plain_english.py --docstrings  docstrings of the rooms
+    python scripts/plain_english.py --messages    texts of errors, warnings, log lines, reports and the live view
     python scripts/plain_english.py --help-texts  help texts of the command line
     python scripts/plain_english.py --count       figures only
 
 Prints each offender with its file and line, and exits with 1 if there is one. The list is `plain_english.toml`.
+
+In Python, `# plain: reason` at the end of a line exempts a message that starts there.
 
 In Markdown, `<!-- plain: reason -->` exempts the next block. `<!-- plain, from here: reason -->` exempts the text
 up to `<!-- plain, to here -->`, or to the end of the page.
@@ -50,6 +53,11 @@ _CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 _CODES = re.compile(r"`code`(?:(?:,? and |,? or |, |; )`code`)+")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _TAG = re.compile(r"<[^>]+>")
+_EXEMPT_LINE = re.compile(r"#.*\bplain: \S")
+_SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|FROM|WHERE|JOIN|ORDER BY|GROUP BY|WITH|AND|CASE)\b")
+_JS_STRING = re.compile(r"""(?<![\w\\])"([^"\\\n]*(?:\\.[^"\\\n]*)*)"|`([^`]*)`""")
+_JS_VALUE = re.compile(r"\$\{[^{}]*\}|=>")
+_JS_COMMENT = re.compile(r"^\s*(?://|\*|/\*).*$|(?<=[\s;])// .*$", re.MULTILINE)
 
 
 class Text(NamedTuple):
@@ -58,7 +66,7 @@ class Text(NamedTuple):
     file: str
     line: int
     words: str
-    kind: Literal["prose", "heading", "cell"] = "prose"
+    kind: Literal["prose", "heading", "cell", "message"] = "prose"
     """A heading and a table cell may be no sentence, so their lengths are not in the figures."""
     is_item: bool = False
     """Whether it is an item of a list."""
@@ -77,10 +85,15 @@ class Offender(NamedTuple):
 
 
 @cache
-def patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """The wordings of the list, each with its replacement."""
+def patterns(*, messages: bool = False) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """The wordings of the list, each with its replacement.
+
+    Args:
+        messages: Whether to include the wordings of the second list.
+    """
     with Path(__file__).with_suffix(".toml").open("rb") as file:
-        listed: dict[str, str] = tomllib.load(file)["instead"]
+        lists: dict[str, dict[str, str]] = tomllib.load(file)
+    listed = lists["instead"] | (lists["in_messages"] if messages else {})
     return tuple(
         (re.compile(rf"\b(?:{pattern.rstrip()})(?!\w)", re.IGNORECASE), use) for pattern, use in listed.items()
     )
@@ -108,7 +121,7 @@ def offenders(texts: Iterable[Text]) -> list[Offender]:
             )
         for sentence in sentences(text.words):
             place = text.file, text.line
-            for pattern, use in patterns():
+            for pattern, use in patterns(messages=text.kind == "message"):
                 match = pattern.search(sentence)
                 if match is not None and not (text.kind == "heading" and match[0].startswith("W")):  # "What is …"
                     found.append(Offender(*place, f'"{match[0]}" (write: {use})', sentence))
@@ -198,6 +211,42 @@ def _of_docstring(value: str, name: str, line: int) -> Iterator[Text]:
             yield Text(name, line + value.count("\n", 0, value.find(paragraph)), text)
 
 
+def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
+    """All other texts of the rooms: string literals of three words or more, without docstrings and SQL."""
+    files = sorted(path for folder in folders for path in folder.rglob("*.*"))
+    for file in files:
+        name = file.relative_to(ROOT).as_posix()
+        if file.suffix == ".py" and file.name != "__init__.py":  # which has lists of names
+            yield from _messages_of(file.read_text(encoding="utf-8"), name)
+        elif file.suffix in (".js", ".html") and "vendor" not in name:
+            source = _JS_COMMENT.sub("", file.read_text(encoding="utf-8"))
+            for match in _JS_STRING.finditer(source):
+                words = match[1] or _JS_VALUE.sub("`code`", match[2] or "")
+                if len(_WORD.findall(words)) > 2:
+                    yield Text(name, source.count("\n", 0, match.start()) + 1, words, "message")
+
+
+def _messages_of(source: str, name: str) -> Iterator[Text]:
+    lines = source.splitlines()
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr):
+            skipped.add(node.value)  # a docstring
+        if node in skipped:
+            continue
+        match node:
+            case ast.JoinedStr(values=values):
+                skipped.update(values)
+                text = "".join(part.value if isinstance(part, ast.Constant) else "`code`" for part in values)
+            case ast.Constant(value=str(text)):
+                pass
+            case _:
+                continue
+        exempt = any(_EXEMPT_LINE.search(line) for line in lines[node.lineno - 1 : node.end_lineno])
+        if len(_WORD.findall(text)) > 2 and not _SQL.search(text) and not exempt:
+            yield Text(name, node.lineno, text, "message")
+
+
 def of_help() -> Iterator[Text]:
     """The help texts of the command line: each command's description, arguments and epilog."""
     sys.path.insert(0, str(ROOT))
@@ -207,12 +256,14 @@ def of_help() -> Iterator[Text]:
     for parser in parsers(build_parser()):
         for text in (parser.description, parser.epilog, *(action.help for action in arguments_of(parser))):
             if text:
-                yield Text(parser.prog, 0, text)
+                yield Text(parser.prog, 0, text, "message")
 
 
 def figures(texts: Iterable[Text]) -> tuple[int, float, int]:
     """The number of sentences, and the median and 95th percentile of their words."""
-    lengths = sorted(length(one) for text in texts if text.kind == "prose" for one in sentences(text.words))
+    lengths = sorted(
+        length(one) for text in texts if text.kind in ("prose", "message") for one in sentences(text.words)
+    )
     return len(lengths), statistics.median(lengths), lengths[int(len(lengths) * 0.95)]
 
 
@@ -225,11 +276,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="Markdown files; default: all pages")
     parser.add_argument("--docstrings", action="store_true", help="check the docstrings of the rooms instead")
+    parser.add_argument("--messages", action="store_true", help="check errors, warnings, logs and reports instead")
     parser.add_argument("--help-texts", action="store_true", help="check the command line's help instead")
     parser.add_argument("--count", action="store_true", help="print figures only")
     arguments = parser.parse_args()
     if arguments.docstrings:
         texts = list(of_docstrings(ROOT / room for room in ROOMS))
+    elif arguments.messages:
+        texts = list(of_messages(ROOT / room for room in ROOMS))
     elif arguments.help_texts:
         texts = list(of_help())
     else:

@@ -470,7 +470,7 @@ async def test_the_programs_of_the_objects_page_do_what_they_say(
     assert await object_programs["or_none"]("s:m", "…") is None
     assert capsys.readouterr().out.splitlines() == [
         "1 so far",
-        "not_json there is no JSON, at character 3 No. 15 None",
+        "not_json the text has no JSON, at character 3 No. 15 None",
     ]
 
 
@@ -492,7 +492,7 @@ async def test_the_example_reads_people_with_the_local_model(
 # The programs of docs/tools.md and examples/tools.py run as they stand.
 
 
-SERVER = Path(__file__).parent / "engine" / "tools" / "mcp_server.py"
+SERVER = Path(__file__).parent / "engine" / "mcp" / "mcp_server.py"
 
 
 @pytest.fixture

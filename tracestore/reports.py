@@ -373,12 +373,11 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
         """The checks of what dead processes left. It is no fault: the next start deals with it."""
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
-        next_start = f"The next start that writes to {where}"
+        start = f"The next start that writes to {where}"
+        ends, stores = (f"{start} ends them." if self.lost else ""), (f"{start} stores it." if spilled else "")
         return [
-            Check(
-                "store:runs", True, f"{self.living} live{lost}", f"{next_start} ends them." if self.lost else ""
-            ),
-            Check("store:spill", True, spilled or "none left over", f"{next_start} stores it." if spilled else ""),
+            Check("store:runs", True, f"{self.living} live{lost}", ends),
+            Check("store:spill", True, spilled or "no files left over", stores),
         ]
 
 

@@ -167,7 +167,7 @@ class WorkActor(Actor):
         """Reject every message. Raises TypeError."""
         if isinstance(message, _WorkFailed):
             raise message.error
-        raise TypeError(f"the {self._name} does not understand {type(message).__name__}")
+        raise TypeError(f"the {self._name} does not accept {type(message).__name__}")
 
 
 class ActorStatistics(msgspec.Struct, frozen=True):
@@ -296,7 +296,7 @@ class ActorRef:
         self._bus.check_thread()
         life = self._life
         if life is None or life.phase not in ("starting", "running"):
-            raise ActorStopped(f"actor {self.name} is not running, so it can't start a task")
+            raise ActorStopped(f"actor {self.name} is not running and can't start a task")
         return life
 
     def statistics(self) -> ActorStatistics:
@@ -340,7 +340,7 @@ class ActorRef:
         while self._mailbox:
             letter = self._mailbox.popleft()
             if letter.asked:
-                letter.fail(ActorStopped(f"actor {self.name} stopped before it got to the message"))
+                letter.fail(ActorStopped(f"actor {self.name} stopped before it handled the message"))
             else:
                 lost += 1
                 self._bus.dead_letter(self.name, letter.message, "stopped")

@@ -107,7 +107,7 @@ class Supervisor:
             RuntimeError: The supervisor runs already.
         """
         if self._group is not None:
-            raise RuntimeError(f"supervisor {self.name} is running already")
+            raise RuntimeError(f"supervisor {self.name} is already running")
         self._bus.check_thread()
         self._stopping = False
         self._escalation: str | None = None
@@ -238,7 +238,7 @@ class Supervisor:
 
     async def _add(self, child: Child) -> None:
         if child.name in self._children:
-            raise ValueError(f"supervisor {self.name} has a child {child.name!r} already")
+            raise ValueError(f"supervisor {self.name} already has a child {child.name!r}")
         self._children[child.name] = child
         try:
             await self._first_start(child)
@@ -342,7 +342,7 @@ class Supervisor:
         return False
 
     def _escalate(self, child: Child, life: Life) -> None:
-        last = "" if life.error is None else f", lastly with {describe(life.error)}"
+        last = "" if life.error is None else f", most recently with {describe(life.error)}"
         reason = f"{child.name} ended {child.failures} times in a row{last}"
         if self._escalation is None and not self._stopping:
             self._escalation = reason

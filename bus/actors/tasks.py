@@ -53,7 +53,7 @@ async def unleaked(awaitable: Awaitable[T]) -> T:
     except anyio.get_cancelled_exc_class() as error:
         if really_cancelled():
             raise
-        raise LeakedCancellation(f"a cancellation leaked: {error!r}") from error
+        raise LeakedCancellation(f"a cancellation escaped its scope: {error!r}") from error
 
 
 def unwrapped(error: Exception) -> Exception:
@@ -166,7 +166,7 @@ class TaskHandle(Generic[T]):
 
     def run_here(self) -> Coroutine[object, object, None]:
         """Run a held call inside the task that awaits this. Then `result` is set."""
-        assert self._body is not None, f"{self.name} was run before"
+        assert self._body is not None, f"{self.name} has already run"
         self.runs_here = True
         return self._body
 
@@ -191,7 +191,7 @@ class TaskHandle(Generic[T]):
         if not self._done:
             if self._body is not None:
                 self._body.close()
-            self._error = ActorStopped(f"the actor of task {self.name} stopped before the task began")
+            self._error = ActorStopped(f"the actor of task {self.name} stopped before the task started")
             self._done = True
             if self._signal is not None:
                 self._signal.set()
@@ -208,7 +208,7 @@ class TaskHandle(Generic[T]):
                 except anyio.get_cancelled_exc_class() as leaked:  # not by `unleaked`, which is one frame more
                     if really_cancelled():
                         raise
-                    raise LeakedCancellation(f"a cancellation leaked: {leaked!r}") from leaked
+                    raise LeakedCancellation(f"a cancellation escaped its scope: {leaked!r}") from leaked
                 returned = True
         except Exception as raised:
             error = unwrapped(raised)

@@ -156,7 +156,7 @@ def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
     fields = _fields_decoder.decode(data)
     number = fields.pop(_KEY, 1)
     if not isinstance(number, int) or not 1 <= number <= schema:
-        raise ValueError(f"{topic} of form {number!r}: this version reads forms up to {schema}")
+        raise ValueError(f"{topic} has schema {number!r}; this version reads schemas up to {schema}")
     for old in range(number, schema):
         step = upcast.get((topic, old))
         if step is not None:

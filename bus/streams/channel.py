@@ -122,7 +122,7 @@ class StreamChannel:
             ValueError: A log of that id exists already, or still exists.
         """
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
-            raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
+            raise ValueError(f"a stream {stream_id!r} already exists. Every stream needs a unique id")
         log: StreamLog[TurnEvent] = StreamLog(
             stream_id, on_close=self._closed, owner=owner, session_id=session_id or ""
         )
@@ -257,8 +257,8 @@ class StreamChannel:
 def unknown_stream(stream_id: str) -> UnknownStream:
     """The same error for a missing stream and for another owner's, so that no stream is revealed."""
     return UnknownStream(
-        f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
-        "Take the finished message from its session instead"
+        f"no stream {stream_id!r}: it was never opened here, or it ended too long ago. Read the finished "
+        f"message from its session instead"
     )
 
 

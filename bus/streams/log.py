@@ -154,7 +154,9 @@ class StreamLog(Generic[T]):
         if self._closed:
             raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
         if next_seq <= self.next_seq:
-            raise ValueError(f"stream {self.stream_id} is at {self.next_seq} already, not before {next_seq}")
+            raise ValueError(
+                f"stream {self.stream_id} has already reached {self.next_seq}; it can't start at {next_seq}"
+            )
         self._snapshot = tuple(snapshot)
         self._snapshot_bytes = stream_fold.weigh_all(self._snapshot)
         self._events.clear()

@@ -57,7 +57,7 @@ class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
     """Fields for that provider only. For an image that a model made, the data that came with it."""
 
     def __post_init__(self) -> None:
-        _one_source(self, "ImageBlock", _sniff_image, "no PNG, JPEG, GIF or WebP")
+        _one_source(self, "ImageBlock", _sniff_image, "not a PNG, JPEG, GIF or WebP image")
 
     @classmethod
     def from_path(cls, path: str | Path, *, detail: str | None = None) -> ImageBlock:
@@ -100,7 +100,7 @@ class AudioBlock(ShortRepr, frozen=True, gc=False, tag="audio"):
     """Fields for that provider only."""
 
     def __post_init__(self) -> None:
-        _one_source(self, "AudioBlock", _sniff_audio, "no WAV, MP3, FLAC or Ogg")
+        _one_source(self, "AudioBlock", _sniff_audio, "not a WAV, MP3, FLAC or Ogg file")
 
     @classmethod
     def from_path(cls, path: str | Path) -> AudioBlock:
@@ -156,7 +156,7 @@ def _one_source(
     unknown: str,
 ) -> None:
     if (block.url is None) == (block.data is None):
-        raise ValueError(f"{name} takes exactly one of url= and data=")
+        raise ValueError(f"{name} needs exactly one of url= and data=")
     if block.data is not None and block.media_type is None:
         media_type = sniff(block.data)
         if media_type is None:

@@ -176,8 +176,8 @@ class Message(ShortRepr, frozen=True, dict=True):
             if not isinstance(block, allowed):
                 at = next(place for place, each in enumerate(content) if each is block)
                 raise ValueError(
-                    f"a {self.role} message can't carry {type(block).__name__} (content[{at}]); "
-                    f"it takes {', '.join(kind.__name__ for kind in allowed)}"
+                    f"a {self.role} message can't have a {type(block).__name__} (content[{at}]). It "
+                    f"accepts {', '.join(kind.__name__ for kind in allowed)}"
                 )
 
     @classmethod
@@ -309,7 +309,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
         if not _TOOL_NAME.fullmatch(self.name):
             raise ValueError(
                 f"tool name {self.name!r}: must start with a letter and have only letters, digits, '_' and '-', "
-                "at most 64 in all"
+                "at most 64 in total"
             )
         if not _COMBINED.isdisjoint(self.input_schema):
             return  # the type and the properties are in the parts, which adapters merge for servers that need it
@@ -321,7 +321,9 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
             known = properties if isinstance(properties, dict) else {}
             for name in required:
                 if name not in known:
-                    raise ValueError(f"tool {self.name!r}: required {name!r} is no property of its input_schema")
+                    raise ValueError(
+                        f"tool {self.name!r}: required {name!r} is not a property of its input_schema"
+                    )
 
     @cached_property
     def size(self) -> int:
@@ -365,7 +367,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.mode == "named") != (self.tool_name is not None):
-            raise ValueError("ToolChoice takes tool_name= with mode 'named', and only then")
+            raise ValueError("ToolChoice needs tool_name= with mode 'named', and accepts it with no other mode")
 
 
 class CallSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

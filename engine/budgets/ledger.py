@@ -24,7 +24,7 @@ from callboard.bus import CallboardError
 from callboard.bus.log import warn_of_old_name
 from callboard.bus.values.usage import usd_of
 
-from .budget import ENDLESS_US, Budget, Payer, Slot
+from .budget import ENDLESS_US, OF_TREES, Budget, Payer, Slot
 
 # --- One account of a budget ---
 
@@ -98,7 +98,7 @@ class AccountState(msgspec.Struct, frozen=True):
     @property
     def value(self) -> str:
         """Deprecated name of `scope`."""
-        warn_of_old_name("AccountState.value is called AccountState.scope now")
+        warn_of_old_name("AccountState.value is deprecated: use AccountState.scope")
         return self.scope
 
     @property
@@ -339,7 +339,7 @@ class Ledger:
         for kind in self._kinds:
             value = payer.value(kind)
             found += [self._account(number, value) for number in self._one.get((kind, value), ())]
-        return found
+        return found + list(payer.accounts) if payer.accounts else found
 
     def _account(self, number: int, value: str) -> Account:
         account = self._accounts.get((number, value))
@@ -355,7 +355,7 @@ class Ledger:
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call. Returns why not, and then takes none."""
         if hold_id in self._holds:
-            raise ValueError(f"there is a reservation {hold_id!r} already")
+            raise ValueError(f"a reservation {hold_id!r} already exists")
         accounts = self.accounts(payer)
         refusals = [refusal for account in accounts if (refusal := account.refuses(asked, now_us)) is not None]
         if refusals:
@@ -407,6 +407,12 @@ class Ledger:
     def account(self, budget: Budget, value: str) -> Account:
         """The account of a session, provider, model or value of a tag under one of the budgets."""
         return self._account(self.budgets.index(budget), value)
+
+    def forget_turn(self, turn_id: str) -> None:
+        """Drop the accounts of a turn that is over. What is still reserved in them is settled all the same."""
+        for number, budget in enumerate(self.budgets):
+            if budget.per in OF_TREES:
+                self._accounts.pop((number, turn_id), None)
 
     def forget_ended(self, budget: Budget) -> None:
         """Forget what has ended in all accounts of a budget, so that it can be counted again from the trace."""
@@ -460,12 +466,12 @@ def _text(error: BudgetExceededError, refusal: Refusal) -> str:
     budget = f"the budget of {refusal.budget.describe(refusal.value)}"
     if refusal.why == "unpriced":
         return (
-            f"{budget} can't see this call: nobody knows the most that it can cost; add a price for its model, "
-            'give max_output_tokens, or allow such calls with unpriced="allow"'
+            f"{budget} can't cover this call: its maximum cost is unknown. Add a price for its model, "
+            'set max_output_tokens, or allow such calls with unpriced="allow"'
         )
     if refusal.why == "money":
         left, asked = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.asked.money / 1e9:.6g} USD"
     else:
         left, asked = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.asked.tokens} tokens"
-    when = f"; there is room at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
-    return f"{budget} has {left} left, and the call may need {asked}{when}; lower max_output_tokens, or raise it"
+    when = f". The call fits again at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
+    return f"{budget} has {left} left, and the call may need {asked}{when}. lower max_output_tokens, or raise it"

@@ -108,7 +108,7 @@ class StreamAccumulator:
         if self._response is not None:
             return self._response
         if not self.started:
-            raise CallboardError("no message has begun yet, so there is no response")
+            raise CallboardError("no message has started yet, so there is no response")
         complete = self.complete or MessageComplete(
             with_whole_calls(self.content, StopReason.CANCELLED),
             StopReason.CANCELLED,

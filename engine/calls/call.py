@@ -443,7 +443,7 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
     if not is_empty(response.content, response.stop_reason):
         return response
     said = response.raw_stop_reason or str(response.stop_reason)
-    text = f"the reply ended with {said}, without a text and without a call; retry_empty= asks again"
+    text = f"the reply ended with {said} and has no text and no tool call. Set retry_empty= to retry"
     warnings = (*response.warnings, CallWarning(WarningCode.EMPTY_REPLY, text))
     return msgspec.structs.replace(response, warnings=warnings)
 

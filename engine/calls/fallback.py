@@ -45,7 +45,7 @@ class BorrowedAdapters:
             if isinstance(error, Exception):
                 self._publish(runtime.availability.crashed(decision.provider, now_us()))
                 if not isinstance(error, AdapterError):
-                    what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
+                    what = f"adapter {decision.provider!r} failed to start: {type(error).__name__}: {error}"
                     raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
             raise
 

@@ -30,9 +30,9 @@ CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
 """The event that ends a call or one of its attempts, with its usage and its cost."""
 
 NOTHING_SPENT = Cost(0, CostSource.COMPUTED)
-NOTHING_SENT = Cost(0, CostSource.COMPUTED, None, "nothing was sent")
-REFUSED = Cost(0, CostSource.COMPUTED, None, "a provider bills nothing for an error that it answers with")
-NOT_KNOWN = Cost(None, CostSource.UNPRICED, None, "the call ended before any usage was known")
+NOTHING_SENT = Cost(0, CostSource.COMPUTED, None, "the request was not sent")
+REFUSED = Cost(0, CostSource.COMPUTED, None, "the provider returned an error, which is not billed")
+NOT_KNOWN = Cost(None, CostSource.UNPRICED, None, "the call ended before its usage was known")
 
 
 class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def output_is_unknown(end: CallEnd) -> bool:
         return False
     if end.usage is None:
         return bool(cost_sum(end).unknown)
-    sent = end.usage.total_input_tokens  # nothing, if it is known that nothing was sent
+    sent = end.usage.total_input_tokens  # nothing, if it is known that the request was not sent
     return end.usage.source is UsageSource.ESTIMATED and sent > 0 and not end.usage.output_tokens
 
 

@@ -36,7 +36,7 @@ from callboard.adapters import (
 from callboard.bus import CancelledError, Cost
 from callboard.bus.values.base import Json, JsonObject
 
-from .. import Engine, ModelRegistry, Reply, Session, Tool, TurnOptions
+from .. import Engine, ModelRegistry, Reply, Session, ToolLike, TurnOptions
 from ..tools import Approve
 from .command_line import FAILED
 from .common.options import tell_warnings
@@ -209,7 +209,7 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
         parts.append(f"{rate:,.0f} tokens a second" if rate >= 10 else f"{rate:.1f} tokens a second")
     if pace.first is not None:
         parts.append(f"the first after {pace.first - pace.asked:.1f} s")
-    parts.append(f"{pace.ended - pace.asked:.1f} s in all")
+    parts.append(f"{pace.ended - pace.asked:.1f} s in total")
     parts.append(cost_text(cost))
     calls = f" in {replies} calls" if replies > 1 else ""
     return f"{model}{calls}: {', '.join(parts)}"
@@ -268,7 +268,7 @@ class _Said(TypedDict):
     """The options that a session doesn't store, so they are passed again each time."""
 
     system_prompt: str | None
-    tools: Sequence[Tool]
+    tools: Sequence[ToolLike]
     approve: Approve | None
     key: str | None
 
@@ -333,7 +333,7 @@ class _Answering:
         self._tell(session, reply, pace)
         return code
 
-    async def _open(self, engine: Engine, tools: Sequence[Tool]) -> Session:
+    async def _open(self, engine: Engine, tools: Sequence[ToolLike]) -> Session:
         question = self._question
         approve = approver(tools, asks_always=question.asks_always) if tools else None
         if question.session_id is None:
@@ -389,7 +389,7 @@ class _Answering:
             self.outlet.end_line()
         if reply.status == "awaiting_tools":
             names = ", ".join(call.name for call in reply.tool_uses)
-            complain(f"the model calls {names}, and the call was not run")
+            complain(f"the model called {names}, and the call was not run")
             return FAILED
         return 0
 
@@ -397,9 +397,9 @@ class _Answering:
         """Write the warnings and facts of the reply to stderr."""
         tell_warnings(reply.warnings)
         if reply.metadata.stop_reason is StopReason.MAX_TOKENS:
-            note("(cut off at the output limit; -o max_output_tokens N raises it)")
+            note("(cut off at the output limit; raise it with -o max_output_tokens N)")
         if reply.metadata.stop_reason is StopReason.TOOL_USE and reply.status != "awaiting_tools":
-            note("(the model wants to call tools again; -o max_tool_rounds N lets it)")
+            note("(the model requested more tool calls; allow them with -o max_tool_rounds N)")
         if self._question.shows_usage:
             replies = replies_of_turn(session.messages)
             usage = reduce(add, (each.usage for each in replies))
@@ -427,7 +427,7 @@ class _Answering:
     def _stopped(self, error: CancelledError | None = None) -> int:
         """The exit code of a question that a signal has ended. Its cost is shown."""
         if self._stopped_by and error is not None:
-            arrived = "what had arrived is above, and" if self.outlet.last else "nothing had arrived yet; it"
+            arrived = "the part that arrived is above, and" if self.outlet.last else "no output arrived; the call"
             note(f"stopped; {arrived} cost {cost_text(error.cost)}")
         return SIGNALLED + (self._stopped_by or SIGINT)
 
@@ -463,7 +463,7 @@ def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which 
         return reply.text
     block = extracted(reply.text, extract)
     if block is None:
-        raise ValueError("there is no block of code in the reply")
+        raise ValueError("the reply has no code block")
     return block
 
 
@@ -473,7 +473,7 @@ def _read(text: str, schema: ObjectSchema[Json]) -> Json:
     try:
         return schema.read(read_json(text))
     except ValueError as error:
-        raise ValueError(f"the reply doesn't follow the schema: {error}") from error
+        raise ValueError(f"the reply does not follow the schema: {error}") from error
 
 
 def _in_lines(value: Json) -> str:

@@ -13,7 +13,7 @@ from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .common.options import add_key, add_models_file, repeated, short, tag
 from .common.sanitize import note
-from .conversation_setup import LastSession, last_session
+from .conversation_setup import LastSession, add_mcp_file, last_session
 from .inputs import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
 from .templates import Template
 
@@ -26,29 +26,31 @@ KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Asks what PROMPT says, after what comes through a pipe. Standard output gets the reply and "
-        "nothing else. What is said is kept in the trace, so that -c can go on with it."
+        "Send PROMPT to a model, after any text from a pipe. Only the reply goes to standard output. The "
+        "trace stores the conversation, so that -c can continue it."
     )
-    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask")
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="the question")
     _add_question(parser)
     _add_reply(parser)
     _add_session(parser)
     add_key(parser)
-    parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help="a tag of the call")
+    parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help="add a tag to the call")
     add_models_file(parser)
     parser.set_defaults(run=run)
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-m", "--model", metavar="NAME", help="by any of its names (default: the configured one)")
-    parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument(
+        "-m", "--model", metavar="NAME", help="the model, by any of its names (default: the configured one)"
+    )
+    parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt")
     repeated(
         parser,
         "-a",
         "--attach",
         dest="attachments",
         metavar="FILE",
-        help="an image, a PDF, audio or text: a file, a URL, or - for the pipe; may be repeated",
+        help="attach an image, PDF, audio or text: a file, a URL, or - for the pipe (repeatable)",
     )
     repeated(
         parser,
@@ -56,7 +58,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         dest="typed",
         nargs=2,
         metavar=("FILE", "TYPE"),
-        help="an attachment whose type must be said, such as image/heic",
+        help="attach a file with an explicit media type, such as image/heic",
     )
     repeated(
         parser,
@@ -64,9 +66,11 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--tool",
         dest="tools",
         metavar="TOOL",
-        help="FILE.py, FILE.py:function, a module, a plugin's name, or an MCP server: its URL, or 'mcp:command'",
+        help="let the model call tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server as a "
+        "URL or 'mcp:command'",
     )
-    parser.add_argument("--approve", action="store_true", help="ask before each call of a tool")
+    add_mcp_file(parser)
+    parser.add_argument("--approve", action="store_true", help="ask before each tool call")
     repeated(
         parser,
         "-o",
@@ -74,9 +78,9 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         dest="options",
         nargs=2,
         metavar=PAIR,
-        help="such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one provider",
+        help="set an option, such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one provider",
     )
-    parser.add_argument("-t", "--template", metavar="NAME", help="ask by this template")
+    parser.add_argument("-t", "--template", metavar="NAME", help="use this template")
     repeated(
         parser,
         "-p",
@@ -84,9 +88,9 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         dest="parameters",
         nargs=2,
         metavar=PAIR,
-        help="the value of a template's parameter",
+        help="set a parameter of the template",
     )
-    parser.add_argument("--save", metavar="NAME", help="keep all this as a template, and ask nothing")
+    parser.add_argument("--save", metavar="NAME", help="save this command as a template, without a call")
 
 
 def _add_reply(parser: argparse.ArgumentParser) -> None:
@@ -94,30 +98,34 @@ def _add_reply(parser: argparse.ArgumentParser) -> None:
     shape.add_argument(
         "--schema",
         metavar="SCHEMA",
-        help="the reply as JSON: a JSON Schema, its FILE.json, or 'name, age int'; in brackets for a list",
+        help="request JSON: a JSON Schema, its FILE.json, or 'name, age int'; in brackets for a list",
     )
     shape.add_argument(
-        "-x", "--extract", action="store_const", const="first", help="only the first block of code of the reply"
+        "-x", "--extract", action="store_const", const="first", help="print only the first code block of the reply"
     )
     shape.add_argument(
-        "--extract-last", dest="extract", action="store_const", const="last", help="only the last block of code"
+        "--extract-last", dest="extract", action="store_const", const="last", help="print only the last code block"
     )
-    parser.add_argument("--json", action="store_true", help="the reply with its usage and cost, as a JSON object")
-    parser.add_argument("--no-stream", action="store_true", help="ask for a whole reply, and not for a stream")
     parser.add_argument(
-        "-R", "--hide-reasoning", action="store_true", help="show no reasoning (at a terminal, on stderr)"
+        "--json", action="store_true", help="print the reply with its usage and cost as a JSON object"
     )
-    parser.add_argument("-u", "--usage", action="store_true", help="tokens, their pace and the cost, on stderr")
+    parser.add_argument("--no-stream", action="store_true", help="request the whole reply instead of a stream")
+    parser.add_argument(
+        "-R", "--hide-reasoning", action="store_true", help="hide the reasoning, which a terminal shows on stderr"
+    )
+    parser.add_argument("-u", "--usage", action="store_true", help="print tokens, speed and cost to stderr")
 
 
 def _add_session(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "-c", "--continue", dest="goes_on", action="store_true", help="go on with the last conversation"
+        "-c", "--continue", dest="goes_on", action="store_true", help="continue the last conversation"
     )
-    which.add_argument("--session", metavar="ID", help="go on with the session of this id, or begin one under it")
+    which.add_argument("--session", metavar="ID", help="continue the session with this id, or start it")
     parser.add_argument(
-        "--no-save", action="store_true", help=f"keep nothing of what is said; ${KEEPS_NOTHING}=1 means it always"
+        "--no-save",
+        action="store_true",
+        help=f"do not store the conversation; ${KEEPS_NOTHING}=1 makes this the default",
     )
 
 
@@ -125,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         return _save(arguments)
     if arguments.session is not None and arguments.no_save:
-        raise ConfigurationError("--session goes on with what is kept: leave out --no-save")
+        raise ConfigurationError("--session continues a stored session: leave out --no-save")
     question = question_of(arguments, Pipe())
     return answer(question, load_registry(arguments.models_file))
 
@@ -174,7 +182,7 @@ def _template(arguments: argparse.Namespace) -> Template:
     """The named template, or an empty one."""
     if arguments.template is None:
         if arguments.parameters:
-            raise ConfigurationError("-p gives a value to a template: name the template with -t")
+            raise ConfigurationError("-p sets a parameter of a template: name the template with -t")
         return Template()
     from .templates import load
 
@@ -199,5 +207,5 @@ def _save(arguments: argparse.Namespace) -> int:
         tools=tuple(arguments.tools),
         extract=arguments.extract,
     )
-    note(f"kept as {short(save(template))}; ask by it with: callboard ask -t {template.name}")
+    note(f"saved as {short(save(template))}; to use it: callboard ask -t {template.name}")
     return 0

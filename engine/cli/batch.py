@@ -38,13 +38,15 @@ from .common.table import Column, add_format, figure, json_text, plural, write_r
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A batch is answered within a day, mostly much sooner, and mostly for half the price. It goes "
-        "on without this command, and is found again by its id."
+        "Send many requests as one batch. Providers answer within a day, usually much sooner, and "
+        "usually for half the price. A batch continues without this command. Use its id to find it again."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_submit(inner)
-    listing = add_action(inner, "list", list_batches, "List the latest batches", "Lists the latest batches.")
-    listing.add_argument("--limit", type=positive, default=20, metavar="N", help="so many (default: 20)")
+    listing = add_action(inner, "list", list_batches, "List the latest batches", "List the latest batches.")
+    listing.add_argument(
+        "--limit", type=positive, default=20, metavar="N", help="show at most N batches (default: 20)"
+    )
     add_format(listing, "for each batch")
     add_models_file(listing)
     wait = add_action(
@@ -52,18 +54,20 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
         "wait",
         wait_for,
         "Wait for a batch, and write its results",
-        "Waits until a batch is over, and writes its results. Ctrl-C ends the waiting and not the batch.",
+        "Wait until a batch has ended, and write its results. Ctrl-C stops the command but not the batch.",
     )
-    wait.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 5 to 60 seconds)")
+    wait.add_argument(
+        "--every", type=float, metavar="SECONDS", help="poll at this interval (default: 5 to 60 seconds)"
+    )
     results = add_action(
         inner,
         "results",
         write_results,
-        "Write the results that are ready",
-        "Looks at a batch once, and writes the results that are there, one JSON object a line in the order of the "
-        "requests. The exit code is 1 if some are missing, or are errors.",
+        "Write the results so far",
+        "Check a batch once, and write the results so far, one JSON object a line in the order of the "
+        "requests. The exit code is 1 if a result is missing or is an error.",
     )
-    answered = "Ends a batch. What was answered by then is billed, and is among its results."
+    answered = "Cancel a batch. Requests that were answered before are billed, and their results remain."
     for each in (wait, results, add_action(inner, "cancel", cancel_one, "Cancel a batch", answered)):
         each.add_argument("id", metavar="ID", help="the batch")
         add_models_file(each)
@@ -75,21 +79,21 @@ def _add_submit(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "submit",
         submit_one,
         "Send a batch, and print its id",
-        "Sends the requests in FILE, one JSON object a line: `prompt` or `messages`, and perhaps "
-        "`id`, `system`, `max_tokens`, `temperature`, `output_schema` and `options`. With --id, the command can "
-        "be repeated whatever became of it: nothing is sent twice.",
+        "Send the requests in FILE, one JSON object a line: `prompt` or `messages`, and optionally `id`, "
+        "`system`, `max_tokens`, `temperature`, `output_schema` and `options`. With --id, it is safe to "
+        "repeat the command: no request is sent twice.",
     )
-    submit.add_argument("file", type=Path, metavar="FILE", help="the requests; - is stdin")
+    submit.add_argument("file", type=Path, metavar="FILE", help="the file of requests, or - for stdin")
     add_model(submit)
-    submit.add_argument("--id", metavar="ID", help="the batch's id (default: a new one)")
+    submit.add_argument("--id", metavar="ID", help="set the id of the batch (default: a new one)")
     submit.add_argument(
         "--max-tokens",
         type=positive,
         default=DEFAULT_TOKENS,
         metavar="N",
-        help=f"the longest reply, where a line says nothing (default: {DEFAULT_TOKENS})",
+        help=f"limit the output of requests without max_tokens (default: {DEFAULT_TOKENS})",
     )
-    repeated(submit, "--tag", type=one_tag, metavar="KEY=VALUE", help="of the calls in the trace")
+    repeated(submit, "--tag", type=one_tag, metavar="KEY=VALUE", help="add a tag to the calls (repeatable)")
     add_key(submit)
     add_models_file(submit)
 
@@ -121,7 +125,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _say_how_to_wait(batch_id: str) -> None:
-    note(f"for its results: {shlex.join(['callboard', 'batch', 'wait', batch_id])}")
+    note(f"to get its results: {shlex.join(['callboard', 'batch', 'wait', batch_id])}")
 
 
 _BATCHES: list[Column[BatchLine]] = [
@@ -164,7 +168,7 @@ def wait_for(arguments: argparse.Namespace) -> int:
     try:
         results = on_engine(arguments, work)
     except (KeyboardInterrupt, SystemExit):
-        note(f"batch {arguments.id} goes on")
+        note(f"batch {arguments.id} continues")
         _say_how_to_wait(arguments.id)
         raise
     return _write(results, missing=0)
@@ -199,8 +203,8 @@ def cancel_one(arguments: argparse.Namespace) -> int:
         return await batch.cancel()
 
     if not on_engine(arguments, work):
-        raise CallboardError(f"batch {arguments.id} is over: there is nothing to end")
-    note(f"batch {arguments.id} is being ended; what was answered by then is among its results")
+        raise CallboardError(f"batch {arguments.id} has already ended")
+    note(f"batch {arguments.id} is being cancelled; requests that are already answered stay in its results")
     _say_how_to_wait(arguments.id)
     return 0
 
@@ -234,13 +238,13 @@ def requests_in(lines: Iterable[str], *, model: str, max_tokens: int) -> list[Ca
             line = msgspec.json.decode(text, type=Line)
             found.append(_request(line, model, max_tokens))
         except (msgspec.MsgspecError, UnicodeError, TypeError, ValueError, CallboardError) as error:
-            raise ConfigurationError(f"line {number} is no request: {error}") from error
+            raise ConfigurationError(f"line {number} is not a request: {error}") from error
     return found
 
 
 def _request(line: Line, model: str, max_tokens: int) -> CanonicalRequest:
     if (line.prompt is None) == (line.messages is None):
-        raise ValueError("it has a `prompt` or `messages`, and not both")
+        raise ValueError("it needs either `prompt` or `messages`, not both")
     messages = as_messages(line.messages) if line.messages is not None else (Message.user(line.prompt or ""),)
     return CanonicalRequest(
         request_id=line.id or "",
@@ -335,11 +339,11 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
 def add_background(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A reply that was asked for with `-o background true` goes on at its provider when its "
-        "program ends. Here it is found again."
+        "Read replies requested with `-o background true`. Such a reply continues at its provider after "
+        "your program has ended."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    unread = "Lists the replies that nobody has read."
+    unread = "List the replies that are not read yet."
     listing = add_action(inner, "list", list_replies, "List replies that are not read yet", unread)
     add_format(listing, "for each reply")
     add_models_file(listing)
@@ -348,8 +352,8 @@ def add_background(parser: argparse.ArgumentParser) -> None:
         "read",
         read_reply,
         "Wait for a reply, and write its text",
-        "Waits for a reply and writes its text. Nothing is asked for again. A session that is stored gets the "
-        "reply into its history.",
+        "Wait for a reply, and write its text. This sends no new request. If the session is stored, the "
+        "reply is added to its history.",
     )
     read.add_argument("id", metavar="ID", nargs="?", help="the reply (default: the latest one)")
     add_models_file(read)
@@ -380,7 +384,7 @@ def read_reply(arguments: argparse.Namespace) -> int:
         wanted = [each for each in found if arguments.id in (None, each.request_id, each.response_id)]
         if not wanted:
             named = "no reply" if arguments.id is None else f"no reply {arguments.id}"
-            raise CallboardError(f"{named} is open: see `callboard background list`")
+            raise CallboardError(f"{named} is waiting: see `callboard background list`")
         return await _read_reply(engine, wanted[-1])
 
     text, cost = on_engine(arguments, work, make=lambda: Engine(models=registry, capture_content=True))
@@ -395,7 +399,7 @@ async def _read_reply(engine: Engine, reply: OpenReply) -> tuple[str, Cost | Non
         try:
             session = await engine.resume(reply.session_id)
         except CallboardError as error:
-            note(f"its session stays as it is: {error}")
+            note(f"its session was not changed: {error}")
         else:
             message = await session.take_up(reply)
             return message.text, message.metadata.cost

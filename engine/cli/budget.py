@@ -27,14 +27,20 @@ if TYPE_CHECKING:
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
+    parser.add_argument("--max-cost-usd", metavar="USD", help="set the limit in US dollars")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="set the limit in tokens")
     parser.add_argument(
-        "--per", default="engine", help="engine (the default), session, provider, model or tag:NAME"
+        "--per",
+        default="engine",
+        help="apply the limit to each engine (the default), session, provider, model or tag:NAME",
     )
-    parser.add_argument("--of", metavar="VALUE", help="only that session, provider, model or value of the tag")
-    parser.add_argument("--window", help="hour, day or month; or seconds of a rolling window (default: none)")
-    parser.add_argument("--zone", default="UTC", help="the time zone of the window, such as Europe/Zurich")
+    parser.add_argument(
+        "--of", metavar="VALUE", help="apply it only to this session, provider, model or tag value"
+    )
+    parser.add_argument(
+        "--window", help="reset it each hour, day or month, or use a rolling window in seconds (default: none)"
+    )
+    parser.add_argument("--zone", default="UTC", help="set the time zone of the window, such as Europe/Zurich")
     parser.add_argument("--current", action="store_true", help="count repriced calls at their current costs")
     add_trace(parser)
     add_format(parser, "for each account")
@@ -102,7 +108,7 @@ async def _nothing() -> None:
 def _show(states: list[AccountState]) -> None:
     console = make_console()
     if not states:
-        console.print("Nothing counts in this budget.")
+        console.print("No calls count in this budget.")
         return
     limited = states[0].budget.max_nano_usd is not None
     columns: list[Column[AccountState]] = [
@@ -116,8 +122,8 @@ def _show(states: list[AccountState]) -> None:
     ]
     console.print(FittingTable(columns, states))
     console.print(
-        "\nunknown: calls under way in another process, or without an answer; they count at most at what was "
-        "reserved for them.",
+        "\nunknown: calls in progress in another process, or without an answer. They count at most with "
+        "their reserved amount.",
         style="dim",
     )
 
@@ -128,13 +134,14 @@ def _show_slices(slices: list[SliceRow]) -> None:
         Column("of", lambda each: each.value or "-", folds=True),
         figure("at most", lambda each: usd(each.nano_usd)),
         figure("tokens", lambda each: f"{each.tokens:,}"),
-        Column("", lambda each: "" if each.lives else "gone: counts until all of its calls are here"),
+        Column("", lambda each: "" if each.lives else "gone: counts until all its calls have arrived"),
     ]
     console = make_console()
     console.print()
     console.print(FittingTable(columns, slices))
     console.print(
-        "\nWhat a node has been granted counts for the whole cluster, with what it has spent of it.", style="dim"
+        "\nThe amount granted to a node counts for the whole cluster and includes the amount it has spent.",
+        style="dim",
     )
 
 

@@ -92,25 +92,25 @@ def _json(text: str, source: str) -> Json:
     try:
         found: Json = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise CallboardError(f"{source}: is no JSON: {error}") from error
+        raise CallboardError(f"{source}: is not JSON: {error}") from error
     return found
 
 
 def _of_rows(rows: Iterable[object], fields: Fields, source: str) -> Iterator[Record]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise CallboardError(f"{source}: row {number} is no object")
+            raise CallboardError(f"{source}: row {number} is not an object")
         yield _of_row(row, fields, f"{source}: row {number}")
 
 
 def _of_row(row: JsonObject, fields: Fields, where: str) -> Record:
     found = row.get(fields.id)
     if not isinstance(found, str | int) or found == "":
-        raise CallboardError(f"{where} has no id in a field {fields.id!r}; --id names another")
+        raise CallboardError(f"{where} has no id in a field {fields.id!r}; choose another with --id")
     names: Sequence[str] = fields.texts or ("text",)
     texts = [row.get(name) for name in names]
     if not all(isinstance(text, str) for text in texts):
-        raise CallboardError(f"{where} has no text in {', '.join(names)}; --text names other fields")
+        raise CallboardError(f"{where} has no text in {', '.join(names)}; choose other fields with --text")
     text = "\n".join(str(text) for text in texts)
     others = {name: value for name, value in row.items() if name not in (fields.id, *names)}
     return Record(str(found), text, msgspec.json.encode(others).decode() if others else None)
@@ -147,7 +147,7 @@ def destination(
 ) -> Into:
     """The collection with its model: its own, or for a new one the model that is named."""
     if known is None and model is None:
-        raise ConfigurationError(f"collection {name!r} is new: say by which model it is embedded, with --model")
+        raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
     if known is not None and model is None:
         model = known.model
     assert model is not None
@@ -157,8 +157,8 @@ def destination(
         return into
     if into.space != known.space:
         raise ConfigurationError(
-            f"the vectors of collection {name!r} are of {known.model}, and those of {entry.id} can't be compared "
-            "with them: use that model, or another collection"
+            f"collection {name!r} has vectors of {known.model}, which can't be compared with vectors of "
+            f"{entry.id}: use that model, or another collection"
         )
     if dimensions not in (None, known.dimensions):
         raise ConfigurationError(f"the vectors of collection {name!r} have {known.dimensions} dimensions")

@@ -27,7 +27,7 @@ class CommandEntry(NamedTuple):
 GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
     "Ask and chat": {
         "ask": CommandEntry("ask:add_command", "Ask a model a question"),
-        "chat": CommandEntry("chat.chat:add_command", "Talk to a model, and switch models on the way"),
+        "chat": CommandEntry("chat.chat:add_command", "Chat with a model, and switch models at any time"),
         "image": CommandEntry("media:add_image", "Make an image from a prompt"),
         "video": CommandEntry("media:add_video", "Make a video from a prompt"),
         "batch": CommandEntry("batch:add_batch", "Send many requests at a lower price"),
@@ -41,7 +41,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         "collections": CommandEntry("embed:add_collections", "Store texts as vectors"),
         "similar": CommandEntry("embed:add_similar", "Find similar texts in a collection"),
     },
-    "Look at calls": {
+    "Inspect calls": {
         "traces": CommandEntry("traces:add_traces", "Show recorded calls with tokens, latency and cost"),
         "sessions": CommandEntry("sessions:add_sessions", "Show sessions and their messages"),
         "logs": CommandEntry("sessions:add_logs", "Show and search questions and answers"),
@@ -52,7 +52,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
     },
     "Costs and prices": {
         "cost": CommandEntry("cost:add_cost", "Sum up costs by model, day, session or tag"),
-        "budget": CommandEntry("budget:add_command", "Show what a budget has spent and left"),
+        "budget": CommandEntry("budget:add_command", "Show the spent and remaining amount of a budget"),
         "prices": CommandEntry("prices:add_command", "Show, explain and update prices"),
         "reprice": CommandEntry(
             "reprice:add_command", "Recalculate the cost of recorded calls with another price table"
@@ -65,7 +65,10 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         "upgrade": CommandEntry("upkeep:add_upgrade", "Upgrade a trace file to this version"),
         "ship": CommandEntry("upkeep:add_ship", "Copy a trace file to a server as it grows"),
     },
-    "Serve": {"web": CommandEntry("web:add_command", "Serve the live view to a browser")},
+    "Serve": {
+        "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
+        "serve-mcp": CommandEntry("mcp:add_serve", "Serve tools or a model to other hosts, as an MCP server"),
+    },
     "Set up": {
         "demo": CommandEntry("demo:add_command", "Run a demo on a local model, without a key"),
         "doctor": CommandEntry("doctor:add_doctor", "Check configuration, keys, providers and the trace"),
@@ -231,10 +234,10 @@ def _unknown(word: str, more: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`callboard help` lists them"
+    hint = f"did you mean {near[0]}?" if near else "`callboard help` lists all commands"
     if len(more) > 1 and not any(each.startswith("-") for each in more):
-        hint = f'{hint.rstrip("?")}, or a question in quotes? For example: callboard "What is a monad?"'
-    return f"there is no command {word!r}: {hint}"
+        hint = f'{hint.rstrip("?")}, or a question in quotes? For example: callboard "Why is the sky blue?"'
+    return f"unknown command {word!r}: {hint}"
 
 
 def build_parser(
@@ -244,7 +247,7 @@ def build_parser(
     parser: argparse.ArgumentParser = _MainParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
-        epilog='`callboard "QUESTION"` asks the question, as `callboard ask` does. '
+        epilog='`callboard "QUESTION"` is short for `callboard ask "QUESTION"`. '
         "`callboard help COMMAND` shows all options of a command. "
         "`callboard plugins` lists the commands of other packages. "
         "The folder $CALLBOARD_HOME (default ~/.callboard) has models.yaml, the keys and the trace. "

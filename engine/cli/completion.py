@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Writes what a shell reads at its start. "
+        "Print the completion script for a shell. "
         'In ~/.bashrc: eval "$(callboard completion bash)". '
         'In ~/.zshrc, below compinit: eval "$(callboard completion zsh)". '
         "For fish: callboard completion fish > ~/.config/fish/completions/callboard.fish"
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.words is not None:
         sys.stdout.writelines(f"{each}\n" for each in proposals(arguments.words or [""]))
     elif arguments.shell is None:
-        sys.stderr.write(f"callboard: say for which shell: {', '.join(SCRIPTS)}\n")
+        sys.stderr.write(f"callboard: name a shell: {', '.join(SCRIPTS)}\n")
         return BADLY_CONFIGURED
     else:
         sys.stdout.write(SCRIPTS[arguments.shell])
@@ -290,7 +290,7 @@ _callboard_completion() {
     done < <(callboard completion --line "${COMP_LINE:0:COMP_POINT}" --breaks "$COMP_WORDBREAKS" 2>/dev/null)
 }
 complete -o default -F _callboard_completion callboard
-"""
+"""  # plain: a program for a shell
 
 ZSH = """\
 #compdef callboard
@@ -308,7 +308,7 @@ if [[ "$funcstack[1]" == "_callboard" ]]; then
 else
     compdef _callboard callboard
 fi
-"""
+"""  # plain: a program for a shell
 
 FISH = """\
 function __callboard_completion
@@ -321,7 +321,7 @@ function __callboard_completion
     end
 end
 complete -c callboard -f -a '(__callboard_completion)'
-"""
+"""  # plain: a program for a shell
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 """The script by the name of its shell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
 import os
@@ -13,7 +14,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -38,6 +39,9 @@ from ..tools.collect import plugin_tools
 from .common.sanitize import note, one_line
 from .common.table import json_text
 
+if TYPE_CHECKING:
+    from .mcp import Generate
+
 # --- The model ---
 
 VARIABLE = "CALLBOARD_MODEL"
@@ -58,12 +62,12 @@ def first_model(registry: ModelRegistry) -> str:
         if latest is not None:
             model = f"{registry.default_provider}:{_priced(registry.default_provider, latest).id}"
             if sys.stderr.isatty():
-                note(f"({model}; -m names another model, {VARIABLE} another one for always)")
+                note(f"({model}; choose another with -m, or for all commands with {VARIABLE})")
             return model
     for entry in registry.models.values():
         if entry.kind == "chat" and registry.adapters[entry.adapter].state == "configured":
             return entry.aliases[0] if entry.aliases else entry.id
-    raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")
+    raise ConfigurationError(f"{registry.source} lists no model that can be called; choose one with --model")
 
 
 def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
@@ -94,7 +98,7 @@ def last_session() -> LastSession:
     try:
         return msgspec.json.decode(_file().read_bytes(), type=LastSession)
     except (OSError, msgspec.DecodeError):
-        raise ConfigurationError("there is no conversation to go on with yet: ask without -c first") from None
+        raise ConfigurationError("there is no conversation to continue yet: ask without -c first") from None
 
 
 def remember(session_id: str, tools: Sequence[str] = ()) -> None:
@@ -111,21 +115,49 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
 # -T https://host/mcp           the tools of an MCP server
 # -T "mcp:npx some-server"      the tools of an MCP server that is started by this command
 # -T NAME                       the tools of a plugin
+# --mcp FILE                    the tools of the MCP servers in a file
 
 _COMMAND = "mcp:"
 
+MCP_FILE = "mcp-file:"
+"""How a file of MCP servers is named among the tools of a conversation."""
 
-async def given_tools(words: Sequence[str], life: AsyncExitStack) -> tuple[Tool, ...]:
-    """The tools that a person names."""
+
+def add_mcp_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mcp",
+        dest="tools",
+        action="append",
+        type=MCP_FILE.__add__,
+        metavar="FILE",
+        help='use the MCP servers of a file in the form {"mcpServers": {...}}; may be repeated',
+    )
+
+
+async def given_tools(
+    words: Sequence[str], life: AsyncExitStack, generate: Generate | None = None
+) -> tuple[ToolLike, ...]:
+    """The tools that a person names. Those of MCP servers in a file may change later.
+
+    Args:
+        words: The words of the command line.
+        life: Ends the servers.
+        generate: Gets a model's reply for a server that asks for one, if the user agrees.
+    """
     found: list[ToolLike] = []
     for word in words:
         server = _server(word)
-        if server is not None:
+        if word.startswith(MCP_FILE):
+            from .mcp import opened
+
+            found.append(await opened(word.removeprefix(MCP_FILE), life, generate))
+        elif server is not None:
             found += await life.enter_async_context(mcp_tools(server))
         else:
             found += _of_code(word)
     try:
-        return as_tools(found)
+        as_tools(found)
+        return tuple(found)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
 
@@ -160,7 +192,7 @@ def _of_code(word: str) -> list[ToolLike]:
         return [getattr(module, name)]
     tools = tools_of(module)
     if not tools:
-        raise ConfigurationError(f"{place} has no tool: no public function with type hints")
+        raise ConfigurationError(f"{place} has no tools: it needs a public function with type hints")
     return tools
 
 
@@ -202,22 +234,22 @@ def _imported(name: str) -> ModuleType:
         if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(f"-T {name}: {error}") from error
         raise ConfigurationError(
-            f"-T {name}: there is no such plugin or module; a file ends with .py, a server begins with https:// "
-            "or mcp:"
+            f"-T {name}: no such plugin or module. The name of a file ends with .py, and that of a "
+            f"server starts with https:// or mcp:"
         ) from None
     except Exception as error:
         raise ConfigurationError(f"-T {name}: {type(error).__name__}: {error}") from error
 
 
-_NOBODY = "it needs an approval, and nobody is there to give it"
+_NOBODY = "it needs an approval, and no terminal is available to ask for it"
 
 
-def approver(tools: Iterable[Tool], *, asks_always: bool, tells: bool = True) -> Approve:
+def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True) -> Approve:
     """The function that decides about calls: tools that need no approval just run."""
-    careful = {tool.name for tool in tools if tool.needs_approval is not None}
 
     def approve(request: ApprovalRequest) -> Approved | Denied:
         call = f"{request.call.name} {json_text(request.arguments)}"
+        careful = {tool.name for tool in as_tools(tools) if tool.needs_approval is not None}
         if not asks_always and request.call.name not in careful:
             if tells:
                 note(f"tool {call}")
@@ -233,7 +265,7 @@ def approver(tools: Iterable[Tool], *, asks_always: bool, tells: bool = True) ->
 
 
 def _asked(terminal: TextIO, call: str) -> Approved | Denied:
-    terminal.write(f"tool {one_line(call)}: may it run? [y/N, or why not] ")
+    terminal.write(f"tool {one_line(call)}: run it? [y/N, or a reason] ")
     answer = terminal.readline().strip()
     if answer.lower() in ("y", "yes"):
         return Approved()

@@ -44,7 +44,7 @@ def add_cost(parser: argparse.ArgumentParser) -> None:
     add_by(parser)
     add_filters(parser)
     parser.add_argument(
-        "--under", metavar="VERSION", help="the costs under this price version (default: the current)"
+        "--under", metavar="VERSION", help="show the costs under this price version (default: the current one)"
     )
     add_format(parser, "for each group")
     parser.set_defaults(run=run_cost)
@@ -67,7 +67,7 @@ def dimensions(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in DIMENSIONS and not (name.startswith("tag:") and len(name) > 4):
             raise argparse.ArgumentTypeError(
-                f"{name!r} is nothing to group by; there are {', '.join((*_SHORT, *DIMENSIONS))} and tag:KEY"
+                f"{name!r} is not a group; expected {', '.join((*_SHORT, *DIMENSIONS))} and tag:KEY"
             )
     return names
 
@@ -100,7 +100,7 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
     console = make_console()
     calls = sum(row.calls for row in rows)
     if not calls:
-        console.print("No such calls.")
+        console.print("No matching calls.")
         return
     total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
     columns: list[Column[CostRow]] = [
@@ -189,7 +189,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
         return 0
     console = make_console()
     if not rows:
-        console.print("No such calls.")
+        console.print("No matching calls.")
         return 0
     columns: list[Column[StatisticsRow]] = [
         *_by_columns(by),
@@ -211,11 +211,11 @@ def run_stats(arguments: argparse.Namespace) -> int:
     refused = from_trace(arguments, lambda store: _refusals(store, arguments))
     if refused:
         console.print(
-            f"{plural(refused, 'call')} refused by budgets, see `callboard replay --topic budget.refused`."
+            f"{plural(refused, 'call')} refused by budgets (see `callboard replay --topic budget.refused`)."
         )
     console.print(
-        "\nTimes are of attempts: latency of completed ones, first token of all that had one. "
-        "tok/s: output after the first token.",
+        "\nTimes are per attempt: latency for completed attempts, first token for all attempts that had "
+        "one. tok/s: output speed after the first token.",
         style="dim",
     )
     return 0
@@ -226,8 +226,8 @@ def _tell_savings(console: Console, arguments: argparse.Namespace) -> None:
     found = from_trace(arguments, lambda store: cache_savings(store, prices, call_filter(arguments)))
     beside = f"; {plural(found.unpriced, 'call')} without a price" if found.unpriced else ""
     console.print(
-        f"\nPrompt caches saved {usd(found.saved_nano_usd)}: {found.cached_input_tokens:,} tokens were read from "
-        f"them in {plural(found.calls, 'call')}{beside}.",
+        f"\nPrompt caches saved {usd(found.saved_nano_usd)}: {found.cached_input_tokens:,} tokens were "
+        f"read from cache in {plural(found.calls, 'call')}{beside}.",
         style="dim",
     )
 
@@ -243,7 +243,7 @@ def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
     estimated, unpriced, unknown = (
         sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
     )
-    told = ((unknown, "of unknown usage"), (estimated, "counted by estimate"), (unpriced, "without a price"))
+    told = ((unknown, "of unknown usage"), (estimated, "with estimated usage"), (unpriced, "without a price"))
     beside = ", ".join(f"{plural(count, 'attempt')} {what}" for count, what in told if count)
     if beside:
         console.print(f"\n{beside}.", style="yellow" if unknown else "dim")
@@ -292,5 +292,5 @@ def run_errors(arguments: argparse.Namespace) -> int:
         rows,
         _ERRORS,
         empty="No failed attempts.",
-        below=f"{total}; {plural(ended, 'call')} ended so.",
+        below=f"{total}; {plural(ended, 'call')} failed.",
     )

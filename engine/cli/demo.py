@@ -43,11 +43,11 @@ _BESIDE_THE_TRACE = ("", "-wal", "-shm", ".lock")
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Shows Callboard on a small model that runs on this machine, in one or two minutes."
+    parser.description = "Run Callboard with a small model on this machine, in one or two minutes."
     parser.add_argument("--cassettes", action="store_true", help="replay recordings instead of running a model")
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--keep", action="store_true", help="keep the calls of earlier demos in the trace file")
-    parser.add_argument("--plain", action="store_true", help="no colours and nothing that moves")
+    parser.add_argument("--keep", action="store_true", help="keep calls of earlier demos in the trace file")
+    parser.add_argument("--plain", action="store_true", help="use no colours and no animation")
     parser.set_defaults(run=run)
 
 
@@ -111,7 +111,7 @@ class Demo:
     async def _model(self) -> AsyncIterator[None]:
         """The local model's server, for as long as the demo lasts. Without a local model, the cassettes."""
         if self._source == "cassettes":
-            self._say_cassettes("as asked for")
+            self._say_cassettes("as requested")
             yield
             return
         self._heading("A model on this machine", "No key, no network: llama.cpp and SmolLM2, 135M parameters.")
@@ -124,7 +124,7 @@ class Demo:
             self._screen.line(f"   {error}", "yellow")
             self._steps = 0
             self._source = "cassettes"
-            self._say_cassettes("since the model can't run here")
+            self._say_cassettes("because the model can't run here")
             yield
             return
         self._screen.idle()
@@ -141,7 +141,7 @@ class Demo:
     def _say_cassettes(self, why: str) -> None:
         self._heading(
             f"Recorded replies, {why}",
-            "What the local model said when this was recorded, replayed byte for byte.",
+            "The recorded replies of the local model, replayed byte for byte.",
             "Everything else is real: adapters, bus, streams, store, prices.",
         )
         self._fact("cassettes", str(cassette("*")))
@@ -178,8 +178,8 @@ class Demo:
     async def _conversation(self) -> None:
         self._heading(
             "One session, three wire protocols, one history",
-            "Each turn goes over another protocol and needs the turns before it.",
-            "Tokens as they come; in grey, the events on the bus and when they happened.",
+            "Each turn uses another protocol and needs the turns before it.",
+            "The tokens as they arrive, with the events on the bus and their times in grey.",
         )
         session = self._session(CONVERSATION[0].model, system_prompt=SYSTEM_PROMPT)
         for number, asked in enumerate(CONVERSATION):
@@ -189,7 +189,9 @@ class Demo:
             await self._turn(session, asked.text)
 
     async def _structured_object(self) -> None:
-        self._heading("A structured object", "The reply is held to a JSON Schema and decoded into a typed Struct.")
+        self._heading(
+            "A structured object", "The reply must follow a JSON Schema and is decoded into a typed Struct."
+        )
         session = self._session(PERSON_MODEL)
         text = await self._turn(session, PERSON_TEXT, output_schema=PERSON_SCHEMA)
         self._screen.line()
@@ -198,8 +200,8 @@ class Demo:
     async def _tool_round(self) -> None:
         self._heading(
             "A tool round, emulated",
-            "A model this small calls no tools by itself: a schema makes it write a call.",
-            "What happens with the call is real: the tool runs, its result goes back.",
+            "A model this small can't call tools by itself. A schema makes it write a call.",
+            "The rest is real: the tool runs, and its result goes back to the model.",
         )
         session = self._session(TOOL_MODEL, system_prompt=SYSTEM_PROMPT, tools=True)
         await self._turn(session, TOOL_TEXT)
@@ -226,7 +228,7 @@ class Demo:
         for model in HOSTED_MODELS:
             hosted = await self._engine.reprice(second, where=self._calls, as_model=model)
             self._screen.line(_as_if(hosted, report))
-        self._heading("And everything stops, in order")
+        self._heading("The engine stops")
         await self._screen.drawn()
 
     def _outro(self) -> None:
@@ -237,7 +239,7 @@ class Demo:
         self._screen.line("Next", "bold cyan")
         self._screen.line()
         for what, how in (
-            ("talk to it", f"{home}{command} chat"),
+            ("chat with it", f"{home}{command} chat"),
             ("query", f"{command} traces --db {database}"),
             ("reprice", f"{command} reprice --db {database} --prices {prices} --label first"),
             ("see it in a browser", f"{command} web --db {database}"),
@@ -295,7 +297,7 @@ def _decoded(text: str) -> str:
     try:
         return repr(msgspec.json.decode(text, type=Person))
     except msgspec.DecodeError as error:
-        return f"no whole object: {error}"
+        return f"no complete object: {error}"
 
 
 def _as_if(hosted: RepriceReport, now: RepriceReport) -> str:
@@ -364,7 +366,7 @@ class ReplayedLocal(LocalAdapter):
         try:
             transport = CassetteTransport(path)
         except OSError as error:
-            raise ConfigurationError(f"no recording to replay at {path}: {error.strerror}") from error
+            raise ConfigurationError(f"no recording at {path}: {error.strerror}") from error
         options = read_options(config, name)
         self._inner = create_inner(config, options, name=name, clock=clock, transport=transport)
 
@@ -398,7 +400,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 CONVERSATION = (
-    Asked("local-chat", "What is the capital of France?"),
+    Asked("local-chat", "What is the capital of France?"),  # plain: a question to a model
     Asked("local-messages", "Name one famous thing to see there."),
     Asked("local-responses", "Which city are we talking about?"),
 )
@@ -422,7 +424,7 @@ PERSON_SCHEMA: JsonObject = {
 }
 
 TOOL_MODEL = "local-tools"
-TOOL_TEXT = "What is the weather in Oslo?"
+TOOL_TEXT = "What is the weather in Oslo?"  # plain: a question to a model
 
 
 def look_outside(arguments: JsonObject) -> Json:

@@ -47,14 +47,15 @@ class Findings(msgspec.Struct, frozen=True):
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration can't be read."
+        "Check the configuration, keys, providers and the trace. This changes nothing. Exit code: 0 all "
+        "checks passed, 1 a check failed, 2 the configuration can't be read."
     )
     add_models_file(parser)
     add_trace(parser, "$CALLBOARD_HOME/trace.db")
-    parser.add_argument("--offline", action="store_true", help="ask no provider")
-    parser.add_argument("--nats", metavar="URL", help="check this broker of a cluster, too [$CALLBOARD_NATS]")
-    parser.add_argument("--cluster", metavar="NAME", default="callboard", help="the cluster's name there")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--offline", action="store_true", help="contact no provider")
+    parser.add_argument("--nats", metavar="URL", help="also check this broker of a cluster [$CALLBOARD_NATS]")
+    parser.add_argument("--cluster", metavar="NAME", default="callboard", help="set the name of the cluster")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_doctor)
 
 
@@ -131,7 +132,7 @@ def lines_of(findings: Findings, *, signs: tuple[str, str, str]) -> list[tuple[s
         if check.fix:
             lines.append((f"{'':<{width}}{'':<{_NAME_WIDTH}} -> {' '.join(check.fix.split())}", "yellow"))
     failed = sum(not check.ok for check in findings.checks)
-    last = f"{failed} of {len(findings.checks)} checks failed." if failed else "All is well."
+    last = f"{failed} of {len(findings.checks)} checks failed." if failed else "All checks passed."
     return [*lines, ("", None), (last, "bold")]
 
 
@@ -144,12 +145,12 @@ def check_prices(home: Path, clock: Clock) -> Check:
     try:
         table, published = price_table(home), published_snapshot(home)
     except ConfigurationError as error:
-        return Check("prices", False, str(error), "Correct the file that it names, or remove it.")
+        return Check("prices", False, str(error), "Correct that file, or remove it.")
     days = age_in_days(published.date, clock)
     age = "" if days is None else f", {plural(days, 'day')} old"
     where = f" in {home / SNAPSHOT_NAME}" if (home / SNAPSHOT_NAME).exists() else ", as shipped"
-    own = f"; before them {home / OWN_NAME}" if (home / OWN_NAME).exists() else ""
-    fix = "`callboard prices update` takes newer ones." if days is not None and days > OLD_DAYS else ""
+    own = f"; {home / OWN_NAME} has priority" if (home / OWN_NAME).exists() else ""
+    fix = "To update them, run `callboard prices update`." if days is not None and days > OLD_DAYS else ""
     detail = f"{published.source} of {published.date}{age}{where}{own} (version {table.version})"
     return Check("prices", True, detail, fix)
 
@@ -178,8 +179,8 @@ class PluginLine(msgspec.Struct, frozen=True):
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Lists what installed packages offer by entry points in the groups callboard.adapters, "
-        "callboard.tools and callboard.commands, and loads each of them."
+        "List the adapters, tools and commands of installed packages, and load each one. They come from "
+        "the entry points callboard.adapters, callboard.tools and callboard.commands."
     )
     add_format(parser, "for each plugin")
     parser.set_defaults(run=run_plugins)
@@ -215,9 +216,9 @@ def _plugin_line(plugin: Plugin) -> PluginLine:
 
 def _plugin_fault(plugin: Plugin) -> str | None:
     if plugin.group == "callboard.commands" and plugin.name in COMMANDS:
-        return "hidden by a command of Callboard's own"
+        return "hidden by a command of Callboard"
     if plugin.group == "callboard.adapters" and _is_own_type(plugin.name):
-        return "hidden by an adapter of Callboard's own"
+        return "hidden by an adapter of Callboard"
     return plugin.load().fault
 
 

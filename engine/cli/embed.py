@@ -39,22 +39,24 @@ from .common.table import Column, add_format, cost_text, figure, json_text, plur
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Embeds the texts that are given, or else each line of stdin. A text that can't be embedded "
-        "has an `error` in place of its `embedding`, and the exit code is then 1."
+        "Embed the given texts, or each line of stdin. If a text can't be embedded, its line has `error` "
+        "instead of `embedding`, and the exit code is 1."
     )
     parser.add_argument("text", nargs="*", metavar="TEXT", help="a text (default: the lines of stdin)")
     add_model(parser)
     add_models_file(parser)
     add_key(parser)
-    parser.add_argument("--dimensions", type=int, metavar="N", help="of each vector (default: the model's own)")
-    parser.add_argument("--input-type", choices=INPUT_TYPES, help="what the texts are embedded for")
+    parser.add_argument(
+        "--dimensions", type=int, metavar="N", help="set the size of each vector (default: that of the model)"
+    )
+    parser.add_argument("--input-type", choices=INPUT_TYPES, help="set the purpose of the embedding")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     parser.add_argument(
         "--jsonl",
         metavar="FIELD",
-        help="stdin has JSON objects, and the text is in this field of each; they come out with their vectors",
+        help="read JSON objects from stdin, with the text in this field, and print each with its vector",
     )
-    parser.add_argument("--base64", action="store_true", help="vectors as the base64 of little-endian float32")
+    parser.add_argument("--base64", action="store_true", help="print vectors as base64 of little-endian float32")
     parser.set_defaults(run=run_embed)
 
 
@@ -97,7 +99,7 @@ def _texts(given: list[str], field: str | None, lines: TextIO) -> Iterator[tuple
         try:
             record: Json = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise CallboardError(f"line {number} of the input is no JSON: {error}") from error
+            raise CallboardError(f"line {number} of the input is not JSON: {error}") from error
         found = record.get(field) if isinstance(record, dict) else None
         if not isinstance(record, dict) or not isinstance(found, str):
             raise CallboardError(f"line {number} of the input has no text in a field {field!r}")
@@ -132,21 +134,21 @@ def _base64(vector: Vector) -> str:
 
 
 def add_collections(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Collections of vectors, in $CALLBOARD_HOME/embeddings.db."
+    parser.description = "Store texts as vectors in collections, in $CALLBOARD_HOME/embeddings.db."
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_adding(inner)
-    listing = add_action(inner, "list", list_collections, "List collections", "Lists the collections.")
+    listing = add_action(inner, "list", list_collections, "List collections", "List all collections.")
     add_format(listing, "for each collection")
     delete = add_action(
         inner,
         "delete",
         delete_collection,
         "Delete a collection, or items of it",
-        "Deletes a collection, or items of it.",
+        "Delete a collection, or items of it.",
     )
     delete.add_argument("collection", metavar="COLLECTION", help="the collection")
-    delete.add_argument("id", nargs="*", metavar="ID", help="only these items")
-    add_action(inner, "path", show_path, "Print the path of the file", "Writes the path of the file.")
+    delete.add_argument("id", nargs="*", metavar="ID", help="delete only these items")
+    add_action(inner, "path", show_path, "Print the path of the file", "Print the path of the file.")
 
 
 def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -155,11 +157,11 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "add",
         add_to_collection,
         "Embed new and changed texts",
-        "Embeds texts into a collection, and skips those that it has already. A file is one text "
-        "under its path, but for .csv, .tsv, .json and .jsonl, whose rows have a text and an id each; the other "
-        "fields are kept beside the vector.",
+        "Embed texts into a collection, and skip unchanged texts. A file is one text, with its path as "
+        "the id. In .csv, .tsv, .json and .jsonl files, each row has a text and an id, and the other "
+        "fields are stored with the vector.",
     )
-    parser.add_argument("collection", metavar="COLLECTION", help="made if it isn't there")
+    parser.add_argument("collection", metavar="COLLECTION", help="the collection; created if it does not exist")
     parser.add_argument(
         *("-f", "--from"),
         dest="files",
@@ -168,27 +170,35 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default=[],
         type=Path,
         metavar="FILE",
-        help="files, or folders of files (default: the lines of stdin)",
+        help="files or folders to embed (default: the lines of stdin)",
     )
-    parser.add_argument("-m", "--model", metavar="NAME", help="of a new collection; it keeps its model")
-    parser.add_argument("--as", dest="kind", choices=KINDS, help="what the files are, whatever they are called")
-    parser.add_argument("--id", default="id", metavar="FIELD", help="the field of a row's id (default: id)")
-    repeated(parser, "--text", metavar="FIELD", help="a field of its text (default: text); repeatable")
-    parser.add_argument("--keep-text", action="store_true", help="keep the texts, too, and show them in `similar`")
-    parser.add_argument("--dimensions", type=positive, metavar="N", help="of a new collection's vectors")
+    parser.add_argument("-m", "--model", metavar="NAME", help="set the model of a new collection")
+    parser.add_argument(
+        "--as", dest="kind", choices=KINDS, help="set the format of the files, regardless of their names"
+    )
+    parser.add_argument(
+        "--id", default="id", metavar="FIELD", help="read the id of a row from this field (default: id)"
+    )
+    repeated(parser, "--text", metavar="FIELD", help="read the text from this field (default: text; repeatable)")
+    parser.add_argument(
+        "--keep-text", action="store_true", help="also store the texts, and show them in `similar`"
+    )
+    parser.add_argument("--dimensions", type=positive, metavar="N", help="set the vector size of a new collection")
     add_key(parser)
     add_models_file(parser)
 
 
 def add_similar(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The items of a collection whose vectors are nearest (cosine) to a text's, or to an item's."
+        "Find the items of a collection that are most similar to a text or an item, by cosine similarity."
     )
     parser.add_argument("collection", metavar="COLLECTION", help="the collection")
-    parser.add_argument("id", nargs="?", metavar="ID", help="like this item, which is left out")
-    parser.add_argument("-c", "--content", metavar="TEXT", help="like this text (default: stdin)")
     parser.add_argument(
-        "-n", "--limit", type=positive, default=10, metavar="N", help="at most N items (default 10)"
+        "id", nargs="?", metavar="ID", help="find items similar to this item, without the item itself"
+    )
+    parser.add_argument("-c", "--content", metavar="TEXT", help="find items similar to this text (default: stdin)")
+    parser.add_argument(
+        "-n", "--limit", type=positive, default=10, metavar="N", help="show at most N items (default: 10)"
     )
     add_key(parser)
     add_models_file(parser)
@@ -251,7 +261,9 @@ def similar(arguments: argparse.Namespace) -> int:
     with CollectionFile(collections_file(), readonly=True) as file:
         known = file.collection(name)
         if known is None:
-            raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
+            raise CallboardError(
+                f"unknown collection {name!r}. `callboard collections list` shows all collections"
+            )
         found = file.similar(name, _vector(arguments, file, known), arguments.limit, without=arguments.id)
     return write_rows(arguments.format, Similar, found, _SIMILAR)
 
@@ -263,7 +275,7 @@ def _text_beside(found: Similar) -> str:
 def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collection) -> bytes:
     """The vector to compare with: an item's, or that of a text, by the collection's own model."""
     if arguments.id is not None and arguments.content is not None:
-        raise ConfigurationError("like what? Give an ID or a text, not both")
+        raise ConfigurationError("pass an ID or a text, not both")
     if arguments.id is not None:
         vector = file.vector(known.name, arguments.id)
         if vector is None:
@@ -271,7 +283,7 @@ def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collecti
         return vector
     text: str = sys.stdin.read().strip() if arguments.content is None else arguments.content
     if not text:
-        raise ConfigurationError("like what? Give an ID, a text with -c, or one on stdin")
+        raise ConfigurationError("pass an ID, a text with -c, or a text on stdin")
 
     async def work(engine: Engine) -> bytes:
         into = destination(engine.registry, known, known.name, None, None)
@@ -281,8 +293,8 @@ def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collecti
     vector = on_engine(arguments, work)
     if len(vector) != 4 * known.dimensions:
         raise ConfigurationError(
-            f"{known.model} gives {len(vector) // 4} dimensions now, and collection {known.name!r} has "
-            f"{known.dimensions}: embed it anew"
+            f"{known.model} gives {len(vector) // 4} dimensions now, but collection {known.name!r} has "
+            f"{known.dimensions}: embed it again"
         )
     return vector
 
@@ -313,15 +325,15 @@ def delete_collection(arguments: argparse.Namespace) -> int:
     with CollectionFile(collections_file(), readonly=True) as file:
         known = file.collection(name) is not None
     if not known:
-        raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
+        raise CallboardError(f"unknown collection {name!r}. `callboard collections list` shows all collections")
     with CollectionFile(collections_file()) as file:
         gone = file.delete(name, arguments.id or None)
     if arguments.id and not gone:
-        raise CallboardError(f"collection {name!r} has none of these items")
+        raise CallboardError(f"collection {name!r} has no such items")
     say(
         f"{plural(gone, 'item')} deleted from {name}."
         if arguments.id
-        else f"{name} is deleted: {plural(gone, 'item')}."
+        else f"Deleted {name}: {plural(gone, 'item')}."
     )
     return 0
 

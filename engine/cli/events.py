@@ -96,10 +96,15 @@ def _of_the_rest(data: bus.Event) -> str:
             return f"at most {_usd(data.nano_usd)}, {data.tokens} tokens"
         case bus.BudgetSettled():
             return (
-                "unknown, counts at its most" if data.unknown else f"{_usd(data.nano_usd)}, {data.tokens} tokens"
+                "unknown, counts with its maximum"
+                if data.unknown
+                else f"{_usd(data.nano_usd)}, {data.tokens} tokens"
             )
         case bus.BudgetRefused():
-            return f"{data.scope} {data.value}: asked {_usd(data.asked_nano_usd)}, left {_usd(data.left_nano_usd)}"
+            return (
+                f"{data.scope} {data.value}: requested {_usd(data.asked_nano_usd)}, left "
+                f"{_usd(data.left_nano_usd)}"
+            )
         case bus.BudgetLow():
             return f"{data.scope} {data.value}: left {_usd(data.left_nano_usd)}"
         case bus.NodeBrokerChanged():

@@ -24,7 +24,7 @@ from .common.options import failing_as
 
 # --- The prompt ---
 
-NOTHING = "there is nothing to ask: say it, or pipe it in, such as: git diff | callboard ask 'What is new?'"
+NOTHING = "no question: pass it as an argument or pipe it in: git diff | callboard ask 'Review this change'"
 
 
 class Pipe:
@@ -44,7 +44,7 @@ class Pipe:
         try:
             return self.read().decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise ConfigurationError("what comes through the pipe is no text; -a - attaches it") from None
+            raise ConfigurationError("the input from the pipe is not text. Attach it with -a -") from None
 
 
 def _is_pipe() -> bool:
@@ -101,7 +101,7 @@ def of_address(url: str, media_type: str | None) -> ContentBlock:
     name = urlsplit(url).path.rpartition("/")[2]
     kind = media_type or guess_type(name)[0]
     if kind is None:
-        raise ConfigurationError(f"{url}: its name doesn't show what it is; say it with --at {url} TYPE")
+        raise ConfigurationError(f"{url}: its type is unknown. Set it with --at {url} TYPE")
     match kind.partition("/")[0]:
         case "image":
             return ImageBlock(url=url, media_type=kind)
@@ -122,9 +122,7 @@ def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBl
     if block is None and guessed is not None:
         block = _of_media_type(data, name, guessed)
     if block is None:
-        raise ConfigurationError(
-            f"{name}: neither its content nor its name shows what it is; say it with --at {name} TYPE"
-        )
+        raise ConfigurationError(f"{name}: its type is unknown. Set it with --at {name} TYPE")
     return block
 
 
@@ -224,9 +222,9 @@ def _value(name: str, value: Json) -> object:
     kind = KINDS.get(name)
     if kind is None:
         near = nearest(name, KINDS)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}."
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(KINDS)}."
         raise ConfigurationError(
-            f"there is no option {name!r}: {hint} An option of one provider is named PROVIDER.OPTION."
+            f"unknown option {name!r}: {hint} For an option of one provider, write PROVIDER.OPTION."
         )
     if kind == list[str] and isinstance(value, str):
         value = _as_json(value) if value.lstrip().startswith("[") else [value]
@@ -235,7 +233,7 @@ def _value(name: str, value: Json) -> object:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError:
-        raise ConfigurationError(f"-o {name} takes {_SAID[kind]}, not {value!r}") from None
+        raise ConfigurationError(f"-o {name} must be {_SAID[kind]}, not {value!r}") from None
 
 
 _SAID: Mapping[object, str] = {
@@ -305,7 +303,7 @@ def _object(text: str) -> JsonObject:
     parts = [part.strip() for part in (text.splitlines() if "\n" in text.strip() else text.split(","))]
     fields = [_field(part.removesuffix(",")) for part in parts if part]
     if not fields:
-        raise ConfigurationError("the schema has no field: say it such as 'name, age int'")
+        raise ConfigurationError("the schema has no field. Write it like 'name, age int'")
     return {
         "type": "object",
         "properties": {name: schema for name, schema, _ in fields},
@@ -318,10 +316,12 @@ def _field(text: str) -> tuple[str, JsonObject, bool]:
     """A field's name, its schema, and whether it is required."""
     found = _FIELD.fullmatch(text.strip())
     if found is None:
-        raise ConfigurationError(f"{text!r} is no field of a schema such as 'age int: in years'")
+        raise ConfigurationError(f"{text!r} is not a field of a schema such as 'age int: in years'")
     schema = FIELD_TYPES.get((found["type"] or "str").lower())
     if schema is None:
-        raise ConfigurationError(f"{found['type']!r} is no type of a field: {', '.join(FIELD_TYPES)} are")
+        raise ConfigurationError(
+            f"{found['type']!r} is not a field type. Expected one of {', '.join(FIELD_TYPES)}"
+        )
     if found["list"]:
         schema = {"type": "array", "items": schema}
     if found["says"]:
@@ -340,7 +340,7 @@ def _of_json(text: str, where: str) -> JsonObject:
     try:
         schema: Json = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise ConfigurationError(f"{where} is no JSON: {error}") from error
+        raise ConfigurationError(f"{where} is not JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise ConfigurationError(f"{where} is no JSON Schema: that is an object")
+        raise ConfigurationError(f"{where} is not a JSON Schema: expected an object")
     return schema

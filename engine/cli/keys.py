@@ -40,38 +40,45 @@ class KeyLine(msgspec.Struct, frozen=True):
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Keeps keys in $CALLBOARD_HOME/keys.json, which only its owner may read. A variable that is "
-        "set in the environment goes before a key of its name in the file."
+        "Store API keys in $CALLBOARD_HOME/keys.json, which only its owner can read. An environment "
+        "variable has priority over the key with its name in the file."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     setting = add_action(
-        inner, "set", set_one, "Store a key", "Asks for the key without showing it, or reads it from a pipe."
+        inner, "set", set_one, "Store a key", "Ask for the key without showing it, or read it from a pipe."
     )
     setting.add_argument("name", metavar="NAME", help="a provider such as openai, or a variable: OPENAI_API_KEY")
     setting.add_argument("value", nargs="*", help=argparse.SUPPRESS)
-    listing = add_action(inner, "list", list_keys, "List the names of the keys", "Lists names, and never a key.")
+    listing = add_action(
+        inner, "list", list_keys, "List the names of the keys", "List the names of the keys, never the keys."
+    )
     listing.add_argument("--json", action="store_true", help="one JSON object a line for each key")
     get = add_action(
-        inner, "get", get_one, "Write a key to a pipe", "Writes the key that calls would use, but to no terminal."
+        inner,
+        "get",
+        get_one,
+        "Write a key to a pipe",
+        "Write the key that calls use. Output to a terminal is refused.",
     )
     get.add_argument("name", metavar="NAME", help="a provider, or a variable")
-    remove = add_action(inner, "remove", remove_one, "Remove a key", "Removes a key from the file.")
+    remove = add_action(inner, "remove", remove_one, "Remove a key", "Remove a key from the file.")
     remove.add_argument("name", metavar="NAME", help="a provider, or a variable")
-    add_action(inner, "path", show_path, "Print the path of the file", "Writes the path of the file.")
+    add_action(inner, "path", show_path, "Print the path of the file", "Print the path of the file.")
 
 
 def set_one(arguments: argparse.Namespace) -> int:
     variable = variable_of(arguments.name)
     if arguments.value:
         raise ConfigurationError(
-            "a key is no argument: other users see it in the list of processes, and your shell keeps it. Replace "
-            f"that key where it was issued; then `callboard keys set {variable}` asks for the new one"
+            "a key must not be an argument: other users can see it in the process list, and your shell "
+            "history stores it. Replace that key where it was issued. Then enter the new one with `callboard "
+            "keys set {variable}`"
         )
     key = _read(variable)
     replaced = set_key(keys_file(), variable, key)
-    say(f"{variable} is {'replaced' if replaced else 'kept'} in {keys_file()}.")
+    say(f"{variable} is {'replaced' if replaced else 'stored'} in {keys_file()}.")
     if os.environ.get(variable):
-        note(f"callboard: {variable} is set in the environment, too, and that one goes first")
+        note(f"callboard: {variable} is also set in the environment, which has priority")
     return 0
 
 
@@ -88,7 +95,7 @@ def _read(variable: str) -> str:
         key = ""
     fault = "it is empty" if not key else f"it holds {fault}" if (fault := fault_of(key)) else None
     if fault is not None:
-        raise ConfigurationError(f"this is no key for {variable}: {fault}; nothing was changed")
+        raise ConfigurationError(f"this is not a key for {variable}: {fault}. Nothing was changed")
     return key
 
 
@@ -132,7 +139,7 @@ def _source(line: KeyLine) -> str:
         case None:
             return "-"
         case "environment" if line.in_file:
-            return "the environment, before the file"
+            return "the environment, which has priority over the file"
         case "environment":
             return "the environment"
         case _:
@@ -145,9 +152,9 @@ def get_one(arguments: argparse.Namespace) -> int:
     key = os.environ.get(variable) or stored.keys.get(variable)
     if key is None:
         why = "" if stored.fault is None else f"; {stored.path} is ignored: {stored.fault}. {stored.fix}"
-        raise CallboardError(f"there is no key {variable}{why}")
+        raise CallboardError(f"no key {variable}{why}")
     if sys.stdout.isatty():
-        raise CallboardError("a key is shown on no terminal; pipe it to what needs it")
+        raise CallboardError("a key is not shown at a terminal. Pipe it to the program that needs it")
     sys.stdout.write(f"{key}\n")
     return 0
 
@@ -156,7 +163,7 @@ def remove_one(arguments: argparse.Namespace) -> int:
     variable = variable_of(arguments.name)
     if not remove_key(keys_file(), variable):
         raise CallboardError(f"{keys_file()} has no key {variable}")
-    say(f"{variable} is removed from {keys_file()}.")
+    say(f"Removed {variable} from {keys_file()}.")
     return 0
 
 
@@ -173,8 +180,8 @@ def variable_of(name: str) -> str:
     if _VARIABLE.fullmatch(name):
         return name
     near = nearest(name, known)
-    hint = f"did you mean {near[0]}?" if near else f"providers are {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else f"the providers are {', '.join(sorted(known))}"
     raise ConfigurationError(
-        f"this is neither a provider nor a variable such as OPENAI_API_KEY: {hint}; "
-        "the variables that models.yaml names with api_key_env can be set by their names"
+        f"this is neither a provider nor a variable such as OPENAI_API_KEY: {hint}. To store a key that "
+        f"models.yaml names with api_key_env, use the name of its variable"
     )

@@ -27,22 +27,27 @@ if TYPE_CHECKING:
 
 def add_image(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Makes an image of what the prompt says; with --edit it changes an image, or composes "
-        "several. Of a provider that gives an address and no bytes, the address is printed instead."
+        "Make an image from a prompt. With --edit, change an image or combine several. If the provider "
+        "returns an address instead of bytes, print the address."
     )
-    parser.add_argument("prompt", metavar="PROMPT", help="what to show, or what to change")
+    parser.add_argument("prompt", metavar="PROMPT", help="the description of the image or of the change")
     add_model(parser)
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FILE", help="several get a number each"
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="write the image to FILE; several images are numbered",
     )
-    repeated(parser, "--edit", type=Path, metavar="FILE", help="may be repeated")
-    parser.add_argument("--mask", type=Path, metavar="FILE", help="a PNG; what is transparent in it may change")
-    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many (default: 1)")
-    parser.add_argument("--size", metavar="SIZE", help="such as 1024x1024, or as the provider calls it")
-    parser.add_argument("--aspect-ratio", metavar="RATIO", help="such as 16:9")
-    parser.add_argument("--quality", metavar="WORD", help="such as low, medium, high")
-    parser.add_argument("--background", metavar="WORD", help="such as transparent")
-    parser.add_argument("--format", metavar="WORD", help="of the file: png, jpeg, webp")
+    repeated(parser, "--edit", type=Path, metavar="FILE", help="change this image (repeatable)")
+    parser.add_argument("--mask", type=Path, metavar="FILE", help="change only the transparent part of this PNG")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="make N images (default: 1)")
+    parser.add_argument("--size", metavar="SIZE", help="set the size, such as 1024x1024 or a word of the provider")
+    parser.add_argument("--aspect-ratio", metavar="RATIO", help="set the aspect ratio, such as 16:9")
+    parser.add_argument("--quality", metavar="WORD", help="set the quality, such as low, medium, high")
+    parser.add_argument("--background", metavar="WORD", help="set the background, such as transparent")
+    parser.add_argument("--format", metavar="WORD", help="set the file format: png, jpeg, webp")
     add_models_file(parser)
     add_key(parser)
     parser.set_defaults(run=run_image)
@@ -57,7 +62,7 @@ def run_image(arguments: argparse.Namespace) -> int:
         return await engine.generate_image(arguments.prompt, model=model, **options)
 
     if arguments.mask is not None and not arguments.edit:
-        raise CallboardError("a mask needs an image that it lies upon: give it with --edit")
+        raise CallboardError("--mask needs an image: pass it with --edit")
     try:
         result = on_engine(arguments, work)
         _write_images(result, arguments.output)
@@ -100,20 +105,29 @@ def _write_images(result: ImageResult, output: Path) -> None:
 
 def add_video(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Makes a video of what the prompt says, waits until it is done, and downloads it. Ctrl-C ends "
-        "the waiting and not the job; --resume comes back to it."
+        "Make a video from a prompt, wait until it is done, and download it. Ctrl-C stops the command "
+        "but not the job. Continue with --resume."
     )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to show")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the description of the video")
     add_model(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to download it to")
-    parser.add_argument("--resume", metavar="ID", help="go on with a job that was created before")
-    parser.add_argument("--no-wait", action="store_true", help="only create it, and print its id")
-    parser.add_argument("--seconds", type=int, metavar="N", help="its length (default: the model's own)")
-    parser.add_argument("--size", metavar="SIZE", help="such as 1280x720")
-    parser.add_argument("--first-frame", type=Path, metavar="FILE", help="an image to begin with")
-    parser.add_argument("--audio", action=argparse.BooleanOptionalAction, help="with or without sound")
-    parser.add_argument("--variant", choices=VIDEO_VARIANTS, default="video", help="what to download")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 2 to 15 seconds)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="download the video to FILE")
+    parser.add_argument("--resume", metavar="ID", help="continue a job that was created before")
+    parser.add_argument("--no-wait", action="store_true", help="create the job, print its id, and do not wait")
+    parser.add_argument("--seconds", type=int, metavar="N", help="set the length (default: that of the model)")
+    parser.add_argument("--size", metavar="SIZE", help="set the size, such as 1280x720")
+    parser.add_argument("--first-frame", type=Path, metavar="FILE", help="start with this image")
+    parser.add_argument(
+        "--audio", action=argparse.BooleanOptionalAction, help="make the video with or without sound"
+    )
+    parser.add_argument(
+        "--variant",
+        choices=VIDEO_VARIANTS,
+        default="video",
+        help="download the video, or another part of the result",
+    )
+    parser.add_argument(
+        "--every", type=float, metavar="SECONDS", help="poll at this interval (default: 2 to 15 seconds)"
+    )
     add_models_file(parser)
     add_key(parser)
     parser.set_defaults(run=run_video)
@@ -121,7 +135,7 @@ def add_video(parser: argparse.ArgumentParser) -> None:
 
 def run_video(arguments: argparse.Namespace) -> int:
     if (arguments.prompt is None) == (arguments.resume is None):
-        raise ConfigurationError("callboard video takes a prompt, or --resume ID of a job that was created before")
+        raise ConfigurationError("callboard video needs a prompt, or --resume ID for an existing job")
     if arguments.output is None and not arguments.no_wait:
         raise ConfigurationError("callboard video needs -o FILE, or --no-wait")
     waiting = _Waiting(arguments)
@@ -196,7 +210,7 @@ class _Waiting:
         if self._arguments.output is not None:
             words += ["-o", str(self._arguments.output)]
         note()
-        note(f"video {handle.id} {goes_on}; to come back to it: {shlex.join(words)}")
+        note(f"video {handle.id} {goes_on}. To continue: {shlex.join(words)}")
 
 
 class Bar:

@@ -86,18 +86,16 @@ _ABILITIES = tuple(field for field in _OF_CAPABILITIES if field.startswith("supp
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The models that can be asked for here: those of models.yaml, and what else its keys open. "
-        "With a name, all that is known of one model. `callboard models update` reads a newer list of models, and "
-        "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model."
+        "List the models you can use: those of models.yaml, and all others that your keys give access "
+        "to. With a name, show all facts about one model. `callboard models update` downloads a newer "
+        "list of models into $CALLBOARD_HOME. Exit code: 1 if there is no such model."
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="a name from models.yaml, or any known model's; or `update`"
+        "name", nargs="?", metavar="NAME", help="a model of models.yaml, or any known model; or `update`"
     )
-    parser.add_argument("--all", action="store_true", help="every model that is known, configured or not")
-    parser.add_argument(
-        "--provider", metavar="NAME", help="only those of an adapter here, or else of any provider"
-    )
-    parser.add_argument("--capability", metavar="NAME", help=f"only those with {', '.join(CAPABILITIES)}")
+    parser.add_argument("--all", action="store_true", help="list every known model, configured or not")
+    parser.add_argument("--provider", metavar="NAME", help="list only models of this adapter or provider")
+    parser.add_argument("--capability", metavar="NAME", help=f"list only models with {', '.join(CAPABILITIES)}")
     add_models_file(parser)
     add_options(parser)
     add_format(parser, "for each model")
@@ -131,9 +129,9 @@ def run(arguments: argparse.Namespace) -> int:
             Column("also called", lambda line: ", ".join(line.aliases), folds=True),
             Column("", _standing, folds=True),
         ],
-        empty="No such models. `callboard models --all` lists every one that is known.",
+        empty="No matching models. `callboard models --all` lists every known model.",
         below=f"{plural(len(lines), 'model')}, as known on {default_catalogue().date}. "
-        "Prices are of a small prompt.",
+        "Prices apply to a small prompt.",
     )
 
 
@@ -185,7 +183,7 @@ def _unknown(name: str) -> str:
     names = {word for info in models for word in (info.id, f"{info.provider}:{info.id}", *info.aliases)}
     near = nearest(name, names, most=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`callboard models --all` lists all."
-    return f"nothing is known of a model {name!r}: {hint} As provider:name, it can be asked for all the same."
+    return f"unknown model {name!r}: {hint} You can still use it as provider:name."
 
 
 def _known(info: ModelInfo) -> Line:
@@ -252,7 +250,7 @@ def _standing(line: Line) -> str:
     parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
     parts += [line.reason] if line.reason else []
     if line.retires is not None:
-        parts.append(f"gone from {line.retires} on")
+        parts.append(f"retired on {line.retires}")
     elif line.deprecated:
         parts.append("deprecated")
     return ", ".join(parts)
@@ -272,9 +270,9 @@ def _dollars(amount: Decimal | None) -> str:
 
 def _price(line: Line) -> str:
     if line.input_cost_per_million is None and line.output_cost_per_million is None:
-        return "not known; `callboard prices update` may bring it"
+        return "unknown; `callboard prices update` may add it"
     into, out = _dollars(line.input_cost_per_million), _dollars(line.output_cost_per_million)
-    return f"${into} for a million tokens in, ${out} out; `callboard prices show {line.id}` has the rest"
+    return f"${into} for a million tokens in, ${out} out; see also `callboard prices show {line.id}`"
 
 
 # --- Updating the list ---
@@ -286,7 +284,7 @@ UPDATE = "update"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the update to those of `callboard models`."""
     update = parser.add_argument_group("callboard models update")
-    add_update_options(update, UPSTREAM, "what came with Callboard")
+    add_update_options(update, UPSTREAM, "the shipped list")
 
 
 def run_update(arguments: argparse.Namespace) -> int:
@@ -297,7 +295,7 @@ def run_update(arguments: argparse.Namespace) -> int:
     path = home / FILE_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)
-        tell("What is known of models is what came with Callboard.")
+        tell("The list of models is the one shipped with Callboard.")
         return 0
     source: str = arguments.source
     after = read_source(download(source, MOST_BYTES), source)
@@ -331,4 +329,4 @@ def difference(before: KnownModels, after: KnownModels) -> list[str]:
 def _facts(model: KnownModel) -> str:
     window = "?" if model.context_window is None else f"{model.context_window:,}"
     words = [word for word in ("tools", "vision", "reasoning", "structured") if getattr(model, word)]
-    return f"{window} tokens; {', '.join(words) or 'no more known'}"
+    return f"{window} tokens; {', '.join(words) or 'other features unknown'}"

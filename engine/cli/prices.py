@@ -29,47 +29,52 @@ UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/m
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The price table in force: the published prices, and $CALLBOARD_HOME/prices.yaml before them."
+        "Show and update the price table: the published prices and $CALLBOARD_HOME/prices.yaml, which "
+        "has priority."
     )
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="another price file than prices.yaml")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="use this price file instead of prices.yaml")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     listing = add_action(actions, "list", run_list, "List models that have a price")
-    listing.add_argument("text", nargs="?", default="", help="only those with this in their name")
+    listing.add_argument("text", nargs="?", default="", help="list only models with this text in their name")
 
     show = add_action(actions, "show", run_show, "Show all rows that can price a model")
     explain = add_action(actions, "explain", run_explain, "Explain how a call is priced")
     for action in (show, explain):
         action.add_argument("model", help="a name from models.yaml, or provider:name")
-        action.add_argument("--served", metavar="NAME", help="the model that the provider said it ran")
-    explain.add_argument("--at", metavar="TIME", help="a date, or a time with its offset; else now")
-    explain.add_argument("--tier", metavar="NAME", help="service tier, such as batch or flex")
-    explain.add_argument("--input", type=int, default=1000, metavar="N", help="tokens, neither cached nor written")
-    explain.add_argument("--output", type=int, default=1000, metavar="N", help="tokens, reasoning included")
+        action.add_argument("--served", metavar="NAME", help="set the model name that the provider reported")
+    explain.add_argument("--at", metavar="TIME", help="price at this date, or time with an offset (default: now)")
+    explain.add_argument("--tier", metavar="NAME", help="set the service tier, such as batch or flex")
+    explain.add_argument(
+        "--input", type=int, default=1000, metavar="N", help="set the input tokens without cache reads and writes"
+    )
+    explain.add_argument(
+        "--output", type=int, default=1000, metavar="N", help="set the output tokens with reasoning"
+    )
     for name, what in (("cache-read", "read from a cache"), ("cache-write", "written to a cache for 5 minutes")):
-        explain.add_argument(f"--{name}", type=int, default=0, metavar="N", help=f"tokens {what}")
+        explain.add_argument(f"--{name}", type=int, default=0, metavar="N", help=f"set the tokens {what}")
 
     use = add_action(
         actions,
         "use",
         run_use,
         "Price new calls with another price file",
-        "Makes a price file the prices.yaml of $CALLBOARD_HOME: its rows go before the published "
-        "prices. Engines that start from then on price their calls by it; what earlier calls cost stays as it is.",
+        "Install a price file as prices.yaml in $CALLBOARD_HOME. Its rows have priority over the "
+        "published prices. Engines that start later use it. The costs of earlier calls do not change.",
     )
     which = use.add_mutually_exclusive_group(required=True)
-    which.add_argument("file", nargs="?", type=Path, help="price file; its newest table counts")
-    which.add_argument("--published", action="store_true", help="only the published prices, without a file")
+    which.add_argument("file", nargs="?", type=Path, help="the price file; its newest table is used")
+    which.add_argument("--published", action="store_true", help="use only the published prices, without a file")
 
     update = add_action(
         actions,
         "update",
         run_update,
         "Update the published prices",
-        "Reads a price snapshot, or the data of genai-prices, and keeps it in $CALLBOARD_HOME if it "
-        "is valid. Calls are priced by it from then on; what earlier calls cost stays as it is.",
+        "Download a price snapshot, or the data of genai-prices, into $CALLBOARD_HOME. Calls are priced "
+        "with it from then on. The costs of earlier calls do not change.",
     )
-    add_update_options(update, UPSTREAM, "the prices that came with Callboard")
+    add_update_options(update, UPSTREAM, "the prices shipped with Callboard")
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -99,7 +104,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         )
         console.print(text, soft_wrap=True)
     if not matches:
-        console.print(f"Unpriced: no row is for {model}. {_price_it(model)}", style="yellow", soft_wrap=True)
+        console.print(f"Unpriced: no row matches {model}. {_price_it(model)}", style="yellow", soft_wrap=True)
     return 0 if matches else 1
 
 
@@ -137,7 +142,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         return 1
     if bill.cost.reason:
         console.print(f"  ({bill.cost.reason})")
-    console.print(f"Together {bill.pico_usd} pico-USD, rounded once: ${bill.cost.usd:f}", style="bold")
+    console.print(f"Total {bill.pico_usd} pico-USD, rounded once: ${bill.cost.usd:f}", style="bold")
     return 0
 
 
@@ -146,7 +151,7 @@ def run_update(arguments: argparse.Namespace) -> int:
     path = home / SNAPSHOT_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)
-        console.print(f"The published prices are the shipped ones: {PriceTable.default().label}")
+        console.print(f"The published prices are the ones shipped with Callboard: {PriceTable.default().label}")
         return 0
     source: str = arguments.source
     snapshot = read_source(download(source, price_snapshot.MOST_BYTES), source)
@@ -171,13 +176,13 @@ def run_use(arguments: argparse.Namespace) -> int:
     if path.exists():
         before = path.with_name(f"{OWN_NAME}.before")
         path.replace(before)
-        console.print(f"The file before is kept as {before}", style="dim", soft_wrap=True)
+        console.print(f"The previous file is kept as {before}", style="dim", soft_wrap=True)
     if data is not None:
         home.mkdir(parents=True, exist_ok=True)
         write_private(path, data)
     table = price_table(home)
     console.print(
-        f"New calls are priced by {table.label} ({table.version}), in engines that start from now on.",
+        f"Engines that start from now on price calls with {table.label} ({table.version}).",
         soft_wrap=True,
     )
     return 0
@@ -316,8 +321,8 @@ MOST_SHOWN = 20
 
 def add_update_options(parser: argparse._ActionsContainer, upstream: str, shipped: str) -> None:
     parser.add_argument("--from", dest="source", default=upstream, metavar="FILE|URL", help="https only")
-    parser.add_argument("--dry-run", action="store_true", help="only show the difference")
-    parser.add_argument("--shipped", action="store_true", help=f"go back to {shipped}")
+    parser.add_argument("--dry-run", action="store_true", help="only show the differences")
+    parser.add_argument("--shipped", action="store_true", help=f"restore {shipped}")
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object], facts: Callable[[str], str]) -> list[str]:
@@ -340,7 +345,7 @@ def download(source: str, most_bytes: int) -> bytes:
     if "://" not in source:
         return _read(Path(source), most_bytes)
     if not source.startswith("https://"):
-        raise ConfigurationError(f"{source}: is taken over https only, or from a file")
+        raise ConfigurationError(f"{source}: must be an https address or a file")
     return anyio.run(_fetch, source, most_bytes)
 
 
@@ -364,16 +369,16 @@ async def _fetch(url: str, most_bytes: int) -> bytes:
             reply = await transport.send(HttpRequest("GET", url, {"accept": "application/json"}, b""))
             try:
                 if reply.status != 200:
-                    raise CallboardError(f"{url}: answered with status {reply.status}; nothing was changed")
+                    raise CallboardError(f"{url}: returned status {reply.status}. Nothing was changed")
                 while (chunk := await reply.chunk()) is not None:
                     data += chunk
                     _refuse_large(data, url, most_bytes)
             finally:
                 await reply.aclose()
     except AdapterError as error:
-        raise CallboardError(f"{url} can't be read, and nothing was changed: {error}") from error
+        raise CallboardError(f"{url} can't be read, so nothing was changed: {error}") from error
     except TimeoutError as error:
-        raise CallboardError(f"{url}: no answer within {SECONDS:.0f} s; nothing was changed") from error
+        raise CallboardError(f"{url}: no answer within {SECONDS:.0f} s. Nothing was changed") from error
     finally:
         await transport.aclose()
     return data

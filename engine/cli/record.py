@@ -29,16 +29,18 @@ from .conversation_setup import first_model
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Asks the prompts, or else the lines of stdin, one after the other in one session, and writes "
-        "all that goes over HTTP into a cassette. Keys are masked in it; what was said is not. Errors of the "
-        "provider are recorded as well."
+        "Send the prompts, or the lines of stdin, one after the other in one session, and write all HTTP "
+        "traffic to a cassette. The cassette has masked keys, but unmasked messages. Errors of the "
+        "provider are recorded, too."
     )
-    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask (default: the lines of stdin)")
+    parser.add_argument(
+        "prompt", nargs="*", metavar="PROMPT", help="the prompts to send (default: the lines of stdin)"
+    )
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the cassette")
     add_model(parser, required=False)
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
-    parser.add_argument("--whole", action="store_true", help="ask for whole replies, and not for streams")
-    parser.add_argument("--replace", action="store_true", help="also if FILE is there")
+    parser.add_argument("--system", metavar="TEXT", help="set the system prompt")
+    parser.add_argument("--whole", action="store_true", help="request whole replies instead of streams")
+    parser.add_argument("--replace", action="store_true", help="overwrite FILE if it exists")
     add_models_file(parser)
     parser.set_defaults(run=run)
 
@@ -47,14 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Record a scenario. An error of the provider becomes a part of the cassette."""
     file: Path = arguments.output
     if file.exists() and not arguments.replace:
-        raise CallboardError(f"{file} is there already; --replace records it anew")
+        raise CallboardError(f"{file} already exists. To overwrite it, use --replace")
     registry = load_registry(arguments.models_file)
     name = arguments.model or first_model(registry)
     model = registry.resolve(name).model
     entry = registry.adapter_of(model)
     prompts = arguments.prompt or [line.strip() for line in sys.stdin if line.strip()]
     if not prompts:
-        raise ConfigurationError("there is nothing to ask: give a PROMPT, or lines on stdin")
+        raise ConfigurationError("no prompts: pass PROMPT, or lines on stdin")
     screen = Screen(make_console())
 
     async def work() -> bool:
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     with failing_as(CallboardError, file):
         answered = screen.run(work)
     if not file.exists():
-        raise CallboardError(f"nothing went over HTTP to {entry.name}, so nothing was recorded")
+        raise CallboardError(f"no HTTP request was sent to {entry.name}, so nothing was recorded")
     count = len(load_cassette(file).exchanges)
     note(f"{plural(count, 'exchange')} written to {file}")
     note(f"To replay it, in models.yaml: {in_yaml(entry, file)}")

@@ -21,33 +21,33 @@ from .events import describe
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Plays stored events through a bus again and prints them with the seconds since the first."
-    )
+    parser.description = "Replay recorded events on a bus, and print them with the seconds since the first one."
     add_trace(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="ID", help="only of this session")
-    which.add_argument("--run", metavar="ID", dest="run_id", help="only of this run of an engine")
-    which.add_argument("--call", metavar="ID", help="only of this call")
+    which.add_argument("--session", metavar="ID", help="show only this session")
+    which.add_argument("--run", metavar="ID", dest="run_id", help="show only this run of an engine")
+    which.add_argument("--call", metavar="ID", help="show only this call")
     repeated(
         parser,
         "--topic",
         metavar="T",
-        help="only these topics: llm.call_started, llm.*, or session.>; may be given more than once",
+        help="show only this topic: llm.call_started, llm.*, or session.> (repeatable)",
     )
-    parser.add_argument("--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601)")
-    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time (ISO 8601)")
+    parser.add_argument("--since", type=moment, metavar="TIME", help="start at this day or time (ISO 8601)")
+    parser.add_argument("--until", type=moment, metavar="TIME", help="end before this day or time (ISO 8601)")
     parser.add_argument(
         "--speed",
         type=speed,
         default=None,
         metavar="X",
-        help="1: as it happened, 10: faster, 0: at once (default)",
+        help="set the speed: 1 original, 10 faster, 0 without waiting (default)",
     )
     parser.add_argument(
         "--longest-pause", type=pause, default=None, metavar="S", help="wait at most S seconds between two events"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line for each event, with its ids")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a line for each event, with its ids"
+    )
     parser.set_defaults(run=run)
 
 
@@ -101,7 +101,7 @@ class _Lines:
         say(line.rstrip())  # Written line by line, so that a paced replay can be watched.
 
     def end(self) -> None:
-        said = plural(self._count, "event") if self._count else "No such events"
+        said = plural(self._count, "event") if self._count else "No matching events"
         say()
         say(f"{said}, from {self._trace}")
 

@@ -42,44 +42,49 @@ LATEST = -1
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Works out what stored calls cost under a price table, and makes that their current cost. "
-        "Events and the costs at call time stay as they are, so it can be undone."
+        "Recalculate the cost of recorded calls with a price table, and make the result their current "
+        "cost. Events and the costs at call time do not change, so you can undo it."
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prices", type=Path, metavar="FILE", help="price file; its newest table is taken")
+    source.add_argument("--prices", type=Path, metavar="FILE", help="use the newest table of this price file")
     source.add_argument(
         "--use",
         metavar="VERSION",
-        help=f"go back to the costs of an earlier version, or with '{AT_CALL_TIME}' to those at call time",
+        help=f"restore the costs of an earlier version, or with '{AT_CALL_TIME}' the costs at call time",
     )
-    source.add_argument("--undo", action="store_true", help="take the latest repricing back")
-    source.add_argument("--history", action="store_true", help="all repricings of the file, the newest first")
+    source.add_argument("--undo", action="store_true", help="undo the latest repricing")
+    source.add_argument("--history", action="store_true", help="list all repricings of the trace, newest first")
     source.add_argument(
         "--resume",
         nargs="?",
         type=int,
         const=LATEST,
         metavar="N",
-        help="go on with a repricing that was interrupted (default: the latest)",
+        help="continue an interrupted repricing (default: the latest)",
     )
     parser.add_argument(
         "--discount",
         type=discount,
         action="append",
         metavar="NAME=FACTOR",
-        help="a factor on the prices of --prices, else of new calls, such as 'anthropic:*=0.8'; more than once",
+        help="multiply prices by a factor, such as 'anthropic:*=0.8' (repeatable)",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--version", metavar="V", help="the file's table with this version, or its beginning")
-    which.add_argument("--label", metavar="L", help="the file's table with this in its label")
+    which.add_argument(
+        "--version", metavar="V", help="use the table of the file with this version, or prefix of it"
+    )
+    which.add_argument("--label", metavar="L", help="use the table of the file with this text in its label")
     parser.add_argument("--dry-run", action="store_true", help="only report")
     parser.add_argument(
-        "--as-model", metavar="M", help="as if this provider:name had served all calls; only a report"
+        "--as-model", metavar="M", help="report the cost as if this provider:name had served all calls"
     )
     parser.add_argument(
-        "--by", choices=("model", "day", "session"), default="model", help="compare by this (default model)"
+        "--by",
+        choices=("model", "day", "session"),
+        default="model",
+        help="group the comparison by this (default: model)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one HTML page too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the comparison as an HTML page")
     add_filters(parser)
     add_format(parser, "for each model, day or session, or with --history for each repricing")
     parser.set_defaults(run=run)
@@ -89,7 +94,7 @@ def discount(text: str) -> tuple[str, str]:
     """A factor such as anthropic:*=0.8, as its name and its number."""
     name, equals, factor = text.rpartition("=")
     if not (name and equals and factor):
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor such as anthropic:*=0.8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor such as anthropic:*=0.8")
     return name, factor
 
 
@@ -112,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not _only_looks(arguments):
             command = f"{command_name()} reprice --resume {option_of(trace)}"
             note()
-            note(f"callboard: interrupted; nothing has changed yet. To go on: {command}")
+            note(f"callboard: interrupted; nothing has changed yet. To continue: {command}")
         return INTERRUPTED
     if arguments.format == "table":
         show(report, trace, arguments.by)
@@ -127,12 +132,13 @@ def _require_source(arguments: argparse.Namespace) -> None:
     other = arguments.undo or arguments.history or arguments.use is not None or arguments.resume is not None
     if arguments.prices is None and not other and not arguments.discount:
         raise ConfigurationError(
-            "reprice by what? Give --prices FILE, --discount NAME=FACTOR, --use, --undo, --history or --resume"
+            "nothing to reprice with. Use --prices FILE, --discount NAME=FACTOR, --use, --undo, "
+            "--history or --resume"
         )
     if arguments.discount and other:
-        raise ConfigurationError("--discount is for new prices: give it alone or with --prices")
+        raise ConfigurationError("--discount changes prices: use it alone or with --prices")
     if arguments.prices is None and (arguments.version is not None or arguments.label is not None):
-        raise ConfigurationError("--version and --label choose a table of a price file: give --prices FILE too")
+        raise ConfigurationError("--version and --label choose a table of a price file: add --prices FILE")
 
 
 def _refuse_trials(arguments: argparse.Namespace) -> None:
@@ -143,8 +149,8 @@ def _refuse_trials(arguments: argparse.Namespace) -> None:
         chosen = "--resume"
     if given is not None and chosen is not None:
         raise ConfigurationError(
-            f"{chosen} can't be tried with {given}, and nothing was changed: only prices can, with --prices. "
-            "What calls cost under prices that were used says: callboard cost --under VERSION"
+            f"{chosen} can't be combined with {given}: only --prices can. Nothing was changed. To see "
+            f"costs under earlier prices, use: callboard cost --under VERSION"
         )
 
 
@@ -166,11 +172,11 @@ def shown_progress() -> Iterator[OnProgress | None]:
 def _check_place(file: Path) -> None:
     """Before anything is repriced: can the page be written there? Raises ConfigurationError."""
     if file.is_dir():
-        raise ConfigurationError(f"{file} is a folder; --html takes a file")
+        raise ConfigurationError(f"{file} is a folder; --html needs a file")
     if not file.absolute().parent.is_dir():
-        raise ConfigurationError(f"{file}: there is no folder {file.parent}")
+        raise ConfigurationError(f"{file}: no folder {file.parent}")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"{file} can't be written; nothing was repriced")
+        raise ConfigurationError(f"{file} can't be written. Nothing was repriced")
 
 
 def _write_page(
@@ -222,7 +228,7 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
     wanted = f"version {version!r}" if version is not None else f"label {label!r}"
     there = ", ".join(f"{table.version} ({table.label})" for table in tables)
     found = "no table has" if not fitting else "several tables have"
-    raise ConfigurationError(f"{prices}: {found} {wanted}; there are {there}")
+    raise ConfigurationError(f"{prices}: {found} {wanted}; expected {there}")
 
 
 def _prices(arguments: argparse.Namespace) -> PriceTable:
@@ -267,7 +273,7 @@ def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
     console = make_console()
     console.print(f"{_title(report)}\n", style="bold", soft_wrap=True)
     if not report.calls:
-        console.print(f"No calls with token counts fit, in {trace}.", soft_wrap=True)
+        console.print(f"No matching calls with token counts in {trace}.", soft_wrap=True)
         return
     console.print(reprice_table(report, by))
     console.print()
@@ -278,16 +284,16 @@ def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
         console.print("Nothing was changed.", style="dim")
     else:
         command = f"{command_name()} reprice --undo {option_of(trace)}"
-        console.print(f"To go back: {command}", style="dim", soft_wrap=True)
+        console.print(f"To undo: {command}", style="dim", soft_wrap=True)
 
 
 def _notes(report: RepriceReport) -> list[str]:
     """The calls that the sums leave out."""
     notes = []
     if report.newly_priced:
-        notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, and in no sum.")
+        notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, not included in sums.")
     if report.in_flight:
-        follow = "they are in no sum" if report.dry_run else "they get their new costs when they end"
+        follow = "they are not included in sums" if report.dry_run else "they get their new costs when they end"
         notes.append(f"{plural(report.in_flight, 'call')} had not ended yet; {follow}.")
     return notes
 
@@ -300,7 +306,7 @@ def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
     run, before = anyio.run(undo)
     now = f"under price version {before}" if before else "at call time"
     name = run.label or run.version
-    _tell(f"Undone: repricing {run.id} ({name}). The current costs are those {now} again.", arguments)
+    _tell(f"Undone: repricing {run.id} ({name}). Restored the costs {now}.", arguments)
     return 0
 
 
@@ -316,7 +322,7 @@ def _history(trace: TracePlace, arguments: argparse.Namespace) -> int:
             Column("state", _state, folds=True),
             Column("prices", lambda run: run.label, folds=True),
             Column("version", lambda run: run.version, folds=True, may_go=4),
-            Column("which calls", lambda run: _in_words(run.where) or "all", folds=True, may_go=2),
+            Column("calls filter", lambda run: _in_words(run.where) or "all", folds=True, may_go=2),
             figure("calls", lambda run: "-" if run.calls is None else f"{run.calls:,}", may_go=1),
             figure("before", lambda run: _usd(run.sum_before_nano_usd), may_go=1),
             figure("after", lambda run: _usd(run.sum_after_nano_usd), may_go=1),
@@ -343,7 +349,7 @@ def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
     version: str = arguments.use
     anyio.run(_use_prices, trace, None if version == AT_CALL_TIME else version)
     named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
-    _tell(f"The current costs are those {named} again.", arguments)
+    _tell(f"Restored the costs {named}.", arguments)
     return 0
 
 

@@ -180,7 +180,11 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
         parts += ["<h2>By day (UTC)</h2>", _last_days(days), table_of("Day", days, everything)]
     if sessions:
         shown = sessions[:_SESSIONS]
-        left = f"<p>The {len(shown):,} dearest of {len(sessions):,}.</p>" if len(shown) < len(sessions) else ""
+        left = (
+            (f"<p>The {len(shown):,} most expensive of {len(sessions):,}.</p>")
+            if len(shown) < len(sessions)
+            else ""
+        )
         parts += ["<h2>By session</h2>", left, table_of("Session", shown, None if left else everything)]
     parts += ["<h2>Where the prices come from</h2>", _sources(report, table)]
     made = origin.now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -263,19 +267,19 @@ def _beside(report: RepriceReport) -> str:
             f"{escaped(row.name)}: {', '.join(row.beside)}" for row in lines_of(report, "model") if row.beside
         ]
         notes.append(f"Both sums are over the {compared} with a cost before and after.")
-        notes.append(f"Beside them: {', '.join(everything.beside)}.")
-        notes += [f"They are of {'; '.join(models)}."] if models else []
+        notes.append(f"In addition: {', '.join(everything.beside)}.")
+        notes += [f"Models: {'; '.join(models)}."] if models else []
     if everything.sums.unknown:
-        notes.append(f"Of {plural(everything.sums.unknown, 'call')} more not even the usage is known.")
+        notes.append(f"The usage of {plural(everything.sums.unknown, 'more call')} is unknown.")
     if everything.sums.estimated:
-        notes.append(f"Of {plural(everything.sums.estimated, 'call')} the usage is an estimate.")
+        notes.append(f"The usage of {plural(everything.sums.estimated, 'call')} is an estimate.")
     return f'<p class="note">{" ".join(notes)}</p>' if notes else ""
 
 
 def _in_flight(report: RepriceReport) -> str:
     if not report.in_flight:
         return ""
-    follow = "they are in no sum" if report.dry_run else "they get their new costs when they end"
+    follow = "they are not included in sums" if report.dry_run else "they get their new costs when they end"
     return f'<p class="note">{plural(report.in_flight, "call")} had not ended yet; {follow}.</p>'
 
 

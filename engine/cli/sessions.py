@@ -34,18 +34,20 @@ from .common.table import Column, FittingTable, figure, json_text, moment_text, 
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
+    parser.add_argument("session", nargs="?", metavar="SESSION", help="show the stored messages of this session")
     add_trace(parser)
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document")
     parser.add_argument(
         "--delete",
         action="store_true",
-        help="delete SESSION with its name, tags and errors; tokens and costs stay",
+        help="delete SESSION with its name, tags and errors, but keep tokens and costs",
     )
     add_tag(parser)
-    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line for each session, or each message of one"
+        "--limit", type=positive, default=50, metavar="N", help="show at most N sessions (default: 50)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a line for each session or message"
     )
     parser.set_defaults(run=run_sessions)
 
@@ -60,15 +62,15 @@ def run_sessions(arguments: argparse.Namespace) -> int:
         try:
             write_private(arguments.export, document)
         except OSError as error:
-            raise CallboardError(f"{arguments.export}: {error.strerror or error}; nothing was deleted") from error
+            raise CallboardError(f"{arguments.export}: {error.strerror or error}. Nothing was deleted") from error
         tell(f"Exported {arguments.session} to {arguments.export}.")
     if arguments.delete:
         from callboard.tracestore.shipping.marks import marks
 
         anyio.run(_delete, trace, arguments.session)
-        tell(f"Deleted {arguments.session}; the tokens and costs of its calls stay.")
+        tell(f"Deleted {arguments.session}; the tokens and costs of its calls are kept.")
         for target in [mark.target for mark in marks(trace)] if isinstance(trace, Path) else ():
-            tell(f"It goes from {target} with the next shipping, by a program with ship_to or `callboard ship`.")
+            tell(f"The next shipping deletes it from {target}: run a program with ship_to, or `callboard ship`.")
     if arguments.delete or arguments.export is not None:
         return 0
     if arguments.session is not None:
@@ -89,10 +91,10 @@ async def _saved(trace: TracePlace, session_id: str) -> SavedSession:
         if saved is not None:
             return saved
         if not await store.calls(CallFilter(session_id=session_id), limit=1):
-            raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
+            raise CallboardError(f"{trace} has no session {session_id!r}. `callboard sessions` lists all sessions")
     raise CallboardError(
-        f"{trace} has the calls of {session_id} and not what was said: only `callboard chat --save`, and an "
-        "Engine with capture_content=True, keeps that"
+        f"{trace} has the calls of {session_id} but not its messages: only `callboard chat --save`, and "
+        f"an Engine with capture_content=True, store messages"
     )
 
 
@@ -104,7 +106,7 @@ async def _delete(trace: TracePlace, session_id: str) -> None:
                 {message.text.strip() for message in saved.messages if message.role is adapters.Role.USER}
             )
         if not await store.delete_session(session_id):
-            raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
+            raise CallboardError(f"{trace} has no session {session_id!r}. `callboard sessions` lists all sessions")
 
 
 def show_sessions(trace: TracePlace, rows: list[SessionRow]) -> None:
@@ -166,9 +168,9 @@ def _of_block(block: adapters.ContentBlock) -> str:
         case adapters.TextBlock():
             return block.text
         case adapters.ThinkingBlock():
-            return f"(thought: {block.text})"
+            return f"(reasoning: {block.text})"
         case adapters.RedactedThinkingBlock():
-            return "(thought, hidden by the provider)"
+            return "(reasoning, hidden by the provider)"
         case adapters.ImageBlock() | adapters.AudioBlock() | adapters.DocumentBlock():
             kind = block.media_type or type(block).__name__.removesuffix("Block").lower()
             size = (block.url or "")[:99] if block.data is None else f"{len(block.data):,} bytes"
@@ -213,16 +215,18 @@ _LONGEST = 2000
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        'The latest messages, or those that say some words: all of them, "a phrase", begin*, -not. '
-        "Only where content is captured: by `ask`, `chat --save`, and an Engine with capture_content=True. The "
-        "first search makes an index."
+        'Show the latest messages, or search for words: all words, "a phrase", prefix*, -not. '
+        "Messages are stored by `ask`, `chat --save`, and an Engine with capture_content=True. The first "
+        "search builds an index."
     )
-    parser.add_argument("-q", "--query", metavar="WORDS", help="only messages that say this")
+    parser.add_argument("-q", "--query", metavar="WORDS", help="show only messages with this text")
     add_trace(parser)
-    parser.add_argument("--session", metavar="ID", help="only of this session")
+    parser.add_argument("--session", metavar="ID", help="show only this session")
     add_period(parser)
-    parser.add_argument("-n", "--limit", type=positive, default=20, metavar="N", help="at most N (default 20)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line for each message")
+    parser.add_argument(
+        "-n", "--limit", type=positive, default=20, metavar="N", help="show at most N messages (default: 20)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line for each message")
     parser.set_defaults(run=run_logs)
 
 
@@ -248,7 +252,7 @@ def run_logs(arguments: argparse.Namespace) -> int:
     if len(found) == where.limit:
         note(f"callboard: only the latest {plural(where.limit, 'message')}; see --limit")
     elif not found:
-        note(f"callboard: no such messages in {chosen_trace(arguments)}")
+        note(f"callboard: no matching messages in {chosen_trace(arguments)}")
     return 0
 
 

@@ -67,10 +67,12 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Check the rules beyond the types."""
         for field, text in (("system", self.system), ("prompt", self.prompt)):
             if text is not None and not Pattern(text).is_valid():
-                raise ConfigurationError(f"{field}: a $ begins no parameter such as $name; a dollar sign is $$")
+                raise ConfigurationError(
+                    f"{field}: invalid parameter after $. Write a parameter as $name, and a dollar sign as $$"
+                )
         for name in self.defaults:
             if name not in self.parameters:
-                raise ConfigurationError(f"defaults.{name}: there is no ${name} in system or prompt")
+                raise ConfigurationError(f"defaults.{name}: system and prompt have no ${name}")
 
     def filled(self, input: str, parameters: Mapping[str, str]) -> Filled:
         """The texts with a value in place of each parameter."""
@@ -93,7 +95,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in given:
             if name not in known:
                 raise ConfigurationError(
-                    f"template {self.name!r} has no parameter {name!r}: they are {', '.join(known) or 'none'}"
+                    f"template {self.name!r} has no parameter {name!r}: expected one of "
+                    f"{', '.join(known) or 'none'}"
                 )
 
 
@@ -124,7 +127,7 @@ def names() -> list[str]:
 def path_of(name: str) -> Path:
     """The path of a template, which need not be there."""
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{name!r} is no name of a template: letters, digits, '-', '_' and '.' are")
+        raise ConfigurationError(f"{name!r} is not a template name: use letters, digits, '-', '_' and '.'")
     return folder() / f"{name}{_SUFFIX}"
 
 
@@ -134,8 +137,8 @@ def load(name: str) -> Template:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         near = nearest(name, names())
-        hint = f"did you mean {near[0]!r}?" if near else f"`callboard templates edit {name}` makes one"
-        raise ConfigurationError(f"there is no template {name!r} in {folder()}: {hint}") from None
+        hint = f"did you mean {near[0]!r}?" if near else f"create it with `callboard templates edit {name}`"
+        raise ConfigurationError(f"no template {name!r} in {folder()}: {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: can't be read: {error}") from error
     try:
@@ -162,7 +165,7 @@ def save(template: Template, *, replace: bool = False) -> Path:
     path = path_of(template.name)
     template.check()
     if path.exists() and not replace:
-        raise ConfigurationError(f"there is a template {template.name!r} already: {path}")
+        raise ConfigurationError(f"template {template.name!r} already exists: {path}")
     write(path, as_yaml(template))
     return path
 
@@ -221,23 +224,23 @@ class Listed(msgspec.Struct, frozen=True):
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Templates are files in $CALLBOARD_HOME/templates, one NAME.yaml each. $name in prompt and "
-        "system is a parameter, and $input is what is asked."
+        "Store prompts with parameters. A template is a file NAME.yaml in $CALLBOARD_HOME/templates. "
+        "$name in prompt and system is a parameter, and $input is the question."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = add_action(
-        inner, "list", list_templates, "List templates with their parameters", "Lists all templates."
+        inner, "list", list_templates, "List templates with their parameters", "List all templates."
     )
-    listing.add_argument("--json", action="store_true", help="one JSON object a line for each template")
-    show = add_action(inner, "show", show_template, "Show a template", "Writes the text of a template.")
+    listing.add_argument("--json", action="store_true", help="print one JSON object a line for each template")
+    show = add_action(inner, "show", show_template, "Show a template", "Print the text of a template.")
     show.add_argument("name", metavar="NAME", help="the template")
-    show.add_argument("--json", action="store_true", help="one JSON object")
+    show.add_argument("--json", action="store_true", help="print one JSON object")
     edit = add_action(
         inner,
         "edit",
         edit_template,
         "Edit a template",
-        "Opens a template in $VISUAL or $EDITOR, and checks it afterwards. A new one begins with an example.",
+        "Open a template in $VISUAL or $EDITOR, and check it afterwards. A new template starts with an example.",
     )
     edit.add_argument("name", metavar="NAME", help="the template")
     path = add_action(
@@ -245,7 +248,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "path",
         show_path,
         "Print the path of the folder, or of a template",
-        "Writes the path of the folder, or a file.",
+        "Print the path of the folder, or of a template.",
     )
     path.add_argument("name", nargs="?", metavar="NAME", help="the template (default: the folder)")
 
@@ -263,7 +266,7 @@ def list_templates(arguments: argparse.Namespace) -> int:
             Column("model", lambda row: row.model or "-", may_go=1),
             Column("description", _description, folds=True, may_go=2),
         ],
-        empty=f"No templates in {folder()}; `{command_name()} templates edit NAME` makes one.",
+        empty=f"No templates in {folder()}. Create one with `{command_name()} templates edit NAME`.",
         below=f"{plural(len(found), 'template')} in {folder()}",
         whole=True,
     )
@@ -304,7 +307,7 @@ def edit_template(arguments: argparse.Namespace) -> int:
         if new:
             path.unlink()
         raise ConfigurationError(
-            f"the editor {editor!r} can't be started: {error}; $EDITOR names another"
+            f"the editor {editor!r} can't be started: {error}. Set $EDITOR to another one"
         ) from error
     if code != 0:
         if new and path.read_text(encoding="utf-8") == NEW:
@@ -313,7 +316,7 @@ def edit_template(arguments: argparse.Namespace) -> int:
         return FAILED
     template: Template = load(arguments.name)
     asks = "".join(f" -p {name} …" for name in template.parameters if name not in template.defaults)
-    say(f"{short(path)} is kept. To use it: {command_name()} ask -t {template.name}{asks} …")
+    say(f"{short(path)} is saved. To use it: {command_name()} ask -t {template.name}{asks} …")
     return 0
 
 

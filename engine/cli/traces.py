@@ -18,8 +18,9 @@ import msgspec
 
 from callboard.bus import CallboardError, ConfigurationError, StoreError
 from callboard.bus.values.usage import CostSum
-from callboard.tracestore import CallFilter, CallRow, SqlResult
+from callboard.tracestore import CallFilter, CallRow, SqlResult, Store
 from callboard.tracestore.call_columns import SHOWN
+from callboard.tracestore.trees import TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
@@ -51,13 +52,18 @@ outages."""
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
-    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N calls (default 50)")
+    parser.add_argument(
+        "--limit", type=positive, default=50, metavar="N", help="show at most N calls (default: 50)"
+    )
+    parser.add_argument("--tree", action="store_true", help="show calls below the turn whose tool made them")
     add_format(parser, "for each attempt")
     parser.set_defaults(run=run_traces)
 
 
 def run_traces(arguments: argparse.Namespace) -> int:
     where, limit = call_filter(arguments), arguments.limit
+    if arguments.tree:
+        return run_tree(arguments)
     rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
     # A filter for failed calls should skip the attempts after which the call continued.
     rows = [row for row in rows if where.status is None or not row.will_retry]
@@ -68,13 +74,46 @@ def run_traces(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_tree(arguments: argparse.Namespace) -> int:
+    """Show the trees of the calls that are wanted, at most as many trees as calls."""
+    where, limit = call_filter(arguments), arguments.limit
+
+    async def read(store: Store) -> list[TurnTree]:
+        return await trees_of(store, await store.calls(where, limit * ATTEMPTS_PER_CALL), limit)
+
+    found = from_trace(arguments, read)
+    nodes = [node for tree in found for node in tree.walk()]
+    if arguments.format != "table":
+        write(arguments.format, CallRow, [row for node in nodes for row in node.calls])
+        return 0
+    console = make_console()
+    if not found:
+        console.print(f"No such calls in {chosen_trace(arguments)}.", soft_wrap=True)
+        return 0
+    console.print(FittingTable(_TREE, nodes))
+    total = sum_text(reduce(add, (tree.whole for tree in found)))
+    console.print(f"\n{plural(len(found), 'tree')}, {total}", style="dim")
+    return 0
+
+
+_TREE: list[Column[TurnTree]] = [
+    Column("time", lambda node: moment_text(node.calls[0].started_us), may_go=2),
+    Column("turn", lambda node: f"{'  ' * node.depth}{'└ ' if node.depth else ''}…{node.id[-6:]}"),
+    Column("status", lambda node: node.calls[-1].status, may_go=1),
+    Column("model", lambda node: node.calls[-1].model, folds=True),
+    figure("calls", lambda node: str(len({row.request_id for row in node.calls}))),
+    figure("own cost", lambda node: sum_text(node.own)),
+    figure("with children", lambda node: sum_text(node.whole)),
+]
+
+
 def show_calls(trace: TracePlace, calls: list[CallSummary], *, limited: int) -> None:
     console = make_console()
     if not calls:
-        console.print(f"No such calls in {trace}.", soft_wrap=True)
+        console.print(f"No matching calls in {trace}.", soft_wrap=True)
         return
     console.print(calls_table(calls))
-    more = "; there may be more, see --limit" if len(calls) == limited else ""
+    more = "; for more, see --limit" if len(calls) == limited else ""
     total = sum_text(reduce(add, (call.sum for call in calls)))
     console.print(f"\n{plural(len(calls), 'call')}, {total}, from {trace}{more}", style="dim")
 
@@ -152,13 +191,22 @@ STDOUT = "-"
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Writes one row for each attempt. Money is integer nano-USD, and exact decimal text."
+    parser.description = (
+        "Export recorded calls, one row for each attempt. Money is in integer nano-USD and as "
+        "an "
+        "exact "
+        "decimal text."
+    )
     from callboard.tracestore.export import FORMATS
 
-    parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
-    parser.add_argument("--under", metavar="VERSION", help="costs under this price version (default: the current)")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="the format")
+    parser.add_argument(
+        "--under", metavar="VERSION", help="export the costs under this price version (default: the current one)"
+    )
     add_filters(parser)
-    parser.add_argument("path", metavar="PATH", help=f"file to write, or {STDOUT} for stdout; replaced if there")
+    parser.add_argument(
+        "path", metavar="PATH", help=f"the file to write, or {STDOUT} for stdout; an existing file is replaced"
+    )
     parser.set_defaults(run=run_export)
 
 
@@ -182,7 +230,7 @@ def _stdout(format: Format) -> IO[bytes]:
     if not sys.stdout.isatty():
         return sys.stdout.buffer
     if format == "parquet":
-        raise ConfigurationError("Parquet is not for a terminal; name a file, or pipe it")
+        raise ConfigurationError("Parquet can't be shown at a terminal. Name a file, or pipe it")
     return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else sanitize))
 
 
@@ -218,14 +266,18 @@ _NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not
 
 def add_sql(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
-        "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all."
+        "Run one read-only SQL statement. Times are in microseconds since the epoch (UTC), money in "
+        "nano-USD. The view call_rows uses the names of Python, JSON and exports. --schema shows all tables."
     )
-    parser.add_argument("statement", nargs="?", help="the statement, or - for stdin; with --schema, one table")
-    parser.add_argument("--schema", action="store_true", help="the tables and their columns, with a sentence each")
-    add_trace(parser, "as for traces")
-    parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="at most N rows (default 1000)")
-    parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="at most S seconds (default 10)")
+    parser.add_argument("statement", nargs="?", help="the SQL statement, or - for stdin; with --schema, a table")
+    parser.add_argument("--schema", action="store_true", help="describe the tables and their columns")
+    add_trace(parser, "read this trace file, as for traces")
+    parser.add_argument(
+        "--limit", type=positive, default=1000, metavar="N", help="show at most N rows (default: 1000)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=10, metavar="S", help="stop after S seconds (default: 10)"
+    )
     add_format(parser, "for each row")
     parser.set_defaults(run=run_sql)
 
@@ -234,7 +286,7 @@ def run_sql(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         return show_schema(arguments)
     if arguments.statement is None:
-        raise ConfigurationError("there is no statement; `callboard sql --schema` shows the tables")
+        raise ConfigurationError("no statement. `callboard sql --schema` shows the tables")
     statement = sys.stdin.read() if arguments.statement == "-" else arguments.statement
 
     async def read() -> SqlResult:
@@ -253,7 +305,7 @@ def run_sql(arguments: argparse.Namespace) -> int:
     else:
         _show_result(found)
     if found.truncated:
-        note(f"callboard: only the first {plural(arguments.limit, 'row')}; see --limit")
+        note(f"callboard: only the first {plural(arguments.limit, 'row')}; for more, see --limit")
     return 0
 
 
@@ -271,7 +323,7 @@ def show_schema(arguments: argparse.Namespace) -> int:
 
     named: str | None = arguments.statement
     if named is not None and named not in TABLES:
-        raise ConfigurationError(f"there is no table {named!r}: they are {', '.join(TABLES)}")
+        raise ConfigurationError(f"no table {named!r}. The tables are {', '.join(TABLES)}")
     chosen = {name: table for name, table in TABLES.items() if named in (None, name)}
     rows = [
         SchemaColumn(name, column, said.in_python or column, said.meaning)
@@ -296,7 +348,7 @@ def show_schema(arguments: argparse.Namespace) -> int:
         console.print(FittingTable(columns, [row for row in rows if row.table == name]))
         console.print()
     if named is None:
-        console.print("Callboard's own, which may change with any version:", style="bold")
+        console.print("Internal tables, which may change with any version:", style="bold")
         for name, meaning in BOOKKEEPING.items():
             console.print(f"  {name}: {meaning}", soft_wrap=True)
     return 0

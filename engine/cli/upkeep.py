@@ -37,30 +37,33 @@ _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Deletes calls with all that belongs to them, and events, in small steps: programs that write "
-        "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first."
+        "Delete old calls, their data, and events. It works in small steps, so that other programs can "
+        "write to the file. Calls in progress are kept. Try it with --dry-run first."
     )
     add_trace(parser)
-    parser.add_argument("--older-than", type=age, metavar="AGE", help="what ended longer ago, as 90d, 12h or 8w")
-    parser.add_argument("--max-size", type=size, metavar="SIZE", help="the oldest, until it takes less: 500M, 2G")
     parser.add_argument(
-        "--vacuum", action="store_true", help="rewrite the file afterwards; writers wait meanwhile"
+        "--older-than", type=age, metavar="AGE", help="delete calls that ended longer ago, such as 90d, 12h or 8w"
     )
+    parser.add_argument(
+        "--max-size", type=size, metavar="SIZE", help="delete the oldest calls until the file is smaller: 500M, 2G"
+    )
+    parser.add_argument("--vacuum", action="store_true", help="rewrite the file afterwards; other writers wait")
     parser.add_argument("--dry-run", action="store_true", help="only count")
     parser.set_defaults(run=prune)
 
 
 def add_backup(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Copies the trace file as it is at this moment. Overwrites nothing."
-    parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
+    parser.description = "Copy the trace file in its current state. An existing file is never overwritten."
+    parser.add_argument("path", type=Path, metavar="PATH", help="the path of the copy")
     add_trace(parser)
     parser.set_defaults(run=backup)
 
 
 def add_upgrade(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Brings a trace file of an older version up to date, as any program does that writes to it. A "
-        "Callboard of that version refuses it afterwards; `callboard backup` copies it before."
+        "Upgrade a trace file of an older version. Every program that writes to the file does this "
+        "automatically. The older version can't open the file afterwards. To keep a copy, run `callboard "
+        "backup` first."
     )
     add_trace(parser)
     parser.set_defaults(run=upgrade)
@@ -68,7 +71,7 @@ def add_upgrade(parser: argparse.ArgumentParser) -> None:
 
 def prune(arguments: argparse.Namespace) -> int:
     if arguments.older_than is None and arguments.max_size is None and not arguments.vacuum:
-        raise ConfigurationError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
+        raise ConfigurationError("use --older-than AGE, --max-size SIZE, or only --vacuum")
     trace = chosen_trace(arguments)
     report = anyio.run(_prune, trace, arguments)
     console = make_console()
@@ -84,7 +87,7 @@ async def kept_back(trace: TracePlace) -> list[str]:
     from callboard.tracestore.shipping.marks import backlogs
 
     return [
-        f"Kept {plural(each.behind, 'event')} that {each.target} still lacks. If it is never to have them: "
+        f"Kept {plural(each.behind, 'event')} that {each.target} has not received yet. To drop them: "
         f"callboard ship --forget --db {short(trace)} --store URL"
         for each in await backlogs(trace)
         if each.behind
@@ -110,7 +113,7 @@ def lines_of(report: PruneReport) -> list[str]:
     costs = f" and {plural(report.costs, 'cost')} of repricings" if report.costs else ""
     if report.dry_run:
         return [f"Would delete {counted}{costs}, of {_mb(report.bytes_before)}.", "Nothing was changed."]
-    said = f", and {plural(report.bodies, 'piece')} of what was said" if report.bodies else ""
+    said = f", and {plural(report.bodies, 'stored text')}" if report.bodies else ""
     return [
         f"Deleted {counted}{costs}{said}.",
         f"In use: {_mb(report.bytes_before)} before, {_mb(report.bytes_after)} now; "
@@ -122,7 +125,7 @@ def backup(arguments: argparse.Namespace) -> int:
     trace = chosen_trace(arguments)
     if not isinstance(trace, Path):
         tool = f"pg_dump --format=custom --file={short(arguments.path)} {shlex.quote(str(trace))}"
-        raise ConfigurationError(f"a trace on a server is copied by the server's own tool: {tool}")
+        raise ConfigurationError(f"to copy a trace on a server, use the tool of the server: {tool}")
     anyio.run(_backup, trace, arguments.path)
     make_console().print(f"Copied {short(trace)} to {short(arguments.path)}.", soft_wrap=True)
     return 0
@@ -136,9 +139,7 @@ async def _backup(trace: Path, target: Path) -> None:
 def upgrade(arguments: argparse.Namespace) -> int:
     trace = chosen_trace(arguments)
     if not isinstance(trace, Path):
-        raise ConfigurationError(
-            "a trace on a server is brought up to date by its owner, who opens it once to write"
-        )
+        raise ConfigurationError("the owner of a trace on a server upgrades it by opening it for writing")
     done = "is now" if anyio.run(_upgrade, trace) else "was already"
     make_console().print(f"{short(trace)} {done} up to date.", soft_wrap=True)
     return 0
@@ -182,28 +183,27 @@ def size(text: str) -> int:
 
 def add_ship(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Copies a trace file to a trace on a server that many hosts share, and goes on as more comes, "
-        "until it is interrupted. Nothing is doubled. Files of programs of this machine that died on the way are "
-        "copied, too."
+        "Copy a trace file to a shared trace on a server, and continue with new events until "
+        "interrupted. No event is copied twice. Files of crashed programs on this machine are copied, too."
     )
     parser.add_argument(
         "--db",
         type=trace_file,
         metavar="PATH",
-        help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)",
+        help="copy this trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)",
     )
     parser.add_argument(
         "--store",
         type=store_address,
         metavar="URL",
-        help=f"where to, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE})",
+        help=f"copy to this server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE})",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="end when everything is there")
+    how.add_argument("--once", action="store_true", help="exit when all events are copied")
     how.add_argument(
         "--forget",
         action="store_true",
-        help="the file is not copied there any more: nothing waits for it, and `prune` deletes what it lacks",
+        help="stop copying the file to this server, so that `prune` can delete events it has not received",
     )
     parser.set_defaults(run=ship)
 
@@ -212,14 +212,14 @@ def ship(arguments: argparse.Namespace) -> int:
     trace: Path = arguments.db or default_trace()
     target = _target(arguments)
     if not trace.exists():
-        raise StoreError(f"there is no trace file at {trace}; --db names another one")
+        raise StoreError(f"no trace file at {trace}. Choose another with --db")
     console = make_console()
     if arguments.forget:
         known = _forget(trace, target)
         console.print(
-            f"{trace} is not copied to {target} any more."
+            f"{trace} is no longer copied to {target}."
             if known
-            else f"{trace} was never copied to {target}; nothing was changed.",
+            else f"{trace} was never copied to {target}. Nothing was changed.",
             soft_wrap=True,
         )
         return 0 if known else 1
@@ -260,5 +260,5 @@ async def _ship(trace: Path, target: StoreAddress, once: bool) -> int:
 def _target(arguments: argparse.Namespace) -> StoreAddress:
     target: StoreAddress | None = arguments.store or store_of_environment()
     if target is None:
-        raise ConfigurationError(f"say where to: --store URL, or {STORE_VARIABLE}")
+        raise ConfigurationError(f"name the server with --store URL, or {STORE_VARIABLE}")
     return target

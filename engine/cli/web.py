@@ -25,24 +25,34 @@ PORT = 8372
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Serves the live view on this machine, and prints an address that signs a browser in, once. "
-        "Without --db or --store it runs an engine of its own over the default trace; with one of them it "
-        "shows that trace, which another process may write."
+        "Serve the live view on this machine, and print an address that signs in one browser. By default "
+        "it runs an engine on the default trace. With --db or --store it shows that trace, which another "
+        "process may write."
     )
     add_trace(parser)
     add_models_file(parser)
-    parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"default {PORT}; 0 takes a free one")
-    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     parser.add_argument(
-        "--allow-network", action="store_true", help="serve other machines: --bind may be any address of this one"
+        "--port",
+        type=int,
+        default=PORT,
+        metavar="N",
+        help=f"listen on this port (default: {PORT}; 0: any free port)",
     )
-    repeated(parser, "--host", metavar="NAME", help="a name by which browsers reach it; repeatable")
-    parser.add_argument("--view-only", action="store_true", help="nobody may cancel, reprice or undo")
+    parser.add_argument(
+        "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--allow-network",
+        action="store_true",
+        help="allow other machines to connect: --bind may be any address of this machine",
+    )
+    repeated(parser, "--host", metavar="NAME", help="allow this host name in the address (repeatable)")
+    parser.add_argument("--view-only", action="store_true", help="do not allow cancelling, repricing or undoing")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _refuse_open_binds(arguments)
+    refuse_open_binds(arguments)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -52,17 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_open_binds(arguments: argparse.Namespace) -> None:
+def refuse_open_binds(arguments: argparse.Namespace) -> None:
     """Refuse an address that others can reach, unless that was asked for."""
     try:
         local = ipaddress.ip_address(arguments.bind).is_loopback
     except ValueError:
-        raise ConfigurationError(f"--bind {arguments.bind!r} is no IP address") from None
+        raise ConfigurationError(f"--bind {arguments.bind!r} is not an IP address") from None
     if local or arguments.allow_network:
         return
     raise ConfigurationError(
-        f"--bind {arguments.bind} would let other machines in. If that is meant, say --allow-network and name the "
-        "hosts by which they reach it with --host; the connection is not encrypted"
+        f"--bind {arguments.bind} would allow other machines to connect. To allow this, add "
+        f"--allow-network, and name the hosts with --host. The connection is not encrypted"
     )
 
 
@@ -106,11 +116,11 @@ async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
         console.print(view.sign_in_url(address), soft_wrap=True, markup=False, highlight=False)
 
     def used() -> None:
-        console.print("It was used. For another browser:", style="dim")
+        console.print("That address was used. For another browser:", style="dim")
         print_address()
 
     view.on_sign_in(used)
-    console.print("The live view, until Ctrl-C. This address signs one browser in:", style="dim")
+    console.print("Serving the live view until Ctrl-C. This address signs in one browser:", style="dim")
     print_address()
     config = uvicorn.Config(view, log_level="warning", access_log=False, server_header=False, lifespan="off")
     config.timeout_graceful_shutdown = 1

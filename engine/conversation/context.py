@@ -98,7 +98,7 @@ def hold_to_schema(
             forced=ToolChoice("named", ANSWER_TOOL),
             warnings=(
                 *given.warnings,
-                _warning(WarningCode.SCHEMA_AS_TOOL, "it was asked for as a tool's arguments"),
+                _warning(WarningCode.SCHEMA_AS_TOOL, "the schema was sent as the arguments of a tool"),
             ),
         )
     return msgspec.structs.replace(
@@ -106,7 +106,7 @@ def hold_to_schema(
         system_prompt=joined(given.system_prompt, instruction(schema, with_tools=bool(given.tools))),
         warnings=(
             *given.warnings,
-            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "it was told the schema in the system text"),
+            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "the schema was sent in the system prompt"),
         ),
     )
 
@@ -116,7 +116,7 @@ def _can_be_forced(capabilities: AdapterCapabilities) -> bool:
 
 
 def _warning(code: WarningCode, what: str) -> CallWarning:
-    return CallWarning(code, f"the model takes no output schema; {what}")
+    return CallWarning(code, f"the model does not support output schemas; {what}")
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
@@ -212,7 +212,7 @@ class LastTurns:
 
     def __init__(self, turns: int) -> None:
         if turns < 1:
-            raise ValueError("LastTurns(turns) needs at least 1: the turn that is asked")
+            raise ValueError("LastTurns(turns) must be at least 1, for the current turn")
         self._turns = turns
 
     async def assemble(self, conversation: Conversation) -> Context:
@@ -248,8 +248,9 @@ class Truncate:
 
 
 SUMMARY_PROMPT = """\
-Below is the beginning of a conversation between a user and an assistant. Write down what the assistant has to \
-know of it to go on: facts, decisions, names, figures, open questions, results of tools. Write nothing else.
+Below is the beginning of a conversation between a user and an assistant. Write down everything the \
+assistant needs to continue it: facts, decisions, names, figures, open questions, results of tools. \
+Write nothing else.
 
 {text}"""
 
@@ -270,9 +271,9 @@ class Summarise:
 
     def __init__(self, *, keep_turns: int = 2, instructions: str = SUMMARY_PROMPT) -> None:
         if keep_turns < 1:
-            raise ValueError("Summarise(keep_turns=) needs at least 1: the turn that is asked")
+            raise ValueError("Summarise(keep_turns=) must be at least 1, for the current turn")
         if "{text}" not in instructions:
-            raise ValueError("Summarise(instructions=) needs {text} where the transcript goes")
+            raise ValueError("Summarise(instructions=) needs {text} as the place of the transcript")
         self._keep_turns = keep_turns
         self._instructions = instructions
 
@@ -292,7 +293,7 @@ class Summarise:
             text = "\n\n".join(part for part in (summary, transcript(conversation.messages[begin:end])) if part)
             summary = await conversation.ask(self._instructions.replace("{text}", text))
             begin = end
-        return Context(cut, (Message.user(f"What was said before, in short:\n\n{summary}"),))
+        return Context(cut, (Message.user(f"Summary of the conversation so far:\n\n{summary}"),))
 
 
 def room(conversation: Conversation) -> int:

@@ -24,6 +24,7 @@ from ..models.catalogue import nearest
 from ..routing.model_choice import Model, Requirements, model_of, stored_model
 from ..runtime.in_flight import AbortSignal
 from ..tools import ApprovalRequest, Approve, Pending, RepairToolCall
+from ..tree import TurnLimits
 from .context import ContextPolicy, SchemaMode
 from .results import StepResult
 
@@ -129,6 +130,8 @@ class TurnOptions(RequestOptions, total=False):
     a model of its own, and then to models.yaml. An empty sequence wants none."""
     requires: Requirements | None
     """The abilities that the model must have, in addition to those of the session and the request."""
+    limits: TurnLimits | None
+    """The limits of the turn together with all turns and calls that its tools start."""
     context: ContextPolicy | None
     """The policy for the part of a long conversation that is sent; without one, all of it is sent."""
     signal: AbortSignal | None
@@ -143,10 +146,10 @@ _ALL = frozenset(TurnOptions.__annotations__)
 _OF_REQUESTS = frozenset(RequestOptions.__annotations__)
 
 _ADVICE = {
-    "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
-    "max_tokens": "it is called max_output_tokens=",
-    "stop": "it is called stop_sequences=",
-    "abort_signal": "it is called signal=",
+    "n": "a call has one reply. Make n calls, for example with asyncio.gather",
+    "max_tokens": "use max_output_tokens=",
+    "stop": "use stop_sequences=",
+    "abort_signal": "use signal=",
 }
 
 
@@ -210,7 +213,12 @@ _log = Log("engine.sessions")
 _IN_MEMORY = frozenset({"key", "approve", "repair_tool_call", "stop_when", "context", "signal"})
 """Options that are never stored: a key, because it opens an account, and live objects."""
 
-_STRUCTS: dict[str, Any] = {"tool_choice": ToolChoice, "retry": RetryPolicy, "requires": Requirements}
+_STRUCTS: dict[str, Any] = {
+    "tool_choice": ToolChoice,
+    "retry": RetryPolicy,
+    "requires": Requirements,
+    "limits": TurnLimits,
+}
 """Options that are read back as a Struct. All others are JSON values."""
 
 
@@ -261,8 +269,8 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
             return
         if "key" in self.lost or ("key" in self.lost_of_session and of_session.get("key") is None):
             raise ConfigurationError(
-                f"the waiting turn of session {session_id!r} was asked with key=, and keys are never stored: "
-                "pass key= again"
+                f"the waiting turn of session {session_id!r} was sent with key=, and keys are never "
+                f"stored. Pass key= again"
             )
 
     def stored(self, of_session: TurnOptions) -> JsonObject | None:

@@ -184,6 +184,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         *,
         usage: TokenUsage | None = None,
         cost: Cost | None = None,
+        tree: tuple[CostSum, TokenUsage] | None = None,
     ) -> None:
         """Note how the reply's turn ended. These are not fields: they are not stored and not compared.
 
@@ -192,6 +193,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
             undelivered: The steering messages that did not reach the model.
             usage: The tokens of all steps of the turn; None leaves those of this reply.
             cost: The cost of all calls of the turn; None leaves that of this reply.
+            tree: The cost and the tokens of the turn with its descendants; None leaves those of this reply.
         """
         noted = self.__dict__
         noted["_status"] = status
@@ -201,6 +203,8 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
             noted["_total_usage"] = usage
         if cost is not None:
             noted["_total_cost"] = cost
+        if tree is not None:
+            noted["_tree"] = tree
 
     @property
     def stop_reason(self) -> StopReason:
@@ -233,6 +237,22 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         """The cost of all calls of the turn. For a message of a resumed session, the cost of its call."""
         total: Cost = self.__dict__.get("_total_cost", self.cost)
         return total
+
+    @property
+    def tree_cost(self) -> CostSum:
+        """The cost of the turn with all turns and calls that its tools made, and the number of attempts that are
+        estimated, unpriced or unknown.
+
+        For a message of a resumed session, the cost of its call.
+        """
+        tree: tuple[CostSum, TokenUsage] | None = self.__dict__.get("_tree")
+        return CostSum.of_call(self.total_usage, self.total_cost) if tree is None else tree[0]
+
+    @property
+    def tree_usage(self) -> TokenUsage:
+        """The tokens of all attempts of the turn and of all turns and calls that its tools made."""
+        tree: tuple[CostSum, TokenUsage] | None = self.__dict__.get("_tree")
+        return self.total_usage if tree is None else tree[1]
 
     @property
     def cost(self) -> Cost:
@@ -362,6 +382,10 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of all calls, failed ones and their attempts included; unknown as soon as one cost is."""
     cost_sum: CostSum = CostSum()
     """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
+    tree_cost: CostSum = CostSum()
+    """The same as `cost_sum`, with all turns and calls that the turn's tools made."""
+    tree_usage: TokenUsage = NOTHING_USED
+    """The tokens of all attempts, with those of all turns and calls that the turn's tools made."""
     undelivered: tuple[Message, ...] = ()
     """The messages that were to steer the turn, and had not reached the model when the turn ended."""
 

@@ -42,8 +42,8 @@ def default_engine() -> Engine:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         raise CallboardError(
-            "no event loop runs here, so there is no engine to use: call this in a coroutine, or take "
-            "generate_sync(), stream_sync() and the like"
+            "no event loop is running here, so there is no engine to use. Call this in a coroutine, or "
+            "use generate_sync(), stream_sync() and the other sync functions"
         ) from None
     engine = _of_loops.get(loop)
     if engine is None or engine.closed:

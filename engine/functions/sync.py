@@ -46,11 +46,11 @@ CLOSE_SECONDS = 30.0
 _SAME_NAME = "await the async function instead, which has the same name without _sync"
 
 _OTHER_LOOP = (
-    "the sync functions use a loop of their own: leave engine= out, or have an engine for them alone with "
-    "`with Engine() as engine`; in a coroutine, await engine.generate() and the like"
+    "the sync functions use their own event loop. Leave engine= out, or create an engine for them with "
+    "`with Engine() as engine`. In a coroutine, await engine.generate() and the other methods"
 )
 
-_ENDING = "the sync functions can't be called any more: the program is ending"
+_ENDING = "the sync functions can't be called: the program is exiting"
 
 _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
 
@@ -89,7 +89,7 @@ class _Call(Generic[T]):
         if self._task is not None:
             self._task.cancel()
         elif not self._done.is_set():
-            self._end(CallboardError("the call was interrupted before it began"))
+            self._end(CallboardError("the call was interrupted before it started"))
 
     def wait(self, seconds: float | None = None) -> bool:
         if seconds is not None or _TICK is None:
@@ -108,7 +108,7 @@ class _Call(Generic[T]):
     def _finished(self, task: asyncio.Task[T]) -> None:
         self._running.discard(cast("asyncio.Task[object]", task))
         if task.cancelled():
-            self._end(CallboardError("the call was interrupted, or the program is ending"))
+            self._end(CallboardError("the call was interrupted, or the program is exiting"))
         elif (error := task.exception()) is not None:
             self._end(error)
         else:
@@ -176,8 +176,8 @@ class SyncHost:
     def _check_thread(self, name: str, instead: str) -> None:
         if threading.current_thread() is self._thread:
             raise WrongLoop(
-                f"{name or 'it'} was called on the thread of the sync functions, by an async tool for example, "
-                f"and would wait for itself: {instead}"
+                f"{name or 'it'} was called on the thread of the sync functions, for example by an async "
+                f"tool, and would wait for itself: {instead}"
             )
         if not name:
             return
@@ -186,7 +186,7 @@ class SyncHost:
         except RuntimeError:
             return
         warnings.warn(
-            f"{name} holds up the event loop that runs in this thread until it returns; in a coroutine, {instead}",
+            f"{name} blocks the event loop of this thread until it returns. In a coroutine, {instead}",
             RuntimeWarning,
             stacklevel=4,
         )

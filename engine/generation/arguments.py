@@ -37,9 +37,7 @@ def turn_of(
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,
     )
-    turn.steering.close(
-        "a CanonicalRequest is answered with one reply; say stream(model, messages=[...]) to steer"
-    )
+    turn.steering.close("a CanonicalRequest has one reply. To steer, use stream(model, messages=[...])")
     return turn
 
 
@@ -67,25 +65,25 @@ def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
 def _message(given: object) -> Message:
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"messages takes Message objects, not {type(given).__name__}: Message.user('...') makes one, and "
-            "{'role': 'user', 'content': '...'} is one, too"
+            f"messages must be Message objects, not {type(given).__name__}. Use Message.user('...') or "
+            f"{'role': 'user', 'content': '...'}"
         )
     if more := given.keys() - {"role", "content"}:
         raise TypeError(
-            f"a message as a dict has role and content, not {min(map(repr, more))}: Message(...) and its blocks "
-            "say everything else"
+            f"a message given as a dict has only role and content, not {min(map(repr, more))}: "
+            f"Message(...) and its blocks have the other fields"
         )
     role, content = given.get("role"), given.get("content")
     if role not in _SPEAKERS:
         raise TypeError(
-            f"role is {role!r}; a message as a dict is of {', '.join(map(str, _SPEAKERS))}. The answer of a "
-            "tool is Message.tool_result(...)"
+            f"role is {role!r}; the role of a message given as a dict is one of "
+            f"{', '.join(map(str, _SPEAKERS))}. For the result of a tool, use Message.tool_result(...)"
         )
     if isinstance(content, str):
         return Message(Role(role), (TextBlock(content),))
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         return Message(Role(role), tuple(map(_block, content)))
-    raise TypeError(f"content is {type(content).__name__}; it is text or a list of blocks")
+    raise TypeError(f"content is {type(content).__name__}; expected text or a list of blocks")
 
 
 def _block(given: object) -> ContentBlock:
@@ -101,8 +99,8 @@ def _block(given: object) -> ContentBlock:
                 f"a block of type {given.get('type')!r}" if isinstance(given, Mapping) else type(given).__name__
             )
             raise TypeError(
-                f"content holds {shown}; as plain values there are texts and "
-                "{'type': 'text', 'text': '...'}, and for everything else blocks, such as ImageBlock"
+                f"content holds {shown}; expected texts, {'type': 'text', 'text': '...'}, or blocks such "
+                f"as ImageBlock"
             )
 
 
@@ -130,8 +128,8 @@ class Arguments(TurnOptions, total=False):
 _OWN = frozenset(Arguments.__annotations__) - frozenset(TurnOptions.__annotations__)
 
 _ADVICE = {
-    "system": "it is called system_prompt=",
-    "client": "it is called engine=",
+    "system": "use system_prompt=",
+    "client": "use engine=",
     "schema": "use generate_object() or stream_object(); output_schema= asks for JSON text",
     "response_format": "use generate_object() or stream_object(); output_schema= asks for JSON text",
     "session": "use session.send() or session.stream()",
@@ -167,15 +165,15 @@ def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
     if isinstance(model, CanonicalRequest):
         raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
     if model is not None and not isinstance(model, str | Sequence | ModelChoice):
-        raise TypeError(f"model is a name, several names or a ModelChoice, not {_kind(model)}")
+        raise TypeError(f"model must be a name, several names or a ModelChoice, not {_kind(model)}")
     if isinstance(prompt, Message) or (isinstance(prompt, list | tuple) and Message in map(type, prompt)):
-        raise TypeError("prompt is text or content blocks; say messages=[...] for messages")
+        raise TypeError("prompt must be text or content blocks. Use messages=[...] for messages")
     if prompt is not None and not isinstance(prompt, str | Sequence):
-        raise TypeError(f"prompt is text or content blocks, not {_kind(prompt)}")
+        raise TypeError(f"prompt must be text or content blocks, not {_kind(prompt)}")
     if isinstance(arguments.get("stop_sequences"), str):
-        raise TypeError("stop_sequences takes several texts: stop_sequences=['...']")
+        raise TypeError("stop_sequences must be a list of texts: stop_sequences=['...']")
     if isinstance(arguments.get("signal"), AbortController):
-        raise TypeError("signal takes the controller's signal: signal=controller.signal")
+        raise TypeError("signal must be the signal of the controller: signal=controller.signal")
 
 
 def _kind(value: object) -> str:
@@ -188,7 +186,7 @@ def conversation(
     """The messages to send. Raises CallboardError or TypeError."""
     if prompt is not None and messages is not None:
         raise CallboardError(
-            "both prompt and messages are given: say only one; a prompt that follows messages is "
+            "both prompt and messages are given: pass only one. To add a prompt to messages, pass "
             "messages=[*messages, Message.user(prompt)]"
         )
     if prompt is not None:
@@ -196,13 +194,11 @@ def conversation(
     if messages:
         return as_messages(messages)
     if messages is not None:
-        raise CallboardError(
-            "messages is empty: there is nothing to answer; say a prompt, or at least one message"
-        )
+        raise CallboardError("messages is empty: pass a prompt, or at least one message")
     hint = ""
     if isinstance(model, str):
-        hint = f". The first argument is the model, here {model[:40]!r}; for the default model say prompt=..."
-    raise CallboardError(f"there is neither a prompt nor messages to answer{hint}")
+        hint = f". The first argument is the model, here {model[:40]!r}. For the default model, pass prompt=..."
+    raise CallboardError(f"pass a prompt or messages{hint}")
 
 
 def options_of(arguments: Arguments) -> TurnOptions:
@@ -216,7 +212,7 @@ def of_provider(registry: ModelRegistry, model: Model | None, provider: str | No
     if provider is None:
         return model
     if isinstance(model, ModelChoice):
-        raise CallboardError("provider= goes with names; a ModelChoice says among=(...) which models it may take")
+        raise CallboardError("provider= is for model names. Limit a ModelChoice with among=(...)")
     name = model or registry.default_model
     if not name:
         raise ConfigurationError(f"provider={provider!r} without a model: name one of its models")
@@ -245,5 +241,7 @@ def result_of(turn: Turn) -> GenerateResult:
         status=turn.status,
         total_cost=turn.cost,
         cost_sum=turn.spending.sum,
+        tree_cost=turn.tree_cost,
+        tree_usage=turn.tree_usage,
         undelivered=turn.undelivered,
     )

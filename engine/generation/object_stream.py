@@ -168,7 +168,7 @@ class ObjectStream(Generic[T]):
                     raise
                 if isinstance(judged, Turn):
                     if self._closed:
-                        raise CancelledError("the stream was closed before the model was asked again")
+                        raise CancelledError("the stream was closed before the request was repeated")
                     self._add(judged)
                     return True
                 self._result = judged

@@ -118,8 +118,8 @@ def _is_object(schema: JsonObject) -> bool:
 def _wrapped(schema: JsonObject) -> JsonObject:
     if refers_to(schema, "#"):
         raise SchemaError(
-            "this schema refers to itself as '#', which works only for an object at the root: give it a name in "
-            "$defs and refer to that"
+            "this schema refers to itself as '#', which works only for an object at the root. Give it a "
+            "name in $defs and refer to that name"
         )
     inner = {name: value for name, value in schema.items() if name != "$defs"}
     wrapped: JsonObject = {
@@ -143,7 +143,7 @@ class NoObjectGeneratedError(CallboardError):
 
     Args:
         reason: ``truncated``: the reply reached max_output_tokens, or the window's end. ``refused``: by the model
-            or a filter. ``not_json``: the reply is no JSON. ``invalid``: the JSON doesn't follow the schema.
+            or a filter. ``not_json``: the reply is not JSON. ``invalid``: the JSON doesn't follow the schema.
         detail: The fault, with the JSON path or the character.
         text: The text of the last reply.
         steps: The replies.
@@ -176,7 +176,7 @@ class NoObjectGeneratedError(CallboardError):
 
 
 _SAID: dict[NoObjectReason, str] = {
-    "truncated": "the reply was cut off before its object was whole; raise max_output_tokens",
+    "truncated": "the reply was cut off before its object was complete. Increase max_output_tokens",
     "refused": "the model refused",
     "not_json": "the reply is not JSON",
     "invalid": "the reply does not follow the schema",
@@ -203,7 +203,7 @@ class Unfit(Exception):
 def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
     """The object in a reply, and whether its text had to be repaired."""
     if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
-        raise Unfit("refused", response.text or response.raw_stop_reason or "without a word")
+        raise Unfit("refused", response.text or response.raw_stop_reason or "without a text")
     is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
     repaired = False
     try:
@@ -283,7 +283,7 @@ def _strictly(text: str) -> Json:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def repair(text: str, *, cut_off: bool = False) -> Json:
@@ -304,7 +304,7 @@ class ObjectArguments(Arguments, total=False):
     """The arguments of `generate_object` and `stream_object` besides model, prompt and schema."""
 
     max_reasks: int
-    """The number of times that a reply which is no JSON, or doesn't follow the schema, is shown to the model with
+    """The number of times that a reply which is not JSON, or doesn't follow the schema, is shown to the model with
     its fault, to be given again. Each is a further call; by default 0."""
     repair: bool
     """Whether nearly valid JSON is read as it was meant, with a comma too many or a bracket too few. A truncated
@@ -359,7 +359,7 @@ class ObjectTask(Generic[T]):
         **arguments: Unpack[Arguments],
     ) -> None:
         if arguments.get("output_schema") is not None:
-            raise CallboardError("generate_object takes schema=, not output_schema=")
+            raise CallboardError("generate_object needs schema=, not output_schema=")
         self.runtime = runtime
         self.schema: ObjectSchema[T] = ObjectSchema(schema)
         asked: Arguments = {"schema_mode": "auto", **arguments, "output_schema": self.schema.sent}
@@ -411,7 +411,8 @@ class ObjectTask(Generic[T]):
 def _open_calls(turn: Turn) -> str:
     names = ", ".join(call.name for call in turn.steps[-1].tool_uses)
     return (
-        f"it calls {names}, and the turn ended with {turn.status}; give max_tool_rounds, and tools that can be run"
+        f"it calls {names}, and the turn ended with {turn.status}; set max_tool_rounds, and pass tools "
+        f"with handlers"
     )
 
 

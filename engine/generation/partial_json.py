@@ -71,7 +71,7 @@ class JsonString:
             case control if self._lenient:
                 self._add(control)
             case _:
-                return self._fail("a control character stands in a string", place)
+                return self._fail("a string has a control character", place)
         return place + 1
 
     def _escape(self, text: str, place: int) -> int:
@@ -82,14 +82,14 @@ class JsonString:
             self._add(_ESCAPED.get(character, character))
             self._state = self._plain
         else:
-            return self._fail(f"there is no escape \\{character}", place)
+            return self._fail(f"invalid escape \\{character}", place)
         return place + 1
 
     def _code(self, text: str, place: int) -> int:
         """Four hexadecimal digits. Two halves of a surrogate pair become one character. A single half stays as it
         is."""
         if text[place] not in _HEX:
-            return self._fail("four hexadecimal digits were expected", place)
+            return self._fail("expected four hexadecimal digits", place)
         self._digits += text[place]
         if len(self._digits) == 4:
             self._add_code(chr(int(self._digits, 16)))
@@ -220,7 +220,9 @@ class PartialJson:
         if self._is_open() and self._lenient and self.started:
             self._close_all()
         if self._is_open():
-            self._end_with("the text ends before the value does" if self.started else "there is no JSON", 0)
+            self._end_with(
+                "the text ends before the end of the value" if self.started else "the text has no JSON", 0
+            )
         return self._grew
 
     def _is_open(self) -> bool:
@@ -258,7 +260,7 @@ class PartialJson:
                 self._state = self._scalar
                 return place
             case _:
-                return self._fail("a value was expected", place)
+                return self._fail("expected a value", place)
         return place + 1
 
     def _first_item(self, text: str, place: int) -> int:
@@ -287,7 +289,7 @@ class PartialJson:
         if place == len(text):
             return place
         if text[place] != '"':
-            return self._fail("a name in double quotes was expected", place)
+            return self._fail("expected a name in double quotes", place)
         self._begin_string(is_name=True)
         return place + 1
 
@@ -296,7 +298,7 @@ class PartialJson:
         if place == len(text):
             return place
         if text[place] != ":":
-            return self._fail("a colon was expected", place)
+            return self._fail("expected a colon", place)
         self._state = self._begin_value
         return place + 1
 
@@ -311,14 +313,14 @@ class PartialJson:
         elif text[place] == ("]" if in_list else "}"):
             self._pop()
         else:
-            return self._fail("a comma or the end was expected", place)
+            return self._fail("expected a comma or the end", place)
         return place + 1
 
     def _after(self, text: str, place: int) -> int:
         if not self._embedded and not self._lenient:
             place = _after_space(text, place)
             if place < len(text):
-                return self._fail("there is text after the value", place)
+                return self._fail("the value is followed by text", place)
         return len(text)
 
     def _begin_string(self, *, is_name: bool) -> None:

@@ -182,7 +182,7 @@ class _Steps(Middleware):
             if not isinstance(answer, CallOutcome):
                 name = getattr(self._function, "__qualname__", self._function)
                 raise TypeError(
-                    f"middleware {name} ended without an outcome: yield the request, or return a CallOutcome"
+                    f"middleware {name} ended without an outcome. Yield the request, or return a CallOutcome"
                 ) from None
             return answer
         finally:
@@ -203,7 +203,7 @@ def middleware_of(given: MiddlewareLike) -> Middleware:
     if inspect.iscoroutinefunction(call):
         return _Function(cast("Around", given))
     raise ConfigurationError(
-        f"middleware {given!r} is none: give a Middleware object, `async def name(request, next)` "
+        f"{given!r} is not a middleware: expected a Middleware object, `async def name(request, next)` "
         "or a generator function `def name(request)` that yields the request"
     )
 

@@ -46,7 +46,7 @@ class Window(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.overlap < 0:
-            raise ValueError("a window holds at least one unit, and its overlap is no less than 0 characters")
+            raise ValueError("a window needs at least one unit, and an overlap of at least 0 characters")
 
     @classmethod
     def characters(cls, size: int, *, overlap: int = 0) -> Self:
@@ -376,7 +376,7 @@ class Guardrail(Middleware):
     ) -> None:
         unknown = set(kinds) - {"text", "thinking"}
         if unknown:
-            raise ValueError(f"a guardrail looks at text and thinking, not at {', '.join(sorted(unknown))}")
+            raise ValueError(f"a guardrail checks text and thinking, not {', '.join(sorted(unknown))}")
         self.name = name or str(getattr(check, "__name__", type(check).__name__))
         """The name in the trace."""
         self._check = check

@@ -229,7 +229,7 @@ class TryModels(Middleware):
 
     def __init__(self, models: Sequence[str], *, unwanted: Callable[[CallOutcome], bool] | None = None) -> None:
         if isinstance(models, str) or not models:
-            raise ValueError('TryModels takes a list of model names: TryModels(["openai:gpt-5.2"])')
+            raise ValueError('TryModels needs a list of model names: TryModels(["openai:gpt-5.2"])')
         self._models = tuple(models)
         self._unwanted = unwanted
 

@@ -104,7 +104,7 @@ def decode(data: bytes, source: str) -> KnownModels:
     try:
         found = msgspec.json.decode(data, type=KnownModels)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ConfigurationError(f"{source}: no list of known models: {error}") from error
+        raise ConfigurationError(f"{source}: not a list of known models: {error}") from error
     if found.format != FORMAT:
         raise ConfigurationError(f"{source}: format {found.format}; this version reads {FORMAT}")
     return found
@@ -122,7 +122,7 @@ def convert(data: Json, *, source: str, day: str) -> KnownModels:
     names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
     models = {model.id: model for model in _models(data, names)}
     if not models:
-        raise ConfigurationError(f"{source}: there is no model in it in a form that is known here")
+        raise ConfigurationError(f"{source}: it has no model in a known format")
     ordered = tuple(models[name] for name in sorted(models))
     return KnownModels(kind="known-models", format=FORMAT, date=day, source=source, models=ordered)
 
@@ -238,8 +238,8 @@ def capability_name(word: str) -> str:
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
         near = nearest(name, CAPABILITIES)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CAPABILITIES)}."
-        raise CallboardError(f"models can't be chosen by {word!r}: {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(CAPABILITIES)}."
+        raise CallboardError(f"unknown capability {word!r}: {hint}")
     return name
 
 

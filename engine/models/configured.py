@@ -268,12 +268,14 @@ HostAdapter: TypeAlias = ProviderAdapter | Callable[[], ProviderAdapter]
 def entry_of(name: str, adapter: HostAdapter, prices_as: str | None = None) -> AdapterEntry:
     """The entry of an adapter that a host gives."""
     if not name or ":" in name:
-        raise ConfigurationError(f"an adapter can't be called {name!r}: its models are called name:model")
+        raise ConfigurationError(
+            f"an adapter can't be named {name!r}: a name has no ':', because models are named name:model"
+        )
     made = not isinstance(adapter, type) and isinstance(adapter, ProviderAdapter)
     if not made and not callable(adapter):
         raise ConfigurationError(
-            f"{type(adapter).__name__} {name!r} is no adapter: give an object with all that `ProviderAdapter` "
-            "has, or a function without arguments that makes one"
+            f"{type(adapter).__name__} {name!r} is not an adapter: expected an object with all members "
+            f"of `ProviderAdapter`, or a function without arguments that returns one"
         )
     config = getattr(adapter, "config", None)
     return AdapterEntry(

@@ -119,7 +119,7 @@ def _limited(
 
     kept = {tool.name for tool in sorted(tools, key=tier)[:limit]}
     left_out = ", ".join(tool.name for tool in tools if tool.name not in kept)
-    text = f"{len(tools)} tools for a limit of {limit}; left out: {left_out}"
+    text = f"{len(tools)} tools exceed the limit of {limit}. Left out: {left_out}"
     return tuple(tool for tool in tools if tool.name in kept), (CallWarning(WarningCode.TOOLS_LEFT_OUT, text),)
 
 

@@ -78,7 +78,7 @@ def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
     """An adapter's entry with its time limit by its new name."""
     if "timeout_seconds" not in entry:
         return entry
-    warn_of_old_name(f"{where}.timeout_seconds is called {where}.timeout now")
+    warn_of_old_name(f"{where}.timeout_seconds is deprecated: use {where}.timeout")
     return {"timeout": entry["timeout_seconds"], **entry}
 
 
@@ -123,9 +123,10 @@ class Reader:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
         if not is_adapter_type(kind):
             near = nearest(kind, adapter_types())
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(adapter_types())}."
+            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(adapter_types())}."
             raise ConfigurationError(
-                f"{self.path}: {where}.type: no adapter type {kind!r}: {hint} Your own is package.module:Class."
+                f"{self.path}: {where}.type: unknown adapter type {kind!r}: {hint} For your own adapter, "
+                f"use package.module:Class."
             )
         key, missing = self._key(entry, where)
         key_from = None if key is None else self._key_from(entry, where)
@@ -212,8 +213,12 @@ class Reader:
             given = self._section(value, _KEY_KEYS, place)
             key, missing = self._key(given, place)
             if key is None:
-                source = f"the variable {missing} is not set" if missing else "say api_key_env or api_key_file"
-                raise ConfigurationError(f"{self.path}: {place}: there is no key: {source}")
+                source = (
+                    (f"the environment variable {missing} is not set")
+                    if missing
+                    else "set api_key_env or api_key_file"
+                )
+                raise ConfigurationError(f"{self.path}: {place}: no key: {source}")
             keys[name] = key
         return keys
 
@@ -290,7 +295,7 @@ class Reader:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             self._fail(f"{where}.max", "a whole number, at least 1", limit)
         if limit is not None and len(core) > limit:
-            self._fail(f"{where}.core", f"at most {limit} names, as {where}.max says", core)
+            self._fail(f"{where}.core", f"at most {limit} names (see {where}.max)", core)
         flags = {name: self._boolean(given, name, where) for name in given if name not in ("max", "core")}
         return ToolSettings(max=limit, core=core or None, **flags)
 
@@ -332,7 +337,7 @@ class Reader:
     def _number(self, entry: JsonObject, key: str, where: str, default: float) -> float:
         value = entry.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            self._fail(f"{where}.{key}", "a number, not negative", value)
+            self._fail(f"{where}.{key}", "a number of at least 0", value)
         return value
 
     def _rate(self, entry: JsonObject, key: str, where: str) -> int | None:
@@ -383,7 +388,7 @@ def read_yaml(text: str, source: str) -> object:
     except yaml.YAMLError as error:
         fault = _describe_fault(error)
     # out here and without its cause, which quotes the line
-    raise ConfigurationError(f"{source}: is no YAML: {fault}")
+    raise ConfigurationError(f"{source}: is not valid YAML: {fault}")
 
 
 def _describe_fault(error: Exception) -> str:

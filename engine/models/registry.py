@@ -143,7 +143,7 @@ class ModelRegistry:
             return Resolved(self.models[self._aliases[name]], "alias")
         if name in self.removed:
             raise ConfigurationError(
-                f"model {name!r} is no longer in {self.source}: a reload removed it. Known are "
+                f"model {name!r} is no longer in {self.source}: a reload removed it. Known models: "
                 f"{', '.join(sorted(self.names)) or 'none'}."
             )
         found = self._found.get(name)
@@ -163,7 +163,7 @@ class ModelRegistry:
             return Resolved(native[0], "native_name")
         if native:
             raise ConfigurationError(
-                f"model {name!r} is ambiguous: say one of {', '.join(sorted(model.id for model in native))}"
+                f"model {name!r} is ambiguous. Use one of {', '.join(sorted(model.id for model in native))}"
             )
         return self._not_listed(name)
 
@@ -175,7 +175,7 @@ class ModelRegistry:
         known = self.models.get(name) or self.models.get(self._aliases.get(name, ""))
         owner = known.adapter if known is not None else prefix if colon and prefix in self.adapters else provider
         if owner != provider:
-            raise ConfigurationError(f"model {name!r} is one of {owner}'s, not of provider={provider!r}")
+            raise ConfigurationError(f"model {name!r} belongs to {owner}, not to provider={provider!r}")
         if known is not None:
             return Resolved(known, "id" if name in self.models else "alias")
         local = rest if colon and prefix == provider else name
@@ -210,20 +210,24 @@ class ModelRegistry:
 
     def _no_adapter(self, name: str) -> str:
         near = nearest(name, self.adapters)
-        hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(sorted(self.adapters)) or 'none'}."
-        return f"{name!r} is none of the adapters in {self.source}: {hint}"
+        hint = (
+            (f"did you mean {near[0]!r}?")
+            if near
+            else f"adapters there: {', '.join(sorted(self.adapters)) or 'none'}."
+        )
+        return f"{name!r} is not an adapter in {self.source}: {hint}"
 
     def _unknown(self, name: str) -> str:
 
         prefix, colon, _ = name.partition(":")
         if colon and prefix in adapter_types():
-            return f"unknown model {name!r}: {self._no_adapter(prefix)} To have one, add it to the adapters there."
+            return f"unknown model {name!r}: {self._no_adapter(prefix)} Add it to the adapters there."
         known = sorted(self.names)
         near = nearest(name, {*known, *names_at(self.adapters.values())}, most=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}."
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known models: {', '.join(known) or 'none'}."
         return (
-            f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any "
-            "model of an adapter there, and so does any name with a default_provider."
+            f"unknown model {name!r}: {hint} Add the model to {self.source}, write it as "
+            f"'provider:name', or set default_provider there."
         )
 
     def adapter_of(self, model: ModelEntry) -> AdapterEntry:
@@ -235,9 +239,9 @@ class ModelRegistry:
         entry = self.adapters[model.adapter]
         if entry.missing_key is not None:
             raise ConfigurationError(
-                f"model {model.id!r} is not configured: adapter {entry.name!r} needs its key in the environment "
-                f"variable {entry.missing_key}, which is not set; or keep one by "
-                f"`callboard keys set {entry.missing_key}`"
+                f"model {model.id!r} is not configured: adapter {entry.name!r} needs a key in the "
+                f"environment variable {entry.missing_key}, which is not set. Or store one with `callboard keys "
+                f"set {entry.missing_key}`"
             )
         return entry
 
@@ -256,7 +260,7 @@ class ModelRegistry:
         known = self.adapters.get(entry.name)
         if known is not None and not known.offered:
             raise ConfigurationError(
-                f"there is an adapter {entry.name!r} in {self.source} already: register yours under another name"
+                f"adapter {entry.name!r} already exists in {self.source}. Register yours with another name"
             )
         fuller = copy.copy(self)
         fuller.adapters = {**self.adapters, entry.name: entry}
@@ -332,7 +336,7 @@ def place_in_catalogue(
         able = [default_provider]
     if len(able) > 1:
         ways = ", ".join(sorted(f"{adapter}:{local}" for adapter in able))
-        raise ConfigurationError(f"model {name!r} is ambiguous: say one of {ways}")
+        raise ConfigurationError(f"model {name!r} is ambiguous. Use one of {ways}")
     return (able[0], local) if able else None
 
 
@@ -361,12 +365,12 @@ def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
     if owners and own not in owners:
         whose = " or ".join(owners[:3])
         raise ConfigurationError(
-            f"model {name!r} is one of {whose}'s, which no adapter is known to serve; add one to models.yaml, or "
-            f"say {adapter.name}:{name} if it is meant for {adapter.name}"
+            f"model {name!r} belongs to {whose}, and no adapter serves it. Add one to models.yaml, or "
+            f"use {adapter.name}:{name} if it is a model of {adapter.name}"
         )
     for vendor in tabled_vendors():
         if vendor != own and is_named_like(vendor, name):
             raise ConfigurationError(
-                f"model {name!r} is not known, and looks like one of {vendor}'s, where the default provider is "
-                f"{adapter.name}; say {vendor}:{name}, or provider={vendor!r}"
+                f"model {name!r} is unknown and looks like a model of {vendor}, but the default provider "
+                f"is {adapter.name}. Use {vendor}:{name}, or pass provider={vendor!r}"
             )

@@ -280,7 +280,7 @@ class Broker:
         try:
             subscription.real = await client.subscribe(subscription.subject, cb=subscription.take)
         except Error as error:
-            raise OSError(f"the broker can't be listened to: {error}") from error
+            raise OSError(f"can't subscribe at the broker: {error}") from error
 
     async def _send(self) -> None:
         from nats.errors import Error
@@ -317,7 +317,7 @@ class Broker:
             if connected:
                 _log.info("broker_connected", servers=self.addresses)
             else:
-                _log.warning("broker_away", servers=self.addresses)
+                _log.warning("broker_unreachable", servers=self.addresses)
             for watcher in self._watchers:
                 watcher(connected)
 

@@ -146,7 +146,7 @@ class KeptEvents:
                     sequence = message.metadata.sequence.stream
                     yield KeptMessage(StreamPosition(end.stream, sequence), message.data)
         except (Error, TimeoutError) as error:
-            raise OSError(f"events can't be read from the broker: {type(error).__name__}: {error}") from error
+            raise OSError(f"can't read events from the broker: {type(error).__name__}: {error}") from error
 
     # --- Helpers ---
 
@@ -229,7 +229,7 @@ class _Pull:
                 case "404" | "408":
                     self._expected = 0  # the request is over
                 case status:
-                    raise OSError(f"the broker gives no more: {status}")
+                    raise OSError(f"the broker stopped sending: {status}")
 
     async def _ask(self) -> None:
         request = {
@@ -328,7 +328,7 @@ class KeptFrames:
             finally:
                 await consumer.unsubscribe()
         except (Error, TimeoutError) as error:
-            raise OSError(f"the broker can't be asked for frames: {error}") from error
+            raise OSError(f"can't request frames from the broker: {error}") from error
 
     async def forget(self, subject: str) -> None:
         """Delete the kept frames of a subject that were sent until now.

@@ -95,10 +95,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if self.nats is None and self.store is None:
             raise ConfigurationError("a cluster needs nats=, store=, or both")
         if not _NAME.fullmatch(self.name):
-            raise ConfigurationError(f"a cluster's name has letters, digits, - and _ only, not {self.name!r}")
+            raise ConfigurationError(
+                f"the name of a cluster may have only letters, digits, - and _, not {self.name!r}"
+            )
         if self.store is not None and not is_address(self.store):
             raise ConfigurationError(
-                "a cluster's store is the address of a database, as postgresql://USER@HOST/NAME"
+                "the store of a cluster must be the address of a database, as postgresql://USER@HOST/NAME"
             )
         if self.store is not None:
             StoreAddress(self.store)
@@ -128,7 +130,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             ConfigurationError: The trace would be shipped elsewhere than where the cluster has its own.
         """
         if ship_to is not None and self.store is not None and ship_to != self.store:
-            raise ConfigurationError("in a cluster the trace is shipped to the cluster's store; leave ship_to out")
+            raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
         return self.store if ship_to is None and from_file else ship_to
 
 
@@ -166,8 +168,8 @@ ASK_SECONDS = 3.0
 """The time that a broker has for its answer."""
 
 _WITHOUT_BROKER = (
-    "Until then calls, traces, money and sessions go on; readers on other nodes get what the shared store has, "
-    "later, and events wait in the trace until the broker is back."
+    "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
+    "later, from the shared store. Events wait in the trace until the broker is back."
 )
 
 
@@ -185,14 +187,15 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
         return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
     said = f"{found.server}: NATS {found.version}"
     if not found.jetstream:
-        fix = f"Start nats-server with -js, and give this user a right to it. {_WITHOUT_BROKER}"
-        return [Check("broker", False, f"{said}, which keeps no messages: JetStream is off", fix)]
+        fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
+        return [Check("broker", False, f"{said}, but it can't store messages: JetStream is off", fix)]
     kept = "no events of this cluster yet"
     if found.events is not None:
         kept = f"{_megabytes(found.events.bytes)} of this cluster's events"
     if found.frames is not None:
         kept += (
-            f", and for ten minutes {found.frames.messages} frames of streams ({_megabytes(found.frames.bytes)})"
+            f", and {found.frames.messages} frames of streams, which are kept for ten minutes "
+            f"({_megabytes(found.frames.bytes)})"
         )
     return [Check("broker", True, f"{said} keeps {kept}")]
 
@@ -202,7 +205,7 @@ def _streams(frames: Frames) -> Check:
     found = frames.sender.statistics()
     detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
     if found.lost:
-        detail += f", {found.lost} messages not sent while the broker was away"
+        detail += f", {found.lost} messages not sent while the broker was unreachable"
     return Check("node:streams", True, f"{detail}; {len(frames.mirrors)} of other nodes read here")
 
 
@@ -214,11 +217,11 @@ def _outgoing(node: Node) -> Check:
     assert node.bridge is not None
     found = node.bridge.statistics()
     if found.failures:
-        fix = "They are in the trace, and go out when the broker takes them again."
-        detail = f"events behind number {found.sent} were not taken, {found.failures} times in a row"
+        fix = "They are in the trace. The engine sends them when the broker accepts events again."
+        detail = f"the broker rejected events after number {found.sent}, {found.failures} times in a row"
         return Check("node:events", False, detail, fix)
     waits = found.committed - found.sent
-    behind = ", read from the trace, since they are too many for memory" if found.is_behind else ""
+    behind = ", read from the trace because memory is full" if found.is_behind else ""
     waiting = f", up to {waits} wait{behind}" if waits > 0 else ""
     return Check("node:events", True, f"{found.sent} sent{waiting}")
 
@@ -228,10 +231,10 @@ async def _others(ownership: Ownership) -> Check:
     try:
         found = await ownership.tables.nodes()
     except StoreError as error:
-        return Check("node:others", False, str(error), "Mend the way to the shared store.")
+        return Check("node:others", False, str(error), "Restore the connection to the shared store.")
     others = [row for row in found if row.lives and row.node != ownership.info.node]
     said = (f"{row.name} ({row.sessions} sessions, {row.seconds_left:.0f} s)" for row in others)
-    return Check("node:others", True, ", ".join(said) or "no other node lives")
+    return Check("node:others", True, ", ".join(said) or "no other node is alive")
 
 
 def _lease(node: Node) -> Check:
@@ -245,9 +248,9 @@ def _lease(node: Node) -> Check:
     return Check(
         "node:lease",
         False,
-        f"{owns}, but its lease is over",
-        "Mend the way to the shared store. Until then turns of sessions are refused, calls without a session go "
-        "on, and other nodes may take the sessions over.",
+        f"{owns}, but its lease has expired",
+        "Restore the connection to the shared store. Until then, turns of sessions are refused and other "
+        "nodes may take over the sessions. Calls without a session continue.",
     )
 
 
@@ -376,7 +379,7 @@ class Node:
             StoreError: There is none, or it can't be used.
         """
         if self._trace is None:
-            raise StoreError("this cluster has no shared store; give it as Cluster(store=...)")
+            raise StoreError("this cluster has no shared store. Pass it as Cluster(store=...)")
         await self._trace.open()
         return self._trace
 

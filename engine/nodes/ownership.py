@@ -139,7 +139,7 @@ ASK_SECONDS = 0.1
 """Seconds between two requests of a node that waits for a session."""
 
 
-OUTCOME_UNKNOWN = "the node that ran this turn is gone, and nobody knows how far its last call came"
+OUTCOME_UNKNOWN = "the node that ran this turn has stopped, and the state of its last call is unknown"
 """The reason for the end of a turn on a dead node."""
 
 
@@ -363,7 +363,7 @@ class Ownership:
             raise AdmissionError(_cannot_ask("", error)) from error
         if not self.holding.lives(self._clock.monotonic_ns()):
             raise AdmissionError(
-                "the shared store takes longer to answer than a lease lasts; lease_seconds= is short"
+                "the shared store answers more slowly than a lease lasts. Increase lease_seconds="
             )
 
     async def _renew(self) -> None:
@@ -440,25 +440,22 @@ class Ownership:
 
 def taken_over(session_id: str) -> str:
     """The error text for users of a session that belongs to another node."""
-    return (
-        f"session {session_id!r} was taken over by another node, which goes on with it. "
-        "Resume it here to go on where that one is"
-    )
+    return f"session {session_id!r} was taken over by another node. To continue it here, resume it"
 
 
 def _held_by(session_id: str, held: Held) -> str:
     owner = held.by
     return (
-        f"session {session_id!r} is that of node {owner.name or owner.node}, which is at work on it; its lease "
-        f"lasts for {owner.seconds_left:.0f} s. Try again when its turn is over"
+        f"session {session_id!r} is owned by node {owner.name or owner.node}, which is running a turn. "
+        f"Its lease lasts for {owner.seconds_left:.0f} s. Try again after its turn"
     )
 
 
 def _cannot_ask(session_id: str, error: StoreError) -> str:
     which = f"session {session_id!r}" if session_id else "a session"
     return (
-        f"the shared store can't be asked whose {which} is ({error}), and another node may have it by now. "
-        "Calls without a session go on; try again when the store is back"
+        f"can't read the owner of {which} from the shared store ({error}), and another node may own it "
+        f"by now. Calls without a session continue. Try again when the store is back"
     )
 
 

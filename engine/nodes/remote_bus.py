@@ -176,9 +176,9 @@ class Bridge:
         self, engine: BridgedEngine, nats_url: str, *, cluster: str = "callboard", content: bool = False
     ) -> None:
         if engine.store is None:
-            raise ConfigurationError("events go out after they were committed, and this engine keeps no trace")
+            raise ConfigurationError("events are sent after they are committed, and this engine keeps no trace")
         if engine._runtime.node is not None and engine._runtime.node.bridge is not None:
-            raise ConfigurationError("an engine of a cluster with nats= sends its events by itself")
+            raise ConfigurationError("an engine in a cluster with nats= sends its events automatically")
         self._engine = engine
         self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()}")
         events = KeptEvents(self._broker, cluster)

@@ -65,7 +65,7 @@ def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
 def taker(adapter: ProviderAdapter, named: Named) -> BatchAdapter:
     """The adapter, which takes batches. Raises CapabilityError if it doesn't."""
     if not isinstance(adapter, BatchAdapter):
-        raise CapabilityError(f"{named.model} takes no batches: its adapter has none")
+        raise CapabilityError(f"{named.model} does not support batches: its adapter has no batch support")
     return adapter
 
 
@@ -140,10 +140,12 @@ async def resume_batch(
         await known.refresh()
         return known
     if runtime.store is None:
-        raise ConfigurationError("batches are found in the trace, and this engine has none: Engine(trace=True)")
+        raise ConfigurationError(
+            "batches are recorded in the trace, and this engine keeps none. Use Engine(trace=True)"
+        )
     stored = await stored_batch(runtime, batch_id)
     if stored is None:
-        raise NotFoundError(f"the trace knows no batch {batch_id!r}")
+        raise NotFoundError(f"the trace has no batch {batch_id!r}")
     named = expand(runtime.registry, stored.model, ()).named[0]
     taker(runtime.adapters.consult(runtime.registry.adapter_of(named.entry)), named)
     if requests is not None:
@@ -340,13 +342,13 @@ class _Creation:
         for request in self._requests if len(self._calls.plan.named) == 1 else ():
             if request.model and expand(registry, request.model, ()).named[0].model != self._named.model:
                 raise InvalidRequestError(
-                    f"a batch is for one model: {request.model!r} is another than {self._named.model!r}"
+                    f"a batch is for one model: {request.model!r} differs from {self._named.model!r}"
                 )
 
     def _require_same(self, digest: str) -> None:
         if digest != self._digest:
             raise InvalidRequestError(
-                f"batch {self._batch_id!r} was created with other requests; give these another batch_id"
+                f"batch {self._batch_id!r} was created with other requests. Use another batch_id for these"
             )
 
     # --- The plan ---
@@ -422,7 +424,7 @@ class _Creation:
             return await self._calls.first_that_works(check, call)
         except Exception as error:
             if part > 1:
-                error.add_note(f"batch {plan.batch_id}: {part - 1} of its {len(plan.sizes)} parts were sent")
+                error.add_note(f"batch {plan.batch_id}: {part - 1} of {len(plan.sizes)} parts were sent")
             raise
 
     async def _send(

@@ -50,7 +50,7 @@ from .batch_plan import (
 )
 from .jobs import EndedCall, with_adapter
 
-NOT_BILLED = Cost(0, CostSource.COMPUTED, None, "a batch's request that came to nothing is not billed")
+NOT_BILLED = Cost(0, CostSource.COMPUTED, None, "a failed request of a batch is not billed")
 
 
 class ItemCall(EndedCall):
@@ -250,10 +250,10 @@ class BatchHandle:
         Raises:
             RequestTimeoutError: As in `wait`.
             AdapterError: As in `wait`.
-            CallboardError: Results are being handed out already.
+            CallboardError: Results are already being read.
         """
         if self._handing_out:
-            raise CallboardError(f"the results of batch {self.id} are being handed out already")
+            raise CallboardError(f"the results of batch {self.id} are already being read")
         self._handing_out = True
         try:
             await self._wait_for_end(lambda: self._refresh(on_result), on_progress, timeout)
@@ -284,7 +284,7 @@ class BatchHandle:
                     on_look=on_progress,
                 )
         except TimeoutError as error:
-            said = f"batch {self.id} is {self.status} after {timeout:g} s; it goes on"
+            said = f"batch {self.id} is {self.status} after {timeout:g} s. It continues"
             raise RequestTimeoutError(said, provider=self._plan.decision.provider, retryable=False) from error
 
     async def cancel(self) -> bool:
@@ -344,11 +344,11 @@ class BatchHandle:
         for place in self._plan.places(part):
             error: AdapterError
             if sent is None:
-                error = CancelledError(f"part {part} of batch {self.id} was never sent; {how} sends it")
+                error = CancelledError(f"part {part} of batch {self.id} was never sent. To send it, call {how}")
             else:
                 error = OutcomeUnknownError(
-                    f"part {part} of batch {self.id} was never confirmed, and {provider} lists no such batch; "
-                    f"{how} sends it",
+                    f"part {part} of batch {self.id} was never confirmed, and {provider} has no such "
+                    f"batch. To send it, call {how}",
                     provider=provider,
                 )
             await self._keep(place, error, None, on_result)

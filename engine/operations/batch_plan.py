@@ -117,7 +117,7 @@ def digest_of(requests: Sequence[CanonicalRequest]) -> str:
 def check_id(batch_id: str) -> None:
     """Require that an id of a batch can be one."""
     if _ID.fullmatch(batch_id) is None:
-        raise InvalidRequestError(f"batch id {batch_id!r} is none: 1 to 48 letters, digits, '_' and '-'")
+        raise InvalidRequestError(f"invalid batch id {batch_id!r}: expected 1 to 48 letters, digits, '_' and '-'")
 
 
 def ids_of(batch_id: str, requests: Sequence[CanonicalRequest]) -> tuple[str, ...]:
@@ -239,9 +239,7 @@ class CollectedResults:
     def all(self) -> tuple[BatchResult, ...]:
         """All results in the order of the requests."""
         if self._handed_out:
-            raise CallboardError(
-                f"results of batch {self._batch_id} were handed out by for_each(), and none of them is kept"
-            )
+            raise CallboardError(f"results of batch {self._batch_id} were read with for_each() and are not stored")
         return tuple(self._kept[place] for place in sorted(self._kept))
 
     def forget(self, places: Iterable[int]) -> None:

@@ -166,7 +166,7 @@ async def make_images(
 
 def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
     if not isinstance(adapter, ImageAdapter):
-        raise CapabilityError(f"{named.model} can't make images: its adapter has conversations only")
+        raise CapabilityError(f"{named.model} can't make images: its adapter supports only conversations")
     return adapter
 
 
@@ -248,8 +248,8 @@ def require_same_space(plan: Plan) -> None:
     for named in plan.named[1:]:
         if space_of(named.entry) != space_of(first.entry):
             raise ConfigurationError(
-                f"{named.model} can't stand in for {first.model}: the vectors of different models can't be "
-                "compared. If both are the same model, give both the same embedding_space in models.yaml"
+                f"{named.model} can't replace {first.model}: vectors of different models can't be "
+                f"compared. If both are the same model, set the same embedding_space for both in models.yaml"
             )
 
 
@@ -328,7 +328,7 @@ class _Embedding:
         can = adapter.get_embedding_capabilities(named.entry.wire_name)
         asked = self._options.get("dimensions")
         if asked is not None and (refusal := can.refusal(asked)) is not None:
-            raise CapabilityError(f"{named.model} has no vectors of {asked} dimensions: {refusal}")
+            raise CapabilityError(f"{named.model} does not support {asked} dimensions: {refusal}")
         return can
 
     def _first_and_limits(self) -> tuple[Named, EmbeddingCapabilities]:
@@ -370,7 +370,7 @@ class _Embedding:
 
 def _that_embeds(adapter: ProviderAdapter, named: Named) -> EmbeddingAdapter:
     if not isinstance(adapter, EmbeddingAdapter):
-        raise CapabilityError(f"{named.model} can't embed: its adapter has conversations only")
+        raise CapabilityError(f"{named.model} can't embed: its adapter supports only conversations")
     return adapter
 
 

@@ -116,7 +116,7 @@ class OperationMethods:
 
         given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
         if not given:
-            raise ValueError("there is no image to edit")
+            raise ValueError("pass an image to edit")
         return await make_images(self._runtime, prompt, given, mask, model, options)
 
     async def create_video(

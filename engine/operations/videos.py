@@ -169,7 +169,7 @@ class VideoHandle:
         self._waiting += 1
         if on_progress is not None:
             self._listeners.append(on_progress)
-        closed = f"the engine was closed, and video {self.id} goes on: {self._how_to_resume()}"
+        closed = f"the engine was closed, and video {self.id} continues. To resume, call {self._how_to_resume()}"
         try:
             with self._runtime.in_flight.call(closed), anyio.fail_after(limit):
                 async with self._looking:
@@ -177,7 +177,10 @@ class VideoHandle:
                         await self._look_until_done()
                     await self._end()
         except TimeoutError as error:
-            what = f"video {self.id} is {self.status} after {limit:g} s, and goes on: {self._how_to_resume()}"
+            what = (
+                f"video {self.id} is {self.status} after {limit:g} s, and continues. To resume, call "
+                f"{self._how_to_resume()}"
+            )
             raise RequestTimeoutError(what, provider=self._job.provider) from error
         finally:
             self._waiting -= 1
@@ -244,7 +247,7 @@ class VideoHandle:
         try:
             return (await stored_job(self._runtime, self._job.provider, self.id)).counted
         except StoreError as error:
-            _log.warning("it is not known whether a video was counted before", job_id=self.id, error=str(error))
+            _log.warning("previous_video_count_unknown", job_id=self.id, error=str(error))
             return None
 
     def _fail(self, job: VideoJob) -> None:
@@ -523,5 +526,5 @@ def _known(runtime: Runtime, handle: VideoHandle) -> VideoHandle:
 
 def _maker(adapter: ProviderAdapter, named: Named) -> VideoAdapter:
     if not isinstance(adapter, VideoAdapter):
-        raise CapabilityError(f"{named.model} can't make videos: its adapter has none")
+        raise CapabilityError(f"{named.model} can't make videos: its adapter does not support them")
     return adapter

@@ -129,7 +129,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 READY = Standing()
-LIMITED = Standing("later", "no room under its rate limit")
+LIMITED = Standing("later", "its rate limit is exhausted")
 """The standing of a model with no room in its known rate limits."""
 
 
@@ -198,7 +198,7 @@ class AvailabilityTable:
         for record in self._of(provider, model):
             wait = max((record.retry_at_us or now_us) - now_us, 0) / 1e6
             if record.state == "probing":
-                closed.append(Standing("closed", f"unavailable ({record.reason}), being probed"))
+                closed.append(Standing("closed", f"unavailable ({record.reason}), probe in progress"))
             elif record.state == "unavailable" and wait:
                 closed.append(Standing("closed", f"unavailable ({record.reason})", wait))
             elif record.state == "degraded" and wait:
@@ -473,7 +473,7 @@ def standing_of_key(
     keys = getattr(adapter, "keys", None)
     if not isinstance(keys, Keyring):  # an adapter of another kind sends no key
         if key is not None:
-            raise ConfigurationError(f"{adapter.name} has no key {key!r}: it has no keys with names")
+            raise ConfigurationError(f"{adapter.name!r} has no key {key!r}: it has no named keys")
         return standing
     if key is None and keys.unnamed is not None:
         return standing
@@ -522,7 +522,7 @@ class AvailabilityActor(Actor):
         context.spawn(self._follow, name="availability")
 
     async def receive(self, message: object) -> object:
-        raise TypeError(f"the availability actor takes no messages, got {type(message).__name__}")
+        raise TypeError(f"the availability actor accepts no messages, got {type(message).__name__}")
 
     async def _follow(self) -> None:
         async for envelope in self._subscription:

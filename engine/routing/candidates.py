@@ -147,8 +147,8 @@ def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str]
     requested = model or registry.default_model
     if not requested:
         raise ConfigurationError(
-            f"no model named, and {registry.source} has no default_model: name one, as provider:name or as "
-            "`callboard models` lists it, or set default_model in models.yaml"
+            f"no model given, and {registry.source} has no default_model. Pass a model as provider:name "
+            f"or as listed by `callboard models`, or set default_model in models.yaml"
         )
     if isinstance(requested, ModelChoice):
         return _expand_choice(registry, requested, fallback or ())
@@ -163,7 +163,7 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
     among = listed if choice.among is None else choice.among
     named = _distinct(registry, (*among, *fallback))
     if not named:
-        raise ConfigurationError(f"{model_text(choice)}: there is none to choose from in {registry.source}")
+        raise ConfigurationError(f"{model_text(choice)}: no model matches in {registry.source}")
     return Plan(
         requested=model_text(choice),
         named=named,
@@ -282,7 +282,7 @@ def _decision(
 
 def _not_needed(taken: Option, cached_at: str | None) -> str:
     model = taken.named.model
-    return f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'comes before it'}"
+    return f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'has a higher rank'}"
 
 
 def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:
@@ -324,7 +324,7 @@ def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
         )
     if all(isinstance(option.obstacle, ConfigurationError) for option in options):
         return ConfigurationError(f"no model is configured for {plan.requested!r}: {reasons}")
-    return CapabilityError(f"no model can do what is asked of {plan.requested!r}: {reasons}")
+    return CapabilityError(f"no model supports the request to {plan.requested!r}: {reasons}")
 
 
 def may_fall_back(error: AdapterError) -> bool:
@@ -346,7 +346,7 @@ def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]
         for option in options:
             own = option.capabilities
             if option is not taken and own is not None and own.max_context_tokens <= window:
-                out[option.named.model] = f"its window of {own.max_context_tokens} tokens is no larger"
+                out[option.named.model] = f"its window of {own.max_context_tokens} tokens is not larger"
     return out
 
 

@@ -69,7 +69,7 @@ def _flag(name: str) -> str:
     if full not in CAPABILITY_FLAGS:
         near = nearest(full, CAPABILITY_FLAGS)
         hint = f"; did you mean {near[0].removeprefix('supports_')!r}?" if near else ""
-        raise CallboardError(f"there is no capability {name!r}{hint}")
+        raise CallboardError(f"unknown capability {name!r}{hint}")
     return full
 
 
@@ -158,7 +158,7 @@ def check(
     check_tool_choice(asked)
     lack = next(_lacks(asked, capabilities, listed=listed), None)
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:
-        lack = f"gives at most {capabilities.max_output_tokens} output tokens, not {max_output_tokens}"
+        lack = f"returns at most {capabilities.max_output_tokens} output tokens, not {max_output_tokens}"
     if lack is not None:
         error = CapabilityError(f"{model} {lack}", provider=provider)
         error.add_note(f"If that is wrong, set models.{model}.capabilities in models.yaml.")
@@ -180,7 +180,7 @@ def check_tool_choice(asked: Asked) -> None:
     if choice.mode in ("required", "named") and not asked.tools:
         raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} without tools")
     if choice.tool_name is not None and choice.tool_name not in {tool.name for tool in asked.tools}:
-        raise UnsupportedToolChoiceError(f"there is no tool named {choice.tool_name!r} to choose")
+        raise UnsupportedToolChoiceError(f"the tool choice names an unknown tool {choice.tool_name!r}")
 
 
 def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> Iterator[str]:
@@ -193,14 +193,14 @@ def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> 
         and asked.tool_choice.mode in FORCING
         and not capabilities.supports_tool_choice
     ):
-        yield "can't be made to call a tool"
+        yield "can't be forced to call a tool"
     if asked.tools and asked.parallel_tool_calls and not capabilities.supports_parallel_tool_calls:
         yield "can't call tools in parallel"
     held = asked.output_schema is None or capabilities.supports_structured_output
     if not held and asked.schema_mode == "native":
-        yield "can't be held to a schema"
+        yield "does not support output schemas"
     if asked.reasoning_effort not in (None, "none") and not capabilities.supports_thinking and listed:
-        yield f"has no reasoning to put effort {asked.reasoning_effort!r} into"
+        yield f"does not support reasoning, so effort {asked.reasoning_effort!r} has no effect"
     for requirements in asked.requires:
         unmet = requirements.unmet(capabilities)
         if unmet is not None:

@@ -282,8 +282,8 @@ class Permit:
         live.gate.withdraw(ticket, now_us)
         live.changed()
         raise RateLimitWaitError(
-            f"{live.name}: not sent: {_WHY[why]} for {self.model}; there is room in {seconds:.3g} s at the "
-            f"earliest, and the call may wait {patience:.3g} s",
+            f"{live.name}: not sent: {_WHY[why]} for {self.model}; the earliest free slot is in "
+            f"{seconds:.3g} s, and the call may wait {patience:.3g} s",
             retry_after_seconds=seconds,
             retryable=True,
             provider=live.name,
@@ -297,8 +297,8 @@ def _is_held(ticket: Ticket) -> bool:
 _WHY = {
     "requests": "no request is left under the rate limit",
     "tokens": "too few tokens are left under the rate limit",
-    "pause": "the provider wants a pause",
-    "probe": "after a refusal, another call finds out whether the provider takes requests again",
+    "pause": "the provider requested a pause",
+    "probe": "after a rejected request, another call probes whether the provider accepts requests again",
     "": "other calls come first under the rate limit",
 }
 

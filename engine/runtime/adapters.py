@@ -239,7 +239,7 @@ def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"adapter {entry.name!r} can't be made: {type(error).__name__}: {error}"
+            f"adapter {entry.name!r} failed to start: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -322,5 +322,5 @@ class AdapterPool:
         registry = self._registry()
         entry = registry.adapters.get(provider)
         if entry is None:
-            raise ConfigurationError(f"{registry.source}: there is no adapter {provider!r} any more")
+            raise ConfigurationError(f"{registry.source}: adapter {provider!r} no longer exists")
         return entry

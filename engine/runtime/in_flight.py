@@ -136,7 +136,7 @@ class AbortController:
     def __init__(self) -> None:
         self.signal = AbortSignal()
 
-    def abort(self, reason: str = "the caller gave up") -> None:
+    def abort(self, reason: str = "the caller cancelled the call") -> None:
         """Give it up. The first reason stays. An exception of a watcher is logged."""
         self.signal._abort(reason)
 
@@ -147,8 +147,8 @@ def require_asyncio() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         raise CallboardError(
-            "no event loop of asyncio or uvloop runs here, which an engine needs (adapters, bus and streams run "
-            "on trio, too): call this in a coroutine, or take generate_sync(), stream_sync() and run_sync()"
+            "an engine needs a running event loop of asyncio or uvloop (only adapters, bus and streams "
+            "also run on trio). Call this in a coroutine, or use generate_sync(), stream_sync() and run_sync()"
         ) from None
 
 
@@ -160,8 +160,8 @@ def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
         return  # nothing can be waited for here, so nothing can go wrong
     if running is not own:
         raise WrongLoop(
-            "this engine belongs to another event loop; make one engine for each, or use it from its own loop"
-            + (f"; {instead}" if instead else "")
+            "this engine belongs to another event loop. Create one engine for each loop, or use it from "
+            "its own loop" + (f"; {instead}" if instead else "")
         )
 
 
@@ -196,13 +196,16 @@ class InFlight:
             self._idle.set()
 
     @contextlib.contextmanager
-    def call(self, what: str = CLOSED) -> Iterator[None]:
-        """A block that is cancelled when the engine is closed. Raises CancelledError."""
+    def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
+        """A block that is cancelled when the engine is closed, or by the yielded function.
+
+        Raises CancelledError.
+        """
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)
         try:
             with scope:
-                yield
+                yield scope.cancel
         finally:
             self.remove(scope)
         if scope.cancelled_caught:

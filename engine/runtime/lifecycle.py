@@ -10,6 +10,7 @@ can leave it.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -43,6 +44,7 @@ from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
 from ..routing.availability import WATCHED, AvailabilityActor
 from ..sessions.open import ApplyCosts, SessionManager
+from ..tree import current_tool
 from .adapters import CallSlots, RunningAdapter, Startable, come_up
 from .in_flight import require_asyncio, require_loop
 from .process import LivingEngine, engines
@@ -112,9 +114,9 @@ class Admission:
         if now - max(began, self._progress_at) < limits.admit_seconds:
             return
         raise AdmissionError(
-            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, for "
-            f"limits of {limits.admit_events} and {limits.admit_bytes}, and has committed none for "
-            f"{limits.admit_seconds:g} s. Calls under way are not affected."
+            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
+            f"(limits: {limits.admit_events} and {limits.admit_bytes}) and has committed none for "
+            f"{limits.admit_seconds:g} s. Calls in progress are not affected."
         )
 
 
@@ -189,7 +191,7 @@ class Life:
         if self._stop.is_set() or self._task.done():
             error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
             why = "" if error is None else f" ({error})"
-            raise CallboardError(f"this engine is closed{why}; make a new one")
+            raise CallboardError(f"this engine is closed{why}. Create a new one")
 
     async def stop(self) -> ShutdownReport | None:
         """Stop, and wait for the end. Raises SupervisorEscalated."""
@@ -234,7 +236,7 @@ class Life:
         shipper = self._runtime.shipper
         if shipper is None or self.writer is None:
             return True
-        why = "it takes too long"
+        why = "it took too long"
         with anyio.move_on_after(seconds):
             try:
                 await self.writer.flush()
@@ -437,7 +439,10 @@ class EngineHost:
         """The running life. The exceptions are those of `start`."""
         require_asyncio()
         if self._life is None:
-            self._life = Life(self._runtime, self._forget)
+            # An engine that a tool starts serves others as well, so its tasks are no part of the tool's run.
+            around = contextvars.copy_context()
+            around.run(current_tool.set, None)
+            self._life = around.run(Life, self._runtime, self._forget)
         life = self._life
         require_loop(life.loop)
         await life.ready()

@@ -159,7 +159,7 @@ async def settled_store(runtime: Runtime) -> Store | None:
         return None
     if not await runtime.host.settle():
         raise StoreError(
-            f"what an earlier process left beside {runtime.store.path} can't be read now; see the log"
+            f"files that an earlier process left next to {runtime.store.path} can't be read now. See the log"
         )
     return runtime.store if runtime.store.is_open else None
 

@@ -220,8 +220,8 @@ class OpenSessions:
             return
         self.forget(state)  # so that it can be resumed here, too
         raise SessionTakenOver(
-            f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
-            f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
+            f"session {state.id!r} was resumed by another engine ({owner}). To continue it here, resume "
+            f"it. Messages added here since then are stored as '{state.id}.{own}'"
         )
 
 
@@ -274,4 +274,4 @@ class SessionManager(Actor):
                     reprice_messages(state.messages, message.costs) for state in list(self._sessions.values())
                 )
             case _:
-                raise TypeError(f"the session manager takes no {type(message).__name__}")
+                raise TypeError(f"the session manager does not accept {type(message).__name__}")

@@ -53,11 +53,11 @@ _log = Log("engine.resuming")
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
     """Check that the arguments about content go together. Raises ConfigurationError."""
     if capture_content and not trace:
-        raise ConfigurationError("capture_content needs the trace to keep content in; leave trace=True")
+        raise ConfigurationError("capture_content stores content in the trace. Leave trace=True")
     if redact is not None and not capture_content:
-        raise ConfigurationError("redact is for content that is stored; it needs capture_content=True")
+        raise ConfigurationError("redact changes stored content and needs capture_content=True")
     if inspect.iscoroutinefunction(redact):
-        raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
+        raise ConfigurationError("redact must be a sync function: it runs between an event and its commit")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
     """
     store = runtime.store
     if store is None:
-        raise CallboardError("this engine keeps no trace (trace=False), so there is no session to resume")
+        raise CallboardError("this engine keeps no trace (trace=False), so it can't resume a session")
     if runtime.node is not None and runtime.node.ownership is not None:
         store = await runtime.node.shared_trace()
     return state_of_saved(runtime, wanted, await store.saved_session(wanted.session_id))
@@ -124,9 +124,9 @@ def require_nothing_lost(session_id: str, answered: bool) -> None:
     """Check that a session without stored content never had any. Raises CallboardError."""
     if answered:
         raise CallboardError(
-            f"session {session_id!r} has been used before, and nothing of what was said is stored: it was held "
-            "without capture_content=True, or its content has expired. Take another id, or begin it anew after "
-            f"engine.delete_session({session_id!r})"
+            f"session {session_id!r} has been used before, and its messages are not stored: it ran "
+            f"without capture_content=True, or its content has expired. Use another id, or call "
+            f"engine.delete_session({session_id!r}) and start again"
         )
 
 
@@ -144,9 +144,7 @@ async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
     bus = runtime.bus
     try:
         if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
-            raise CallboardError(
-                f"session {state.id!r} is being continued by another engine just now: resume it again"
-            )
+            raise CallboardError(f"session {state.id!r} is being resumed by another engine. Try again")
     except StoreUnavailable as error:
         # The store can be read but not written. The session's messages are stored under another id later.
         _log.warning("session_not_claimed", session_id=state.id, error=str(error))
@@ -158,16 +156,16 @@ def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> Ses
     """The setup of a session that can go on as it was. CallboardError if it can't."""
     if saved is None:
         raise CallboardError(
-            f"nothing is stored of session {session_id!r}: was it held with capture_content=True? "
-            "`callboard sessions` lists those that can be resumed"
+            f"session {session_id!r} has no stored messages. Was it created with capture_content=True? "
+            f"`callboard sessions` lists sessions that can be resumed"
         )
     if saved.missing or saved.setup is None:
         more = f", and {len(saved.missing) - 3} more" if len(saved.missing) > 3 else ""
         raise CallboardError(f"session {session_id!r} can't be resumed: {', '.join(saved.missing[:3])}{more}")
     if saved.withheld is not None and not has_prompt:
         raise CallboardError(
-            f"session {session_id!r} had a system prompt that was not stored ({saved.withheld}): "
-            "give it as system_prompt="
+            f"session {session_id!r} had a system prompt that was not stored ({saved.withheld}). Pass it "
+            f"as system_prompt="
         )
     return saved.setup
 
@@ -179,8 +177,8 @@ def require_kept(runtime: Runtime) -> None:
     """Check that the content of sessions is kept, so that they can be opened again. Raises ConfigurationError."""
     if runtime.capture is None:
         raise ConfigurationError(
-            "open_session() goes on with what was said before, and this engine doesn't keep it: make it with "
-            "Engine(capture_content=True). A session that needn't last is engine.session()"
+            "open_session() continues stored messages, and this engine does not store any. Use "
+            "Engine(capture_content=True), or engine.session() for a session that need not last"
         )
 
 
@@ -195,7 +193,7 @@ class New(msgspec.Struct, frozen=True, kw_only=True):
 
     def state(self, wanted: Wanted) -> SessionState:
         if wanted.model is None:
-            raise ConfigurationError(f"session {wanted.session_id!r} is a new one: say its model=")
+            raise ConfigurationError(f"session {wanted.session_id!r} is new: pass model=")
         return SessionState(
             wanted.session_id,
             wanted.model,
@@ -300,7 +298,7 @@ async def taken_over(
     session_id = wanted.session_id
     with runtime.sessions.opening(session_id):
         if not await runtime.host.share() and ownership.epoch_of(session_id):
-            raise StoreError(f"what was said in session {session_id!r} here can't be brought to the shared store")
+            raise StoreError(f"the messages of session {session_id!r} can't be sent to the shared store")
         store = await node.shared_trace()
         owner = await ownership.tables.owner(session_id)
         if fresh is not None:
@@ -348,9 +346,9 @@ async def _require_known(node: Node, store: Store, session_id: str, owner: Owner
     kept = await _kept(node, session_id)
     if (kept is None or not kept.opening) and await store.saved_session(session_id) is None:
         raise CallboardError(
-            f"session {session_id!r} was held by node {owner.name or owner.node}, which died before anything of "
-            "it was shared: start that node again, or begin the session anew after "
-            f"engine.delete_session({session_id!r})"
+            f"session {session_id!r} was owned by node {owner.name or owner.node}, which died before it "
+            f"shared any message. Start that node again, or call engine.delete_session({session_id!r}) and "
+            f"start the session again"
         )
 
 

@@ -36,7 +36,7 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         session_id,
         state.model,
         state.system_prompt,
-        state.tools,
+        state.given_tools,
         dict(state.tags),
         options=state.options,
         requires=state.requires,
@@ -52,10 +52,10 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
 
 
 _ADVICE = {
-    "system": "it is the session's: session.system_prompt = '...'",
-    "system_prompt": "it is the session's: session.system_prompt = '...'",
-    "tools": "they are the session's: session.tools = [...]",
-    "messages": "a session has its own history; engine.generate(messages=[...]) takes any",
+    "system": "it belongs to the session: session.system_prompt = '...'",
+    "system_prompt": "it belongs to the session: session.system_prompt = '...'",
+    "tools": "they belong to the session: session.tools = [...]",
+    "messages": "a session has its own history; for other messages, use engine.generate(messages=[...])",
     "schema": "use engine.generate_object(); output_schema= asks for JSON text",
     "response_format": "use engine.generate_object(); output_schema= asks for JSON text",
 }
@@ -319,12 +319,16 @@ class Session:
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
         """The answer to each of some calls, which must wait just as they are given."""
         if not calls:
-            raise ValueError("name the calls: session.pending_calls are those that wait")
+            raise ValueError("pass the ids of the calls. session.pending_calls lists the waiting ones")
         waiting = {call.id: call for call in self.pending_calls}
         for call in calls:
             if waiting.get(call.id) != call:
-                other = "waits with other arguments now" if call.id in waiting else "waits for no answer"
-                raise CallboardError(f"call {call.id!r} of {call.name!r} {other}: look at session.pending_calls")
+                other = (
+                    ("is waiting with other arguments now")
+                    if call.id in waiting
+                    else "is not waiting for an answer"
+                )
+                raise CallboardError(f"call {call.id!r} of {call.name!r} {other}. See session.pending_calls")
         return {call.id: answer for call in calls}
 
     def submit_stream(
@@ -407,7 +411,7 @@ class Session:
                     return turn.steer(content)
             except NoTurnRunning as error:
                 refused = error
-        raise refused or NoTurnRunning(f"no turn of session {state.id} is under way; say it with send()")
+        raise refused or NoTurnRunning(f"no turn of session {state.id!r} is in progress. Use send()")
 
     async def cancel(self) -> bool:
         """Cancel the running turn. A second call does nothing.

@@ -18,7 +18,8 @@ from callboard.tracestore.rows import NOTHING_SAID
 from ..conversation.context import WHOLE, RefusedReasoning
 from ..conversation.options import NOTHING, AskedWith, TurnOptions, asked_with_of, merged
 from ..routing.model_choice import Model, Requirements, stored_model
-from ..tools import Tool, ToolLike, as_tools
+from ..tools import Tool, ToolLike
+from ..tools.collect import collected
 
 if TYPE_CHECKING:
     from ..nodes.frames.retained import Retained
@@ -113,9 +114,19 @@ class SessionState:
 
     def use_tools(self, tools: Sequence[ToolLike]) -> None:
         """Set the tools of the next turn. The exceptions are those of a new state."""
-        self.tools: tuple[Tool, ...] = as_tools(tools)
+        self.tools, self.sources = collected(tools)
         self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
         """The tools as models see them. The tuple's identity is the key of caches."""
+        self.given_tools: Sequence[ToolLike] = tools if self.sources else self.tools
+        """The tools as they were given, for a fork."""
+        self._read: Sequence[tuple[Tool, ...]] = [each.tools for each in self.sources] if self.sources else ()
+
+    def refresh_tools(self) -> bool:
+        """Read the sources again. Returns whether their tools have changed."""
+        if all(source.tools is read for source, read in zip(self.sources, self._read, strict=True)):
+            return False
+        self.use_tools(self.given_tools)
+        return True
 
     @property
     def waiting(self) -> int:
@@ -261,8 +272,8 @@ class TurnLease:
             return
         if not await self._asked(self.require):
             raise SessionTakenOver(
-                f"the shared store can't be asked whether session {state.id!r} is still this node's; what was "
-                "said in this turn is kept, and belongs to the session if no other node has gone on with it"
+                f"can't read from the shared store whether this node still owns session {state.id!r}. The "
+                "messages of this turn are stored. They belong to the session if no other node has continued it"
             )
         ending = await ownership.tables.ending(self._stream_id)
         if ending is not None:

@@ -77,10 +77,16 @@ async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | 
 # --- Deletion ---
 
 
+PARENT_TAG = "callboard.parent_session"
+"""The tag of a sub-agent's session, with the id of the session whose tool runs the agent."""
+
+
 async def deleted(runtime: Runtime, session_id: str) -> bool:
-    """Forget a session; see `Engine.delete_session`."""
+    """Forget a session and those of its sub-agents; see `Engine.delete_session`."""
     await runtime.host.start()
     found = await _deleted_everywhere(runtime, session_id)
+    for agent in await listed(runtime, None, {PARENT_TAG: session_id}):
+        await deleted(runtime, agent.session_id)
     runtime.streams.forget_session(session_id)
     if runtime.frames is not None:
         await runtime.frames.forget(session_id)
@@ -92,7 +98,7 @@ async def _deleted_everywhere(runtime: Runtime, session_id: str) -> bool:
     if state is None:
         return await _deleted_from_store(runtime, session_id)
     if state.running is not None or state.waiting:
-        raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
+        raise SessionBusy(f"a turn of session {session_id!r} is in progress. Cancel it first")
     async with state.turns:  # one that is asked for meanwhile starts the session again
         await _deleted_from_store(runtime, session_id)
         if runtime.sessions.states.get(session_id) is state:
@@ -192,7 +198,7 @@ def imported(document: bytes | str) -> ExportedSession:
     try:
         return msgspec.convert(decode_json(data), ExportedSession)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise CallboardError(f"this is no exported session of this version ({FORMAT}): {error}") from error
+        raise CallboardError(f"this is not an exported session of this version ({FORMAT}): {error}") from error
 
 
 def state_of(
@@ -219,7 +225,7 @@ def state_of(
     try:
         expand(runtime.registry, state.model, setup.fallback)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
+        raise ConfigurationError(f"{error}. Pass a model of this engine with model=") from error
     state.messages.extend(document.messages)
     state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
     return state

@@ -181,7 +181,7 @@ def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(
-        f"the tool returned a {type(value).__name__}, which is no JSON: return text, a JSON value, a dataclass, "
+        f"the tool returned a {type(value).__name__}, which is not JSON: return text, a JSON value, a dataclass, "
         "a Struct, a model, or content blocks"
     )
 

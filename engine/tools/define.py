@@ -122,13 +122,13 @@ def tool(
 def _name_of(function: Callable[..., object]) -> str:
     if not callable(function):
         raise ToolDefinitionError(
-            f"@tool takes a function, not a {type(function).__name__}; put it below @classmethod and @staticmethod"
+            f"@tool needs a function, not a {type(function).__name__}. Put it below @classmethod and @staticmethod"
         )
     name = getattr(function, "__name__", None) or getattr(unwrapped(function), "__name__", None)
     if name is None:
         name = getattr(function, "name", None)  # of a callable object
     if not isinstance(name, str) or name == "<lambda>":
-        raise ToolDefinitionError(f"{function!r} has no name to call the tool by: tool(..., name='...')")
+        raise ToolDefinitionError(f"{function!r} has no name. Pass one: tool(..., name='...')")
     return name
 
 
@@ -137,22 +137,22 @@ def _parameters(function: Callable[..., object], scope: Mapping[str, object], wh
         hints = hints_of(function, scope)
     except (NameError, TypeError) as error:
         raise ToolDefinitionError(
-            f"{what}a type hint can't be resolved ({error}); import its name at the top of the module, and not "
-            "only under `if TYPE_CHECKING`"
+            f"{what}a type hint can't be resolved ({error}); import its name at the top of the module, "
+            f"not only under `if TYPE_CHECKING`"
         ) from error
     parameters = parameters_of(function, hints=hints, what=what)
     if parameters.variadic or parameters.unnamed:
         raise ToolDefinitionError(
-            f"{what}*args, **kwargs and positional-only parameters can't be described to a model; name each "
-            "parameter, or write Tool(ToolDefinition(name, description, schema), function)"
+            f"{what}*args, **kwargs and positional-only parameters can't be described to a model. Name "
+            f"each parameter, or use Tool(ToolDefinition(name, description, schema), function)"
         )
     parameters = _without_self(parameters)
     for parameter in parameters.filled_in:
         if parameter.hint is NOTHING:
             raise ToolDefinitionError(
-                f"{what}parameter {parameter.name!r} has no type hint, so the model can't be told what to pass; "
-                f"write {parameter.name}: str (or its type), or give the schema yourself: "
-                "Tool(ToolDefinition(name, description, schema), function)"
+                f"{what}parameter {parameter.name!r} has no type hint, so its schema is unknown. Write "
+                f"{parameter.name}: str (or its type), or pass the schema yourself: Tool(ToolDefinition(name, "
+                f"description, schema), function)"
             )
     return parameters
 

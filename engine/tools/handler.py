@@ -121,13 +121,13 @@ def _require_fit(name: str, known: frozenset[str], parameters: Parameters, stran
     taken = {parameter.name for parameter in parameters.filled_in}
     if needless := [parameter.name for parameter in strange if parameter.required]:
         raise ToolDefinitionError(
-            f"tool {name!r}: its handler needs {', '.join(needless)}, which the schema doesn't have; add it to "
+            f"tool {name!r}: its handler needs {', '.join(needless)}, which the schema does not have. Add it to "
             "the schema's properties, give the parameter a default, or take all arguments as one mapping"
         )
     if not parameters.variadic and (missing := sorted(known - taken)):
         raise ToolDefinitionError(
-            f"tool {name!r}: its handler doesn't take {', '.join(missing)}, which the schema has; add the "
-            "parameter, **kwargs, or take all arguments as one mapping"
+            f"tool {name!r}: its handler does not accept {', '.join(missing)}, which the schema has. Add "
+            f"the parameter, **kwargs, or take all arguments as one mapping"
         )
 
 
@@ -171,13 +171,25 @@ class Tool:
     @property
     def timeout_seconds(self) -> float | None:
         """The old name of `timeout`."""
-        warn_of_old_name("timeout_seconds is called timeout now")
+        warn_of_old_name("timeout_seconds is deprecated: use timeout")
         return self.timeout
 
     @property
     def name(self) -> str:
         """The name of the tool, as the model sees it."""
         return self.definition.name
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Handoff(Tool):
+    """A tool whose call gives the conversation to another agent. `handoff` makes it."""
+
+    model: Any
+    """The agent's model."""
+    system_prompt: str | None = None
+    """The agent's system prompt."""
+    tools: tuple[Tool, ...] = ()
+    """The agent's tools."""
 
 
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]
@@ -187,7 +199,7 @@ def require_distinct(tools: Iterable[Tool]) -> None:
     """Check that no two tools have the same name, because a call could mean either of them."""
     names = Counter(tool.name for tool in tools)
     if twice := [name for name, times in names.items() if times > 1]:
-        raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")
+        raise ConfigurationError(f"two tools are named {twice[0]!r}. Rename one: @tool(name='...')")
 
 
 class FunctionTool(Tool, Generic[P, R_co]):

@@ -112,8 +112,8 @@ def _reserved(name: str, hint: object, what: str) -> Injected | None:
     injection, written, allowed = _RESERVED[name]
     if hint is not NOTHING and hint is not object and hint not in allowed:
         raise ToolDefinitionError(
-            f"{what}parameter {name!r} is reserved: the engine fills it in ({written}), not the model; "
-            f"rename it, or annotate it {name}: {written}"
+            f"{what}parameter {name!r} is reserved: the engine fills it in ({written}), not the model. "
+            f"Rename it, or annotate it {name}: {written}"
         )
     return injection
 

@@ -28,6 +28,7 @@ from callboard.bus.log import Log
 from callboard.bus.values.base import JsonObject
 
 from ..runtime.in_flight import AbortController
+from ..tree import current_tool
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
 from .handler import Handler, Ready, Tool
 from .parameters import is_async
@@ -156,9 +157,9 @@ async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], s
     """The arguments of a call that may run, checked and converted."""
     if tool is None:
         names = ", ".join(list(tools)[:MAX_NAMES])
-        raise Refused(f"There is no tool named {call.name!r}. " + (f"The tools are: {names}." if names else ""))
+        raise Refused(f"There is no tool named {call.name!r}. " + (f"Available tools: {names}." if names else ""))
     if call.incomplete and (shared.cut_off or call.raw_arguments is None):
-        raise Refused("The call's arguments are incomplete; it was not executed.")
+        raise Refused("The call's arguments are incomplete; the tool was not run.")
     if tool.handler is None:
         if call.incomplete:
             raise Refused(f"{_fault(call)}; call the tool again.")
@@ -198,7 +199,7 @@ def _read(call: ToolUseBlock, handler: Handler) -> Ready:
 
 
 def _fault(call: ToolUseBlock) -> str:
-    return f"The arguments of {call.name!r} are no JSON object"
+    return f"The arguments of {call.name!r} are not a JSON object"
 
 
 async def _repaired(
@@ -231,7 +232,7 @@ async def _require_approval(
             approval = await _approval(request, tool, shared)
         except Exception as error:
             _log.warning("approval_failed", error, tool=call.name, error=type(error).__name__)
-            raise Refused("The call was not executed: asking for its approval failed.") from error
+            raise Refused("The tool was not run: the request for approval failed.") from error
     match approval:
         case Approved():
             return
@@ -243,7 +244,7 @@ async def _require_approval(
             _log.error(
                 "no_approval", tool=call.name, given=repr(approval), expected="Approved(), Denied() or Pending()"
             )
-            raise Refused("The call was not executed: it was neither approved nor denied.")
+            raise Refused("The tool was not run: the call was neither approved nor denied.")
 
 
 async def _approval(request: ApprovalRequest, tool: Tool, shared: ToolRoundContext) -> object:
@@ -265,7 +266,7 @@ MAX_THREADS = 40
 _slots: RunVar[anyio.CapacityLimiter] = RunVar("callboard tool threads")
 
 
-INTERRUPTED = "This tool call was cancelled before it had ended; it may have been carried out, in part or in full."
+INTERRUPTED = "This tool call was cancelled before it ended. It may have run in part or in full."
 """The result of a call that ran when its turn was cancelled, or out of time."""
 
 Results: TypeAlias = tuple[ToolResultBlock, ...]
@@ -346,6 +347,8 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
     context = None if controller is None else _context(call, controller, shared)
     why = "the turn was cancelled"
     done = False
+    caller = None if shared.caller is None else shared.caller(call)
+    inherited = current_tool.set(caller)
     try:
         with _Slot() if not tool.handler.is_async else contextlib.nullcontext() as slot:
             if slot is not None:
@@ -366,6 +369,9 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
         _log.warning("tool_failed", error, tool=call.name, error=type(error).__name__)
         return ToolResultBlock(call.id, _told(error), is_error=True)
     finally:
+        current_tool.reset(inherited)
+        if caller is not None:
+            caller.end("" if done else f"the call of the tool {call.name!r} was cut off: {why}")
         if context is not None:
             context.close()
         if controller is not None and not done:
@@ -403,7 +409,7 @@ async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) 
         task = asyncio.current_task()
         if anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling()):
             raise
-        raise RuntimeError("the tool waited for something that was cancelled") from None
+        raise RuntimeError("the tool waited for a task that was cancelled") from None
 
 
 class _Slot:

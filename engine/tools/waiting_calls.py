@@ -49,7 +49,7 @@ def last_reply(messages: Sequence[Message]) -> Message:
     for message in reversed(messages):
         if message.role is Role.ASSISTANT:
             return message
-    raise LookupError("nothing was replied yet")
+    raise LookupError("there is no reply yet")
 
 
 def was_cut_off(message: Message) -> bool:
@@ -80,7 +80,7 @@ def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: 
     """
     calls = open_calls(messages)
     if not calls and not given and (not messages or messages[-1].role is not Role.TOOL):
-        raise CallboardError("nothing waits for an answer in this session; say something with send()")
+        raise CallboardError("no tool call of this session is waiting for an answer. Use send()")
     _require_open(calls, given, messages)
     runnable = {tool.name for tool in tools if tool.handler is not None}
     results: dict[str, ToolResultBlock] = {}
@@ -95,8 +95,8 @@ def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: 
             to_run.append(call)
         else:
             raise CallboardError(
-                f"call {call.id} can't be run: {call.name!r} has no handler in this session; submit its result, "
-                "or resume the session with tools=[...] that have one"
+                f"call {call.id} can't be run: {call.name!r} has no handler in this session. Submit its "
+                f"result, or resume the session with tools=[...] that have a handler"
             )
     return Answers(results, tuple(to_run))
 
@@ -106,11 +106,11 @@ def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], me
     waiting = ", ".join(f"{id_} ({name})" for id_, name in names.items()) or "none"
     if unknown := [id_ for id_ in given if id_ not in names]:
         raise CallboardError(
-            f"no open call has the id {', '.join(unknown)}; open are: {waiting}. See Session.pending_calls"
+            f"no open call has the id {', '.join(unknown)}. Open calls: {waiting}. See Session.pending_calls"
             + "".join(f". {why}" for id_ in unknown if (why := _why_closed(id_, messages)))
         )
     if calls and not given:
-        raise CallboardError(f"nothing was answered; open are: {waiting}. See Session.pending_calls")
+        raise CallboardError(f"no call was answered. Open calls: {waiting}. See Session.pending_calls")
 
 
 def _why_closed(tool_use_id: str, messages: Sequence[Message]) -> str:
@@ -120,14 +120,11 @@ def _why_closed(tool_use_id: str, messages: Sequence[Message]) -> str:
             match block:
                 case ToolResultBlock() if block.tool_use_id == tool_use_id:
                     text = block.text if len(block.text) <= 100 else f"{block.text[:100]}…"
-                    return (
-                        f"{tool_use_id} has a result already, {text!r}: let the model go on with submit({{}}), or "
-                        "say something with send()"
-                    )
+                    return f"{tool_use_id} already has a result, {text!r}. Continue with submit({{}}) or send()"
                 case ToolUseBlock() if block.id == tool_use_id and (block.incomplete or was_cut_off(message)):
-                    return f"The reply that has {tool_use_id} was cut off: say something with send()"
+                    return f"The reply that has {tool_use_id} was cut off. Use send()"
                 case ToolUseBlock() if block.id == tool_use_id:
-                    return f"Something was said since {tool_use_id}, so that it counts as interrupted"
+                    return f"Messages followed {tool_use_id}, so it counts as interrupted"
                 case _:
                     pass
     return ""
@@ -145,4 +142,4 @@ def _result(call: ToolUseBlock, answer: Answer) -> ToolResultBlock:
             try:
                 return ToolResultBlock(call.id, as_content(answer))
             except TypeError as error:
-                raise CallboardError(f"the answer to {call.id} ({call.name}) is none: {error}") from error
+                raise CallboardError(f"the answer to {call.id} ({call.name}) is invalid: {error}") from error

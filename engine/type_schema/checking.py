@@ -210,7 +210,7 @@ def check(value: Json, schema: JsonObject) -> None:
         raise ValueError("$: it is nested too deeply to be checked") from None
     except Unresolvable as error:
         raise SchemaError(
-            f"the schema refers to {error.ref.lstrip('/#')!r}, which is not in it; put it into $defs"
+            f"the schema refers to {error.ref.lstrip('/#')!r}, which it does not define. Add it to $defs"
         ) from error
     if faults:
         raise ValueError("; ".join(_told(fault) for fault in faults))
@@ -350,7 +350,7 @@ def _custom(to: object, value: Json) -> object:
         return to(value)
     if to is object:
         return value
-    raise NotImplementedError(f"{to!r} can't be made of JSON")
+    raise NotImplementedError(f"{to!r} can't be built from JSON")
 
 
 def _chosen(value: Json, members: tuple[Any, ...]) -> object:
@@ -366,7 +366,7 @@ def _chosen(value: Json, members: tuple[Any, ...]) -> object:
         except ValueError as error:
             name = "null" if member is type(None) else getattr(member, "__name__", str(member))
             faults.append(f"{name}: {error}")
-    raise Refused((((), f"it fits none of these: {'; '.join(faults)}"),))
+    raise Refused((((), f"it matches none of these: {'; '.join(faults)}"),))
 
 
 def _properties(of: object) -> frozenset[str]:

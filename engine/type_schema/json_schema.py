@@ -263,7 +263,7 @@ def _written(of: object) -> bytes:
             return msgspec.json.encode(_tidied(model_schema(of)))
         schema, definitions = _of_hint(of)
     except (TypeError, NameError, RecursionError) as error:
-        raise SchemaError(f"no JSON Schema says {_named(of)}: {_reason(error)}; {_ADVICE}") from error
+        raise SchemaError(f"{_named(of)} has no JSON Schema: {_reason(error)}; {_ADVICE}") from error
     return msgspec.json.encode(_tidied({**schema, "$defs": definitions} if definitions else schema))
 
 
@@ -289,7 +289,7 @@ def _custom(of: type) -> JsonObject:
         return {"type": "string"}
     if of is object:
         return {"$comment": "any value"}  # msgspec takes an empty schema for none; `_without_noise` takes this out
-    raise SchemaError(f"{_named(of)} has no form in JSON")
+    raise SchemaError(f"{_named(of)} has no JSON form")
 
 
 def _tidied(schema: JsonObject) -> JsonObject:
@@ -320,13 +320,13 @@ def _given(schema: Mapping[object, object]) -> JsonObject:
     if schema and not _KEYWORDS & schema.keys():
         names = ", ".join(repr(name) for name in list(schema)[:3])
         raise SchemaError(
-            f"a mapping with {names} is no JSON Schema; did you mean "
+            f"a mapping with {names} is not a JSON Schema. Did you mean "
             '{"type": "object", "properties": {...}, "required": [...]}?'
         )
     kinds = schema.get("type", "object")
     for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise SchemaError(f"{kind!r} is no type of JSON Schema; the types are {', '.join(sorted(_TYPES))}")
+            raise SchemaError(f"{kind!r} is not a type of JSON Schema. The types are {', '.join(sorted(_TYPES))}")
     try:
         return msgspec.json.decode(msgspec.json.encode(dict(schema)), type=JsonObject)
     except (TypeError, ValueError, RecursionError) as error:
@@ -342,9 +342,9 @@ def _reason(error: Exception) -> str:
         case SchemaError():
             return str(error)
         case RecursionError():
-            return "it contains itself without end"
+            return "it contains itself endlessly"
         case NameError():
-            return f"{error} (names in hints must be there when the schema is made)"
+            return f"{error} (names in hints must exist when the schema is built)"
         case _:
             return str(error).partition("\n")[0]
 

@@ -34,11 +34,11 @@ FILE_SECONDS = 30.0
 
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 
-_OTHER_FILE = "Do that with an older file; else move it away, or name another trace file."
-_LISTED = "Do what stands beside one of them."
+_OTHER_FILE = "If the file is older, do that. Otherwise move it away, or choose another trace file."
+_LISTED = "Follow the advice for one of them."
 _FIRST_STEP = (
-    "Keep the key of a provider, such as `callboard keys set anthropic`, "
-    "or install a model for this machine, as provider:local-chat says."
+    "Store the key of a provider, such as `callboard keys set anthropic`, "
+    "or install a local model, as described at provider:local-chat."
 )
 
 _CLOSE_SECONDS = 2.0
@@ -90,7 +90,7 @@ def check_key_file() -> list[Check]:
 
 def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
     """The check of a configuration that can't be used."""
-    return Check(name, False, str(error), "Correct the place that it names.")
+    return Check(name, False, str(error), "Correct that place.")
 
 
 # --- Providers ---
@@ -131,7 +131,7 @@ class Providers:
     def _any_usable(self) -> Check:
         usable = [name for name in self._registry.adapters if name in self._usable]
         if usable:
-            unasked = " (hosted ones were not asked)" if self._offline else ""
+            unasked = " (hosted ones were not contacted)" if self._offline else ""
             return Check("usable", True, f"{', '.join(usable)}{unasked}")
         return Check("usable", False, "no model can be called yet", _LISTED if self._chosen else _FIRST_STEP)
 
@@ -157,11 +157,11 @@ class Providers:
         name, missing = f"key:{entry.name}", entry.missing_key
         if missing is None:
             if not entry.config.api_key:
-                return Check(name, True, "none, and none is asked for")
+                return Check(name, True, "none, and none is needed")
             return Check(name, True, f"set, from {entry.key_from}" if entry.key_from else "set")
         if not entry.offered:
             detail = f"not_configured: {missing} is not set"
-            keep = f"Set {missing} (`callboard keys set {missing}` keeps it)"
+            keep = f"Set {missing} (`callboard keys set {missing}` stores it)"
             fix = f"{keep}, or take {entry.name} out of {self._registry.source}."
             return Check(name, False, detail, fix)
         fix = f"Set {missing}, or `callboard keys set {missing}`, to use {entry.name}."
@@ -179,13 +179,13 @@ class Providers:
             return []
         if not isinstance(adapter, ChecksHealth):
             self._usable.add(entry.name)
-            return [Check(name, True, "not asked: this adapter has no health check")]
+            return [Check(name, True, "not contacted: this adapter has no health check")]
         health = await self._ask(adapter)
         if health.ok:
             self._usable.add(entry.name)
         elif entry.offered and not entry.config.api_key:
             return [Check(name, True, f"not used: {health.detail}", health.fix, unused=True)]
-        fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
+        fix = health.fix or ("" if health.ok else f"Check adapters.{entry.name} in {self._registry.source}.")
         if health.key_refused and entry.key_from is not None:
             fix += f" The refused one is {entry.key_from}."
         return [Check(name, health.ok, health.detail, fix)]
@@ -203,7 +203,7 @@ class Providers:
         if isinstance(answer, AdapterHealth):
             return answer
         healthy = answer is not False  # the contract's no-op returns nothing
-        return AdapterHealth(healthy, "its health check is content" if healthy else "its health check says no")
+        return AdapterHealth(healthy, "its health check passed" if healthy else "its health check failed")
 
     def _masked(self, check: Check) -> Check:
         """The check with all keys of the configuration masked."""
@@ -255,7 +255,7 @@ async def _in_file(path: Path) -> list[Check]:
 async def _content(facts: FileFacts) -> list[Check]:
     path = facts.path
     if not facts.exists:
-        return [Check("store", True, f"{path} is not there yet; the first call makes it")]
+        return [Check("store", True, f"{path} does not exist yet; the first call creates it")]
     if not facts.size:
         return [Check("store", True, f"{path} is empty; the first call fills it")]
     try:
@@ -272,15 +272,15 @@ async def _quick_check(store: Store, facts: FileFacts) -> Check:
     try:
         wrong = await store.check(seconds=FILE_SECONDS)
     except TimeoutError:
-        return Check("store", True, f"{facts.path} opens, {size}; too large to be checked in {FILE_SECONDS:g} s")
+        return Check("store", True, f"{facts.path} opens, {size}; too large to check in {FILE_SECONDS:g} s")
     if not wrong:
-        return Check("store", True, f"{facts.path} opens and is whole, {size}")
+        return Check("store", True, f"{facts.path} opens and passed its integrity check, {size}")
     more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return Check(
         "store",
         False,
         f"{facts.path} is damaged: {wrong[0][:_LONGEST_DETAIL]}{more}",
-        "Stop what writes to it, keep a copy, and recover it with: sqlite3 FILE .recover",
+        "Stop all programs that write to it, keep a copy, and recover it with: sqlite3 FILE .recover",
     )
 
 
@@ -290,7 +290,7 @@ def _journal(mode: str) -> Check:
     return Check(
         "store:journal",
         False,
-        f"no write-ahead log but {mode!r}, as on a network share: safe, and slow",
+        f"journal mode {mode!r} instead of a write-ahead log, as on a network share: safe but slow",
         "Put the trace file on a local disk.",
     )
 
@@ -304,7 +304,7 @@ def _space(found: StoreCondition) -> Check:
     detail = (
         f"{found.file_bytes / 1_000_000:,.1f} MB, of which {found.free_bytes / 1_000_000:,.1f} MB are free pages"
     )
-    fix = "They are used again; `callboard prune --vacuum` gives them back to the disk." if share > 0.25 else ""
+    fix = "They will be reused. `callboard prune --vacuum` returns them to the disk." if share > 0.25 else ""
     return Check("store:space", True, detail, fix)
 
 
@@ -323,8 +323,8 @@ def _writable(facts: FileFacts) -> Check:
     return Check(
         "store:writable",
         False,
-        f"{facts.path} can't be written, or no file be made beside it",
-        f"Give this user the right to write to it and to {facts.folder}, or name another trace file.",
+        f"{facts.path} can't be written, or its folder can't be written",
+        f"Give this user write access to it and to {facts.folder}, or choose another trace file.",
     )
 
 
@@ -334,15 +334,15 @@ def _private(facts: FileFacts) -> Check:
         import shlex
 
         fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files next to it the same mode.
-        return Check("store:private", False, f"others than its owner may open {shared}", fix)
-    return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")
+        return Check("store:private", False, f"other users may open {shared}", fix)
+    return Check("store:private", True, "mode 0600" if facts.exists else "will be created with mode 0600")
 
 
 def _disk(facts: FileFacts) -> Check:
     free = f"{facts.free_bytes / 1_000_000_000:,.1f} GB free"
     if facts.free_bytes >= LEAST_FREE_BYTES:
         return Check("store:disk", True, free)
-    return Check("store:disk", False, f"only {free}", f"Make room on the disk of {facts.folder}.")
+    return Check("store:disk", False, f"only {free}", f"Free space on the disk of {facts.folder}.")
 
 
 def _writer(writer: WriterStatistics) -> Check:
@@ -355,5 +355,5 @@ def _writer(writer: WriterStatistics) -> Check:
         "store:writer",
         False,
         detail + reason,
-        "Mend what the reason names; what is kept is then written by itself.",
+        "Correct the problem. The waiting events are then written automatically.",
     )

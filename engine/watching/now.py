@@ -101,6 +101,12 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """The output tokens of the calls that are over, and an estimate for the one in progress."""
     cost: CostSum
     """The cost of the calls that are over, and an estimate for the one in progress."""
+    parent_turn_id: str | None = None
+    """The turn whose tool made this turn or call."""
+    depth: int = 0
+    """The number of turns above."""
+    below: CostSum = CostSum()
+    """The cost of all turns and calls that its tools made, as far as they are over."""
     readers: int
     """The number of readers of its stream."""
     max_lag: int
@@ -193,6 +199,9 @@ class Watcher:
             cost=spent.sum + _so_far(call, written) if call is not None and call.asked else spent.sum,
             readers=len(readers),
             max_lag=max(readers, default=0),
+            parent_turn_id=None if turn.caller is None else turn.caller.node.turn_id,
+            depth=0 if turn.node is None else turn.node.depth,
+            below=CostSum() if turn.node is None else turn.node.below,
         )
 
 
@@ -249,6 +258,8 @@ def _plain(call: CallEvents) -> UnderWay:
         cost=CostSum(calls=1),
         readers=0,
         max_lag=0,
+        parent_turn_id=None if call.caller is None else call.caller.node.turn_id,
+        depth=0 if call.caller is None else call.caller.node.depth + 1,
     )
 
 
@@ -381,7 +392,7 @@ class WatchingMethods:
             await runtime.host.start()
             state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
         if not content:
-            raise CallboardError("a turn says something: the content is empty")
+            raise CallboardError("the message of a turn can't be empty")
         return preview(runtime, state, model, Message.user(content), given)
 
     def preview_sync(

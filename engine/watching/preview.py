@@ -174,7 +174,9 @@ class _Places:
                     continue
                 reasons = isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                 what = block_type(block) if reasons else f"{block_type(block)}.signature"
-                yield self._at((number, position, None), what, "the provider refused it in this conversation")
+                yield self._at(
+                    (number, position, None), what, "the provider rejected it earlier in this conversation"
+                )
 
     def fields(self, reader: Reader) -> Iterator[RequestLoss]:
         for place, block in _blocks(self._messages):
@@ -182,7 +184,7 @@ class _Places:
             raw: ProviderRaw | None = block.provider_raw
             if raw is not None and raw.provider != reader.provider:
                 for name in _telling(raw.data):
-                    yield self._at(place, f"{kind}.{name}", f"it belongs to {raw.provider}")
+                    yield self._at(place, f"{kind}.{name}", f"only {raw.provider} accepts it")
             for name in _media_fields(block):
                 if reader.media_fields is not None and name not in reader.media_fields:
                     yield self._at(place, name, "this protocol has no such field")
@@ -231,7 +233,7 @@ def _of_options(request: CanonicalRequest, names: Collection[str]) -> Iterator[R
         for name, fields in options.items():
             for field in fields if name not in taken and isinstance(fields, Mapping) else ():
                 what = f"provider_options.{name}.{field}"
-                yield RequestLoss(what=what, reason=f"it is for {name} alone", tool=place)
+                yield RequestLoss(what=what, reason=f"only {name} accepts it", tool=place)
 
 
 def _of_warning(warning: CallWarning) -> RequestLoss:

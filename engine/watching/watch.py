@@ -85,7 +85,7 @@ class EndedCall(ShortRepr, frozen=True, kw_only=True):
             parts.append("unpriced" if usd is None else f"${usd:f}")
         parts.append(f"{self.latency_ms / 1000:.1f} s")
         if self.skipped:
-            parts.append(f"{self.skipped} more before it were not shown")
+            parts.append(f"{self.skipped} earlier ones were not shown")
         return ", ".join(parts)
 
 

@@ -214,7 +214,7 @@ class Access:
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
         found = await self._asking(request)
         if found is None or "view" not in found.scopes:
-            raise Refused(401, "sign in first: open the address that was printed")
+            raise Refused(401, "sign in first: open the printed address")
         if needs not in found.scopes:
             raise Refused(403, f"this needs the scope {needs!r}")
         if request.method == "POST":
@@ -232,11 +232,11 @@ class Access:
     async def exchange(self, request: Request) -> Response:
         """The answer to a token: a cookie."""
         if self.authorize is not None:
-            raise Refused(404, "here the host decides who may look")
+            raise Refused(404, "the host application controls access here")
         asked = await body_of(request, _Token)
         secret = self.sign_in.exchange(asked.token)
         if secret is None:
-            raise Refused(401, "this address was used already, or is too old: take the one that was printed last")
+            raise Refused(401, "this address was already used or has expired: open the latest printed address")
         response = answer({"signed_in": True})
         response.set_cookie(
             self.sign_in.cookie,
@@ -254,7 +254,7 @@ class Access:
 def _check_csrf(request: Request, visitor: Visitor) -> None:
     sent = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(sent.encode(), visitor.csrf.encode()):
-        raise Refused(403, f"a change needs the header {CSRF_HEADER}, as `api/me` gives it")
+        raise Refused(403, f"a change needs the header {CSRF_HEADER}, as returned by `api/me`")
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
@@ -312,7 +312,7 @@ def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
     for host in hosts:
         plain = f"[{host}]" if ":" in host else host
         if not host or host_name(plain) != host.lower() or "*" in host:
-            raise ConfigurationError(f"hosts: {host!r} is no name or address of a host, without a port")
+            raise ConfigurationError(f"hosts: {host!r} is not the name or address of a host without a port")
     return frozenset(host.lower() for host in hosts)
 
 

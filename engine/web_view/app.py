@@ -105,7 +105,7 @@ SCREENS: Sequence[tuple[str, str, Scope, Screen]] = (
     ("GET", "/api/sessions/{id}", "view", sessions.session),
     ("GET", "/api/models", "view", sessions.models),
     ("POST", "/api/preview", "content", sessions.preview),
-    ("GET", "/api/stage", "view", operation.stage),
+    ("GET", "/api/supervision", "view", operation.supervision),
     ("GET", "/api/providers", "view", operation.providers),
 )
 """Of each screen's requests: method, path, the scope that it needs, and what answers it."""
@@ -138,7 +138,7 @@ class WebView:
     def sign_in_url(self, address: str) -> str:
         """An address that signs a browser in, once."""
         if self._access.authorize is not None:
-            raise ConfigurationError("authorize= decides who may look, so there is no token to sign in with")
+            raise ConfigurationError("authorize= controls access, so there is no sign-in token")
         return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"
 
     def close(self) -> None:
@@ -218,4 +218,4 @@ async def _nothing(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     _log.error("request_failed", error, path=request.url.path, error=repr(error))
-    return answer({"error": "something is broken here; the log says what"}, 500)
+    return answer({"error": "internal error. See the log"}, 500)

@@ -124,10 +124,10 @@ async def reprice(subject: Subject, request: Request) -> Response:
     asked = await body_of(request, Reprice)
     jobs: Repricings = request.state.repricings
     if jobs.running:
-        raise Refused(409, "a repricing is under way")
+        raise Refused(409, "a repricing is in progress")
     table = await _chosen(subject, asked.version)
     if asked.for_new_calls and subject.engine is None:
-        raise Refused(409, "new calls are those of the process that writes the trace; ask it to use other prices")
+        raise Refused(409, "new calls belong to the process that writes the trace. Change its prices there")
     jobs.begin(
         table, where=asked.where, dry_run=asked.dry_run, as_model=asked.as_model, for_new_calls=asked.for_new_calls
     )
@@ -139,7 +139,7 @@ async def undo(subject: Subject, request: Request) -> Response:
     await body_of(request, dict[str, object])
     jobs: Repricings = request.state.repricings
     if jobs.running:
-        raise Refused(409, "a repricing is under way")
+        raise Refused(409, "a repricing is in progress")
     return answer(await jobs.undo())
 
 
@@ -161,7 +161,7 @@ async def _chosen(subject: Subject, version: str) -> PriceTable | str:
             raise Refused(409, str(error)) from None
     if version == OWN:
         if subject.engine is None:
-            raise Refused(409, "there is no engine here")
+            raise Refused(409, "no engine runs here")
         return subject.engine.prices
     return version
 
@@ -274,7 +274,7 @@ class Repricings:
         except (CallboardError, StoreError, ValueError) as error:
             self._set(state="failed", error=str(error))
         except BaseException:
-            self._set(state="failed", error="it was interrupted; nothing has changed yet")
+            self._set(state="failed", error="it was interrupted. Nothing has changed yet")
             raise
         else:
             kept = not report.dry_run and report.run_id is not None

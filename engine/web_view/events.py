@@ -119,7 +119,7 @@ async def dead_letters(subject: Subject, request: Request) -> Response:
 def moment_of(text: str) -> int:
     """A moment in microseconds since the epoch."""
     if not text.isdecimal() or len(text) > 18:
-        raise Refused(400, "a moment is a number of microseconds since the epoch")
+        raise Refused(400, "a time must be a number of microseconds since the epoch")
     return int(text)
 
 

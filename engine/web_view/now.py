@@ -48,7 +48,7 @@ async def cancel(subject: Subject, request: Request) -> Response:
     asked = await body_of(request, _Cancel)
     engine = await subject.started()
     if not await engine.cancel(asked.id):
-        raise Refused(409, "it is over already, or belongs to another process")
+        raise Refused(409, "it has already ended, or it belongs to another process")
     return answer({"cancelled": asked.id})
 
 
@@ -124,7 +124,7 @@ def ended_us(row: CallRow) -> int:
     return row.finished_us or (row.started_us or 0) + (row.latency_ms or 0) * 1000
 
 
-# --- The screens "Stage" and "Providers" ---
+# --- The screens "Supervision" and "Providers" ---
 
 
 STATISTICS_SECONDS = 1.0
@@ -134,14 +134,14 @@ REJECTIONS = 30
 CALLS_SECONDS = 5.0
 
 
-async def stage(subject: Subject, request: Request) -> Response:
+async def supervision(subject: Subject, request: Request) -> Response:
     """The tree of supervision, immediately and whenever it may have changed."""
-    return EventStream(_stage(subject))
+    return EventStream(_supervision(subject))
 
 
-async def _stage(subject: Subject) -> AsyncIterator[bytes]:
+async def _supervision(subject: Subject) -> AsyncIterator[bytes]:
     async for _ in subject.changes(STATISTICS_SECONDS):
-        yield frame("stage", as_json({"ts_us": subject.clock.now_us(), **await _tree(subject)}))
+        yield frame("supervision", as_json({"ts_us": subject.clock.now_us(), **await _tree(subject)}))
 
 
 async def _tree(subject: Subject) -> dict[str, object]:

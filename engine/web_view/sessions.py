@@ -28,7 +28,7 @@ from callboard.bus import (
 from callboard.tracestore import CallFilter, SavedSession, SessionRow
 
 from .access import EventStream, Refused, Visitor, answer, as_json, body_of, frame
-from .calls import attempt_in_brief, block_seen, message_seen, turns_seen
+from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
 from .subject import Subject
 
 # --- The screen "Session" ---
@@ -80,8 +80,9 @@ async def session(subject: Subject, request: Request) -> Response:
         swaps = await store.events(session_id=session_id, topic=SessionModelChanged.topic_of(), limit=200)
         latest = list({row.turn_id: row for row in calls if row.turn_id is not None}.values())[:MOST_TURNS]
         turns = await turns_seen(store, latest)
+        trees = await trees_seen(store, latest, MOST_TURNS)
     if saved is None and not calls:
-        raise Refused(404, "the trace has no such session")
+        raise Refused(404, "unknown session")
     content = "content" in visitor.scopes
     return answer(
         {
@@ -95,6 +96,7 @@ async def session(subject: Subject, request: Request) -> Response:
             "swaps": [{"ts_us": each.ts_us, **msgspec.to_builtins(each.data)} for each in swaps],
             "calls": [attempt_in_brief(row) for row in calls],
             "turns": turns,
+            "trees": trees,
         }
     )
 
@@ -119,7 +121,7 @@ async def preview(subject: Subject, request: Request) -> Response:
     """The request that a model would be sent. Nothing is sent."""
     asked = await body_of(request, Preview)
     if not subject.shows_live_content:
-        raise Refused(403, "what is said is not shown here: the engine does not capture it as it is")
+        raise Refused(403, "content is not shown: the engine does not capture it unchanged")
     engine = await subject.started()
     return answer(await engine.preview(asked.session_id, asked.content or "…", model=asked.model or None))
 
@@ -143,7 +145,7 @@ async def streams(subject: Subject, request: Request) -> Response:
 async def stream(subject: Subject, request: Request) -> Response:
     """The events of one stream, from behind the last one that the page has, in lots."""
     if subject.engine is None:
-        raise Refused(404, "streams live in the process that runs the turn; this shows a trace")
+        raise Refused(404, "streams exist only in the process that runs the turn. This view shows a trace")
     stream_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     shown = subject.shows_live_content and "content" in visitor.scopes
@@ -167,7 +169,7 @@ def _next_seq(request: Request, stream_id: str) -> int:
         return 0
     of, _, seq = last.rpartition(":")
     if of != stream_id or not seq.isdecimal() or len(seq) > 18:
-        raise Refused(400, "that is no place in this stream")
+        raise Refused(400, "not a valid position in this stream")
     return int(seq) + 1
 
 

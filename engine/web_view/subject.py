@@ -86,7 +86,7 @@ class Subject:
 
     async def started(self) -> Engine:
         if self.engine is None:
-            raise CallboardError("this shows a trace; the engine that writes it is in another process")
+            raise CallboardError("this view shows a trace. Its engine runs in another process")
         if not self.engine.closed:
             await self.engine.start()
         return self.engine
@@ -95,7 +95,7 @@ class Subject:
     async def reading(self) -> AsyncIterator[Store]:
         trace = self._trace
         if trace is None:
-            raise StoreError("this engine keeps no trace (trace=False), so there is no past to look at")
+            raise StoreError("this engine keeps no trace (trace=False), so there are no recorded calls")
         if isinstance(trace, Path) and self.engine is not None:
             await self.started()  # It creates the file.
         if isinstance(trace, Path | StoreAddress):

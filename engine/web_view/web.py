@@ -57,11 +57,11 @@ def web(
             raise
         raise ConfigurationError('the live view needs starlette: pip install "callboard[web]"') from None
     if engine is None and trace is None:
-        raise ConfigurationError("web() shows an engine or a trace: give one of them")
+        raise ConfigurationError("web() needs an engine or a trace")
     unknown = set(scopes) - SCOPES
     if unknown:
         raise ConfigurationError(
-            f"scopes: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(SCOPES))}"
+            f"scopes: unknown {', '.join(sorted(unknown))}. Expected {', '.join(sorted(SCOPES))}"
         )
     if isinstance(trace, str):
         trace = StoreAddress(trace) if is_address(trace) else Path(trace)

@@ -293,7 +293,7 @@ async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
         task = sibling.spawn(anyio.sleep, 5)
         with pytest.raises(LeakedCancellation):
             await sibling.spawn(leak).wait()
-        with pytest.raises(ActorStopped, match="leaked"):
+        with pytest.raises(ActorStopped, match="escaped its scope"):
             await ref.ask(leak)
         assert await ref.ask("alive") == "alive"
         assert world.log == ["start a", "start b", "stop a", "start a"]

@@ -249,7 +249,7 @@ async def test_a_replay_runs_once() -> None:
     """A second one is made of the source anew."""
     bus = Bus.replay(some(1))
     assert await bus.run() == 1
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="Create a new one"):
         await bus.run()
 
 

@@ -97,7 +97,7 @@ def test_a_batch_is_cancelled(server: BatchServer, home: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{}", "line 1 is no request"),
+        ("{}", "line 1 is not a request"),
         ('{"prompt": "x", "promt": "y"}', "promt"),
         ('{"prompt": "x", "messages": []}', "not both"),
         ("", "no requests"),

@@ -80,7 +80,7 @@ def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
             **environment(home),
             "MISSING": without,
             "TERM": "xterm",
-            "VISUAL": "sh -c 'echo from the editor > $0'",
+            "VISUAL": EDITOR,
         },
         start_new_session=True,
     ) as process:
@@ -124,7 +124,7 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
         assert terminal.ended() == 0
     shown = call("sessions", session, home=talkative, exits=0)
     assert [line for line in shown.stdout.splitlines() if line.startswith("user>")] == [
-        *("user> line 1", "user> pasted 1", "user> from the editor"),
+        *("user> line 1", "user> pasted 1", "user> from the editor")
     ]
     assert b"+pasted 2" in (talkative / "chat-history").read_bytes()
 
@@ -137,7 +137,7 @@ def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Pat
         terminal.type("Tell me a story.\r")
         terminal.until("Once upon a time")
         terminal.type("\x03")
-        terminal.until("cancelled; what had arrived is kept")
+        terminal.until("cancelled; the part that arrived is kept")
         terminal.until("you>")
         terminal.type("\x03")
         terminal.until("[y/N]")
@@ -162,5 +162,5 @@ def test_a_terminal_without_the_library_that_edits_lines(talkative: Path) -> Non
         terminal.until("one heard 1 messages, last: line 1")
         terminal.until("you> ")
         terminal.type("\x04")
-        terminal.until("To go on: ")
+        terminal.until("To continue: ")
         assert terminal.ended() == 0

@@ -24,7 +24,7 @@ HEADINGS = (
     "A tool round, emulated",
     "The trace",
     "The same calls under other prices",
-    "And everything stops, in order",
+    "The engine stops",
     "Next",
 )
 
@@ -52,7 +52,7 @@ def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) 
     done = call("demo", "--cassettes", home=home, exits=0)
     assert done.stderr == ""
     check_showing(done.stdout)
-    assert "Recorded replies, as asked for" in done.stdout
+    assert "Recorded replies, as requested" in done.stdout
     (query,) = re.findall(r"(traces --db \S+)", done.stdout)
     assert "6 calls" in call(*query.split(), home=home).stdout
     (reprice,) = re.findall(r"(reprice --db .*)", done.stdout)
@@ -75,7 +75,7 @@ def test_without_the_model_the_demo_says_so_and_runs_on_recordings(home: Path) -
     """A machine for which there is no wheel still sees everything."""
     done = call("demo", home=home, without="xllamacpp", exits=0)
     assert "is not installed" in done.stdout or "no weights found" in done.stdout
-    assert "Recorded replies, since the model can't run here" in done.stdout
+    assert "Recorded replies, because the model can't run here" in done.stdout
     check_showing(done.stdout)
 
 

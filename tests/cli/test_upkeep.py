@@ -67,7 +67,7 @@ def test_prune_wants_to_be_told_what_is_to_go(traced: Path, tmp_path: Path) -> N
     missing = tmp_path / "none.db"
     for option in ((), ("--dry-run",)):
         done = call("prune", "--older-than", "1d", "--db", str(missing), *option, home=traced, exits=1)
-        assert "there is no trace file" in done.stderr
+        assert "no trace file" in done.stderr
     assert not missing.exists()
 
 
@@ -91,9 +91,9 @@ def test_upgrade_brings_an_older_file_up_to_date(home: Path, monkeypatch: pytest
     call("traces", home=home, exits=0)
     assert call("upgrade", home=home, exits=0).stdout.endswith("trace.db was already up to date.\n")
     missing = call("upgrade", "--db", "none.db", home=home, exits=1)
-    assert "there is no trace file" in missing.stderr
+    assert "no trace file" in missing.stderr
     on_server = call("upgrade", "--store", "postgresql://nobody@127.0.0.1:9/none", home=home, exits=2)
-    assert "its owner" in on_server.stderr
+    assert "the owner" in on_server.stderr
 
 
 def test_doctor_tells_lost_runs_leftovers_and_free_pages(traced: Path) -> None:
@@ -158,7 +158,7 @@ def test_ship_says_what_it_lacks(
     assert main(["ship", "--once"]) == 2
     assert "--store" in capsys.readouterr().err
     assert main(["ship", "--once", "--store", "postgresql://u@127.0.0.1:1/d"]) == 1
-    assert "there is no trace file" in capsys.readouterr().err
+    assert "no trace file" in capsys.readouterr().err
 
 
 # -- `--store`: a trace on a server, wherever a trace file can be named.

@@ -86,7 +86,7 @@ def test_without_a_provider_and_a_default_one_the_error_says_what_to_do() -> Non
         asked("gpt-5.2")
     with pytest.raises(ConfigurationError, match="a-model-of-tomorrow"):
         asked("a-model-of-tomorrow")
-    with pytest.raises(ConfigurationError, match="no model named"):
+    with pytest.raises(ConfigurationError, match="no model given"):
         asked()
 
 

@@ -428,7 +428,7 @@ def test_what_stays_of_many_tools_is_the_chosen_then_the_core_then_the_used_then
     made = given_to(list("abcdef"), ToolSettings(max=4, core=("e",)), used, named="d")
     assert [tool.name for tool in made.tools] == ["a", "d", "e", "f"]
     (warning,) = made.warnings
-    assert (warning.code, warning.message) == ("tools_left_out", "6 tools for a limit of 4; left out: b, c")
+    assert (warning.code, warning.message) == ("tools_left_out", "6 tools exceed the limit of 4. Left out: b, c")
 
 
 def test_strictness_is_for_tools_that_do_not_say() -> None:

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard import (
-    ConfigurationError,
-    KeyFile,
-    ModelDefaults,
-    RetryPolicy,
-    ToolSettings,
-    load_registry,
-)
+from callboard import ConfigurationError, KeyFile, ModelDefaults, RetryPolicy, ToolSettings, load_registry
 from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.routing.candidates import expand
 
@@ -120,17 +113,14 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("adapters: [", r"is no YAML"),
+        ("adapters: [", r"is not valid YAML"),
         ("- a\n- b", r"the file: expected a mapping of names, found list"),
         ("adapter:\n  x: {type: openai}", r"adapter: unknown key; did you mean 'adapters'"),
         ("adapters:\n  x: {}", r"adapters\.x\.type: expected an adapter type such as anthropic, found nothing"),
         ("adapters:\n  x: {type: 7}", r"adapters\.x\.type: expected a string, found int 7"),
         ("adapters:\n  x: {type: openai, max_retrys: 1}", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
         ("adapters:\n  x: {type: openai, max_retries: -1}", r"adapters\.x\.max_retries: expected a number"),
-        (
-            "adapters:\n  x: {type: openai, timeout: soon}",
-            r"adapters\.x\.timeout: expected a number",
-        ),
+        ("adapters:\n  x: {type: openai, timeout: soon}", r"adapters\.x\.timeout: expected a number"),
         ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
         ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),
         ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: local-chat, "),
@@ -313,7 +303,7 @@ def test_the_address_of_the_environment_goes_behind_the_files(
 def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) -> None:
     """The line that is wrong may be the one with the key in it."""
     path = written(tmp_path, "adapters:\n  a: {type: openai, api_key: sk-secret-key, : : }\n  b: [\n")
-    with pytest.raises(ConfigurationError, match=r"is no YAML: line 2, column \d+") as raised:
+    with pytest.raises(ConfigurationError, match=r"is not valid YAML: line 2, column \d+") as raised:
         read_models_yaml(path)
     assert "sk-secret" not in str(raised.value)
     assert raised.value.__cause__ is raised.value.__context__ is None
@@ -322,7 +312,7 @@ def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) ->
 def test_a_provider_that_no_adapter_serves_is_what_the_error_is_about(tmp_path: Path) -> None:
     """`provider:name` with a provider that isn't configured names those that are, and says what to do."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' is one of gemini's, .* add one to mod"):
+    with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' belongs to gemini, .* Add one to mod"):
         registry.resolve("gemini:gemini-3-pro")
 
 
@@ -358,7 +348,7 @@ models:
 def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_path: Path) -> None:
     """Not when its first call fails; one of the host's own is a module and a class."""
     with pytest.raises(
-        ConfigurationError, match=r"adapters\.a\.type: no adapter type 'opena': did you mean 'openai'"
+        ConfigurationError, match=r"adapters\.a\.type: unknown adapter type 'opena': did you mean 'openai'"
     ):
         read_models_yaml(written(tmp_path, "adapters:\n  a: {type: opena}\n"), {})
     with pytest.raises(ConfigurationError, match=r"there are anthropic, bedrock, .* package\.module:Class"):
@@ -395,7 +385,7 @@ def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("keys: {acme: sk-secret}", "adapters.x.keys.acme: expected a mapping with api_key_env or api_key_file"),
-        ("keys: {acme: {}}", "adapters.x.keys.acme: there is no key: say api_key_env or api_key_file"),
+        ("keys: {acme: {}}", "adapters.x.keys.acme: no key: set api_key_env or api_key_file"),
         (
             "keys: {acme: {api_key_env: A}}, key_pool: [beta]",
             "adapters.x.key_pool: expected names of adapters.x.keys",

@@ -140,7 +140,7 @@ async def test_a_summary_stands_in_the_place_of_what_it_summarises() -> None:
         assert [message.text for message in session.messages] == ["a", "0", "b", "1"]
     summary, last = sent[-2:]
     assert "user: a\nassistant: 0" in texts(summary)[0]
-    assert texts(last) == ["What was said before, in short:\n\nAlphabet.", "b"]
+    assert texts(last) == ["Summary of the conversation so far:\n\nAlphabet.", "b"]
 
 
 async def test_a_long_past_is_summarised_in_parts() -> None:
@@ -151,7 +151,7 @@ async def test_a_long_past_is_summarised_in_parts() -> None:
     first, second, last = sent[-3:]
     assert texts(first)[0].endswith("user: a\nassistant: 0")
     assert texts(second)[0].endswith("ONE\n\nuser: b\nassistant: 1")
-    assert texts(last) == ["What was said before, in short:\n\nTWO", "c"]
+    assert texts(last) == ["Summary of the conversation so far:\n\nTWO", "c"]
 
 
 async def test_a_second_summary_includes_the_first() -> None:
@@ -160,7 +160,7 @@ async def test_a_second_summary_includes_the_first() -> None:
     async with small_window(*replies, limit=10, context=Summarise(keep_turns=1)) as (session, sent):
         await talk(session, "a", "b", "c")
     assert "FIRST" in texts(sent[-2])[0]
-    assert texts(sent[-1]) == ["What was said before, in short:\n\nSECOND", "c"]
+    assert texts(sent[-1]) == ["Summary of the conversation so far:\n\nSECOND", "c"]
 
 
 async def test_one_turn_may_have_a_policy_of_its_own() -> None:

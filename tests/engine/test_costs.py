@@ -244,7 +244,7 @@ def test_commands_say_unknown_and_never_nothing(command: Callable[..., str], tmp
         assert [row[count] == COUNTS[count] for count in ("estimated", "unpriced", "unknown")] == [True] * 3
         (listed,) = csv.DictReader(io.StringIO(command(name, value, "total", "--csv")))
         assert listed["unknown"] == "5"
-    assert "5 calls of unknown cost, and in no sum" in command("cost")
+    assert "5 calls of unknown cost, not included in sums" in command("cost")
     assert "5 attempts of unknown usage" in command("stats")
     assert "+ 1 unpriced + 5 unknown" in command("sessions")
     assert "+ 1 unpriced + 5 unknown" in command("traces")
@@ -253,10 +253,10 @@ def test_commands_say_unknown_and_never_nothing(command: Callable[..., str], tmp
     assert session["unknown"] == 5
     (tmp_path / "p.yaml").write_text("label: later\nprices:\n  - {model: 'openai:*', input: 2, output: 2}\n")
     reprice = ("reprice", "--prices", str(tmp_path / "p.yaml"), "--dry-run")
-    assert "5 calls of unknown cost, and in no sum" in command(*reprice)
+    assert "5 calls of unknown cost, not included in sums" in command(*reprice)
     assert [row["unknown"] for row in csv.DictReader(io.StringIO(command(*reprice, "--csv")))] != []
     command(*reprice, "--html", str(tmp_path / "page.html"))
-    assert "Of 5 calls more not even the usage is known." in (tmp_path / "page.html").read_text()
+    assert "The usage of 5 more calls is unknown." in (tmp_path / "page.html").read_text()
 
 
 # What an engine books for calls that did not come to their end: in the error, in the events, in the turn.
@@ -354,12 +354,12 @@ async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
 
 
 async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
-    """Its error says so: a provider bills nothing for an error that it answers with."""
+    """Its error says so: the provider returned an error, which is not billed."""
     async with running(Say(fails=ServerError("busy", provider_status=503)), prices=EARLY_PRICES) as (engine, _):
         with pytest.raises(ServerError) as caught:
             await engine.generate("s:m", "Hi")
         assert caught.value.usage is None
-        reason = "a provider bills nothing for an error that it answers with"
+        reason = "the provider returned an error, which is not billed"
         assert (caught.value.cost.usd, caught.value.cost.reason) == (0, reason)
 
 
@@ -389,7 +389,7 @@ async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> Non
         (error,) = caught
         (end,) = failures([envelope.data for envelope in events.take()])
         assert error.usage == NOTHING_USED
-        assert error.cost == end.cost == Cost(0, CostSource.COMPUTED, None, "nothing was sent")
+        assert error.cost == end.cost == Cost(0, CostSource.COMPUTED, None, "the request was not sent")
         assert end.usage is None
 
 

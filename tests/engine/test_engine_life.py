@@ -302,7 +302,7 @@ async def test_an_adapter_without_a_health_check_is_not_asked() -> None:
     """Which is no fault."""
     report = await health_of(of(f"{__name__}:Unchecked", "s"))
     assert check(report, "provider:s").ok
-    assert check(report, "provider:s").detail.startswith("not asked")
+    assert check(report, "provider:s").detail.startswith("not contacted")
 
 
 async def test_a_running_engine_is_examined_without_being_disturbed(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ async def test_a_models_file_that_was_spoilt_after_the_start_is_found(tmp_path: 
         path.write_text("adapters: [\n")
         found = check(await engine.health(), "configuration")
     assert not found.ok
-    assert "is no YAML" in found.detail
+    assert "is not valid YAML" in found.detail
 
 
 async def test_a_damaged_trace_file_fails_while_the_rest_is_told(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ BLAME: dict[Counts, tuple[str, str]] = {
     "provider": ("failure", "inconclusive"),
     "provider and model": ("failure", "failure"),
     "model": ("answered", "refused"),
-    "nobody": ("inconclusive", "inconclusive"),
+    "none": ("inconclusive", "inconclusive"),
 }
 
 

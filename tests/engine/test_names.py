@@ -130,7 +130,7 @@ def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
     ],
 )
 def test_nor_the_name_of_a_provider_that_no_adapter_serves(name: str, whose: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"is one of {whose}.*; add one to models\.yaml"):
+    with pytest.raises(ConfigurationError, match=rf"belongs to {whose}.*\. Add one to models\.yaml"):
         registry_from_env(ALL_KEYS).resolve(name)
 
 
@@ -173,9 +173,9 @@ def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) 
     """So is a provider that there isn't."""
     here = registry(home)
     for name in ("daily", "work:claude-sonnet-5-5", "work:anything"):
-        with pytest.raises(ConfigurationError, match=r"is one of work's, not of provider='box'"):
+        with pytest.raises(ConfigurationError, match=r"belongs to work, not to provider='box'"):
             here.resolve(name, "box")
-    with pytest.raises(ConfigurationError, match=r"'nobody' is none of the adapters in .*: they are box, .*work"):
+    with pytest.raises(ConfigurationError, match=r"'nobody' is not an adapter in .*: adapters there: box, .*work"):
         here.resolve("x", "nobody")
 
 
@@ -186,7 +186,7 @@ def test_no_model_is_the_configured_one_or_an_error_that_says_what_to_do(home: P
     """Never the newest, and never the default provider's: a model costs money."""
     assert expand(registry(home, "default_model: daily\n"), None).named[0].model == "work:claude-sonnet-5-5"
     for none in (registry(home), registry_from_env(ALL_KEYS)):
-        with pytest.raises(ConfigurationError, match=r"no default_model: name one, .* or set default_model"):
+        with pytest.raises(ConfigurationError, match=r"no default_model: Pass a model .*, or set default_model"):
             expand(none, None)
 
 

@@ -166,7 +166,7 @@ async def test_an_engine_that_keeps_nothing_opens_nothing(path: Path) -> None:
 async def test_a_new_session_needs_a_model_that_there_is(path: Path) -> None:
     """And a failed attempt leaves nothing."""
     async with keeping(path) as engine:
-        with pytest.raises(ConfigurationError, match="say its model="):
+        with pytest.raises(ConfigurationError, match="pass model="):
             await engine.open_session("x")
         with pytest.raises(ConfigurationError):
             await engine.open_session("x", model="nobody:m")

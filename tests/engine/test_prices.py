@@ -256,7 +256,7 @@ def test_commands_say_unpriced_and_never_nothing(path: Path, command: Callable[.
     home = path.parent
     unpriced_line = [line for line in command("cost", "--by", "model").splitlines() if "s:m" in line]
     assert [line.count("unpriced") for line in unpriced_line] == [2], "now, and at call time"
-    assert "1 call without a price, and in no sum." in command("cost", "--by", "total")
+    assert "1 call without a price, not included in sums." in command("cost", "--by", "total")
     assert "$0.000020000 + 1 unpriced" in command("traces")
     assert "$0.000020000 + 1 unpriced" in command("sessions")
     assert "s:m" in command("traces", "--unpriced")
@@ -270,9 +270,9 @@ def test_commands_say_unpriced_and_never_nothing(path: Path, command: Callable[.
     assert (exported["s:m"]["cost_nano_usd"], exported["s:m"]["cost_source"]) == ("", "unpriced")
     (home / "later.yaml").write_text("label: later\nprices:\n  - {model: 'known:m', input: 2, output: 2}\n")
     said = command(
-        *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html")),
+        *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html"))
     )
-    assert "1 call without a price in this table, and in no sum." in said
+    assert "1 call without a price in this table, not included in sums." in said
     assert "unpriced" in (home / "report.html").read_text()
 
 
@@ -367,7 +367,7 @@ async def test_a_preview_is_what_a_turn_would_send(tmp_path: Path) -> None:
         assert shown.body == "req_preview"  # which is all that a scripted adapter would send
         assert shown.input_tokens == 30
         assert len(session.messages) == 2
-        with pytest.raises(CallboardError, match="nothing is stored"):
+        with pytest.raises(CallboardError, match="has no stored messages"):
             await engine.preview("ses_other")
         with pytest.raises(ConfigurationError):
             await engine.preview(session.id, model="nobody:m")

@@ -63,7 +63,7 @@ def capable(**changes: object) -> AdapterCapabilities:
         (
             {"supports_tool_choice": False},
             {"tools": [ToolDefinition("t")], "tool_choice": ToolChoice("required")},
-            "can't be made to call a tool",
+            "can't be forced to call a tool",
         ),
         ({"supports_tools": False}, {"tools": [ToolDefinition("t")]}, "can't call tools"),
         (
@@ -74,7 +74,7 @@ def capable(**changes: object) -> AdapterCapabilities:
         (
             {"supports_structured_output": False},
             {"output_schema": {"type": "object"}},
-            "can't be held to a schema",
+            "does not support output schemas",
         ),
         ({"supports_thinking": False}, {"reasoning_effort": "high"}, "no reasoning to put effort 'high' into"),
         ({"max_output_tokens": 10}, {"max_output_tokens": 11}, "at most 10 output tokens, not 11"),
@@ -219,7 +219,7 @@ async def test_an_overflow_goes_only_to_a_larger_window() -> None:
     async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
         assert message.text == "big"
-        assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is no larger"
+        assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is not larger"
     own = {"a": capable(max_context_tokens=10), "b": capable(max_context_tokens=20)}
     async with rig(capabilities=own, a=[], b=[], c=[Say("big")]) as at:
         session = at.engine.session(["a:m", "b:m", "c:m"])
@@ -459,7 +459,7 @@ async def test_while_all_candidates_are_being_probed_nobody_knows_when() -> None
             group.start_soon(session.send, "x")
             group.start_soon(other.send, "x")
             await anyio.sleep(1)
-            with pytest.raises(NoModelAvailable, match="being probed") as caught:
+            with pytest.raises(NoModelAvailable, match="probe in progress") as caught:
                 await at.engine.session(["a:m", "b:m"]).send("x")
             assert caught.value.retry_after_seconds is None
             gate.set()

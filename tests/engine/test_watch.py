@@ -108,7 +108,7 @@ async def test_a_slow_reader_is_told_what_it_has_missed() -> None:
         await asyncio.sleep(0)
         first, second = await next_of(calls, 2)
         assert (first.skipped, second.skipped) == (3, 0)
-        assert str(first).endswith("3 more before it were not shown")
+        assert str(first).endswith("3 earlier ones were not shown")
         await engine.generate("s:m", "Hi")
         assert (await next_of(calls, 1))[0].skipped == 0
     with pytest.raises(ValueError, match="capacity=0"):

@@ -449,9 +449,9 @@ async def test_looking_at_the_engine_s_health_leaves_the_host_s_adapter_alone() 
 @pytest.mark.parametrize(
     ("name", "adapter", "advice"),
     [
-        ("s", own(), "register yours under another name"),
-        ("a:b", own(), "its models are called name:model"),
-        ("mine", object(), "give an object with all that `ProviderAdapter`"),
+        ("s", own(), "Register yours with another name"),
+        ("a:b", own(), "models are named name:model"),
+        ("mine", object(), "expected an object with all members of `ProviderAdapter`"),
     ],
 )
 async def test_what_can_t_be_registered_is_said(name: str, adapter: object, advice: str) -> None:

@@ -187,6 +187,8 @@ async def test_a_shipped_copy_has_nothing_of_a_deleted_session(
 ) -> None:
     """Whether the session was shipped before its deletion or not."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+    # On a busy machine the engine would end before the rest is shipped.
+    monkeypatch.setattr("callboard.engine.runtime.lifecycle.LAST_SHIPPING_SECONDS", 40.0)
     options: dict[str, Any] = {"ship": "before_reply"} if is_shipped_before else {}
     models = registry(*replies())
     async with Engine(
@@ -355,7 +357,7 @@ async def test_an_engine_whose_actor_cannot_be_kept_running_ends_in_order(actor:
     reason = f"{actor} ended 5 times in a row"
     with pytest.raises(SupervisorEscalated, match=reason):
         await engine.aclose()
-    with pytest.raises(CallboardError, match=rf"this engine is closed \({reason}.*make a new one"):
+    with pytest.raises(CallboardError, match=rf"this engine is closed \({reason}.*Create a new one"):
         await talk.sessions[0].send("again")
     assert asyncio.all_tasks() == before
     async with TraceStore.open_readonly(path) as store:

@@ -17,6 +17,7 @@ from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage,
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.subject import Tail
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
+from tests.support.depth import first_is_quick
 from tests.support.engines import keeping, registry
 from tests.support.scripted import ADD, Say
 
@@ -31,7 +32,7 @@ pytestmark = [
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script> \u202etfel\u202c שלום {{7*7}} javascript:alert(3)"
 CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_000_000)], "cheap")
 DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], f"dear {HOSTILE}")
-SCREENS = ("now", "streams", "calls", "sessions", "costs", "providers", "stage", "events")
+SCREENS = ("now", "streams", "calls", "sessions", "costs", "providers", "supervision", "events")
 
 
 @asynccontextmanager
@@ -98,15 +99,15 @@ async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path
         end.set()
         await turn
         await go(page, "now")
-        await page.until("document.querySelector('main').innerText.includes('Nothing is under way')")
+        await page.until("document.querySelector('main').innerText.includes('Nothing is in progress')")
 
 
 async def each_screen(page: Page, session_id: str) -> None:
     """Each screen, and one of what it lists: all there, isolated in its direction, no element made of it."""
     expected = {
         "now": "In flight", "streams": "Memory", "calls": "Attempt", "sessions": "Turns",
-        "costs": "Price the past",
-        "providers": "in use", "stage": "session manager", "events": "Dead letters",
+        "costs": "Reprice past calls",
+        "providers": "in use", "supervision": "session manager", "events": "Dead letters",
     }  # fmt: skip
     for screen in SCREENS:
         await go(page, screen)
@@ -131,6 +132,7 @@ async def check_text(page: Page, *, shows: bool) -> None:
     assert turned == []
 
 
+@pytest.mark.deep("a load of a hundred thousand deltas")
 async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
     """All of the text is there in the end; meanwhile a click is answered; the page's memory stays small."""
     count = 100_000
@@ -221,7 +223,7 @@ async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path) -> None:
             await page.until("!document.querySelector('.said')?.textContent.includes('three')")
             assert "one" in await page.text(".said")
             await page.run(
-                "[...document.querySelectorAll('button')].find((b) => b.innerText === 'Back to now').click()"
+                "[...document.querySelectorAll('button')].find((b) => b.innerText === 'Back to live').click()"
             )
             await page.until("document.querySelector('.said').textContent.includes('three')")
 
@@ -252,7 +254,7 @@ async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path) -> 
             await page.until("document.querySelector('main table').innerText.includes('$27.00')")
             assert "$3.00" in await page.text("main table")
             await press_button(page, "Undo the latest")
-            await press_button(page, "Take it back?")
+            await press_button(page, "Undo?")
             await page.until("!document.querySelector('main table').innerText.includes('$27.00')")
 
 
@@ -264,7 +266,7 @@ async def press_button(page: Page, text: str) -> None:
     await page.run(f"{found}.click()")
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", first_is_quick([False, True], "the same in the dark"))
 async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
     """No screen is wider than the phone, in light and in dark, and every screen can be reached by a thumb."""
     end = anyio.Event()
@@ -309,11 +311,11 @@ async def test_it_is_used_by_keyboard_alone(tmp_path: Path) -> None:
             outline = await page.run("getComputedStyle(document.activeElement).outlineStyle")
             assert outline != "none"
             await page.press("Enter")
-            await page.until("document.activeElement.innerText === 'Really?'")
+            await page.until("document.activeElement.innerText === 'Cancel it?'")
             await page.press("Enter")
             with pytest.raises(Exception, match="cancelled"):
                 await turn
-            await page.until("document.querySelector('main').innerText.includes('Nothing is under way')")
+            await page.until("document.querySelector('main').innerText.includes('Nothing is in progress')")
 
 
 async def test_the_door_says_what_to_do(tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ async def test_the_door_says_what_to_do(tmp_path: Path) -> None:
             await stranger.until("document.querySelector('.door')?.innerText.includes('printed')")
             await stranger.open("about:blank")
             await stranger.open(url)
-            await stranger.until("document.querySelector('.problem')?.innerText.includes('used already')")
+            await stranger.until("document.querySelector('.problem')?.innerText.includes('already used')")
 
 
 async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path) -> None:
@@ -352,7 +354,7 @@ async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path) -> None
             hide = """(hidden) => {
                 Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
                 document.dispatchEvent(new Event("visibilitychange")); }"""
-            for screen in ("now", "events", "stage"):
+            for screen in ("now", "events", "supervision"):
                 await go(page, screen)
                 await listeners(True)
                 await page.run(f"({hide})(true)")
@@ -445,13 +447,13 @@ async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:
                     each.innerText.startsWith("Tag")).querySelector("input");
                     field.value = "team=none"; field.dispatchEvent(new Event("change", { bubbles: true })); })()"""
             )
-            await page.until("document.querySelector('main').innerText.includes('No such call')")
+            await page.until("document.querySelector('main').innerText.includes('No matching calls')")
             assert await page.run("location.hash") == "#/calls?tag=team%3Dnone"
             await go(page, "calls")
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
 
 
-async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
+async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
     """Its model, its session and its times are in the list, too."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two", pause=end.wait)) as engine:
@@ -460,10 +462,11 @@ async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Pat
         async with looked_at(engine) as (page, _):
             await go(page, "streams")
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
+            await page.until("document.querySelector('main tbody tr:last-child').innerText.includes('ended')")
             rows = "[...document.querySelectorAll('main tbody tr')].map((each) => each.innerText)"
-            opened, over = await page.run(rows)
+            opened, ended = await page.run(rows)
             assert all(word in opened for word in ("open", "second", "s:m"))
-            assert all(word in over for word in ("over", "first"))
+            assert all(word in ended for word in ("ended", "first"))
             dots = "[...document.querySelectorAll('tbody .dot')]"
             grounds = f"{dots}.map((dot) => getComputedStyle(dot).backgroundColor)"
             assert len(set(await page.run(grounds))) == 2

@@ -15,7 +15,18 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from callboard import AuthError, CallRow, Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, web
+from callboard import (
+    AuthError,
+    CallRow,
+    Engine,
+    Message,
+    OverloadedError,
+    PriceRow,
+    PriceTable,
+    TraceStore,
+    tool,
+    web,
+)
 from callboard.engine.web_view import subject as web_tail
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.calls import billed, first_ms, took_ms, waited_ms
@@ -255,7 +266,7 @@ async def test_a_page_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
         view._subject.tail = Tail(engine.bus, linger=0.0)
         stream = engine.session("s:m").stream("Hi")
         async with looking(view) as client, stream as turn:
-            paths = ("now", "stage", "providers", "events", "repricing", f"streams/{stream.stream_id}")
+            paths = ("now", "supervision", "providers", "events", "repricing", f"streams/{stream.stream_id}")
             async with asyncio.timeout(20):
                 for path in paths:
                     async with listening(client, f"api/{path}") as frames:
@@ -424,6 +435,38 @@ async def test_a_call_has_its_attempts_and_a_bill_under_each_table(tmp_path: Pat
             assert (await client.get("api/calls/req_other")).status_code == 404
 
 
+async def test_a_call_shows_the_tree_of_turns_that_it_belongs_to(tmp_path: Path) -> None:
+    """With the cost at each turn, alone and with its children; also on the page of its session, and on Now."""
+    go = anyio.Event()
+
+    @tool
+    async def delegate() -> str:
+        """Delegate."""
+        return (await engine.generate("s:m", "Go.")).text
+
+    said = Say(calls=[("delegate", {})]), Say("child", pause=go.wait), Say("done")
+    async with running(*said, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        session = engine.session("s:m", tools=[delegate])
+        async with looking(web(engine)) as client:
+            async with listening(client, "api/now") as frames:
+                turn = asyncio.create_task(session.send("Go."))
+                busy = await first(frames, "now")
+                while len(busy["items"]) < 2:
+                    busy = await first(frames, "now")
+            go.set()
+            await turn
+            rows = (await client.get("api/calls")).json()
+            below = next(row for row in rows if row["depth"] == 1)
+            (tree,) = (await client.get(f"api/calls/{below['request_id']}")).json()["trees"]
+            of_session = (await client.get(f"api/sessions/{session.id}")).json()["trees"]
+    assert [item["depth"] for item in busy["items"]] == [0, 1]
+    assert [(node["depth"], node["own"]["nano_usd"], node["whole"]["nano_usd"]) for node in tree] == [
+        (0, 2 * PAID, 3 * PAID),
+        (1, PAID, PAID),
+    ]
+    assert of_session == [tree]
+
+
 async def test_costs_stand_side_by_side_and_a_repricing_goes_there_and_back(tmp_path: Path) -> None:
     """Tried, nothing changes; done, the current sums are others; undone, they are as they were."""
     async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
@@ -563,15 +606,15 @@ async def test_a_session_shows_its_messages_its_swaps_and_what_another_model_wou
             assert (await client.get("api/sessions/ses_other")).status_code == 404
 
 
-async def test_the_stage_shows_the_tree_and_the_last_crash() -> None:
+async def test_the_screen_supervision_shows_the_tree_and_the_last_crash() -> None:
     """An adapter that crashed is up again, and its crash is told."""
     async with running(Say("Hello")) as (engine, _):
         await engine.session("s:m").send("Hi")
         engine._runtime.adapters["s"].ref.tell("nonsense")
-        async with looking(web(engine)) as client, listening(client, "api/stage") as frames:
+        async with looking(web(engine)) as client, listening(client, "api/supervision") as frames:
             async with asyncio.timeout(20):
                 while True:
-                    seen = await first(frames, "stage")
+                    seen = await first(frames, "supervision")
                     (adapter,) = seen["tree"]["children"][-1]["supervisor"]["children"]
                     if adapter["restarts"]:
                         break

@@ -5,10 +5,10 @@
         await exporter.run(events)
 
 **Spans.** A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
-tool (`execute_tool NAME`) is a span. The parent of a turn is the host's current span at its start. A session is
-the `gen_ai.conversation.id`. An attempt links to the one before it, with a reason in `callboard.link`: `retry`,
-`repair`, `fallback` or `step`. A cancelled call is no error. **Metrics** carry the present time: leave them out
-of a replay.
+tool (`execute_tool NAME`) is a span. A turn or call that a tool makes is below the span of that run of the tool.
+Else its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An attempt
+links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A cancelled
+call is no error. **Metrics** carry the present time: leave them out of a replay.
 
 **Content** is left out unless `content` is set. A replay has none, because events are stored without it.
 """
@@ -144,7 +144,7 @@ class OtelExporter:
             attributes |= otel_names.of_content(data.content)
             self._instruct_turn(envelope, attributes)
         links = self._links(envelope, data.reason)
-        self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent)
+        self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent, below=data)
 
     def _call_ended(self, envelope: Envelope, data: LlmCallCompleted | LlmCallFailed) -> None:
         found = self._open.pop(_call_key(envelope), None)
@@ -204,7 +204,7 @@ class OtelExporter:
             attributes["gen_ai.conversation.id"] = envelope.session_id
         if envelope.turn_id is not None:
             attributes["callboard.turn.id"] = envelope.turn_id
-        self._begin(_turn_key(envelope), envelope, attributes, parent=data.trace_parent)
+        self._begin(_turn_key(envelope), envelope, attributes, parent=data.trace_parent, below=data)
 
     def _turn_ended(self, envelope: Envelope, data: SessionTurnCompleted) -> None:
         self._end_awaited(envelope)
@@ -291,10 +291,11 @@ class OtelExporter:
         links: tuple[Link, ...] = (),
         *,
         parent: str | None = None,
+        below: LlmCallStarted | SessionTurnStarted | None = None,
     ) -> None:
         if (again := self._open.pop(key, None)) is not None:
             self._lose(again)
-        span = self._span(envelope, attributes, links, parent=parent)
+        span = self._span(envelope, attributes, links, parent=parent, below=below)
         self._open[key] = _Open(span, envelope, attributes)
         if len(self._open) > _OPEN_KEPT:
             self._lose(self._open.popitem(last=False)[1])
@@ -307,6 +308,7 @@ class OtelExporter:
         *,
         start_ns: int | None = None,
         parent: str | None = None,
+        below: LlmCallStarted | SessionTurnStarted | None = None,
     ) -> Span:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, set_span_in_context
@@ -315,6 +317,9 @@ class OtelExporter:
         is_turn, is_tool = name == otel_names.INVOKE_AGENT, name == otel_names.EXECUTE_TOOL
         subject = attributes.get("gen_ai.tool.name" if is_tool else "gen_ai.request.model")
         turn = None if is_turn else self._open.get(_turn_key(envelope))
+        if turn is None and below is not None and below.parent_turn_id is not None:
+            tool = ("tool", below.parent_turn_id, below.parent_tool_use_id or "")
+            turn = self._open.get(tool) or self._open.get(("turn", below.parent_turn_id))
         # A context of its own: the one around is the exporter's task's, and has nothing to do with the event.
         context = _host_context(parent) if turn is None else set_span_in_context(turn.span, Context())
         return self._tracer.start_span(
@@ -360,11 +365,11 @@ def _call_key(envelope: Envelope) -> _Key:
 
 
 def _turn_key(envelope: Envelope) -> _Key:
-    return ("turn", envelope.run_id, envelope.turn_id or "")
+    return ("turn", envelope.turn_id or "")  # without the run: a tool in a thread has another engine
 
 
 def _tool_key(envelope: Envelope, tool_use_id: str) -> _Key:
-    return ("tool", envelope.run_id, envelope.turn_id or "", tool_use_id)
+    return ("tool", envelope.turn_id or "", tool_use_id)
 
 
 def _end_ns(began: Envelope, ended: Envelope) -> int:

@@ -336,7 +336,7 @@ class PostgresStore(SqlStore):
             async with self.open_readonly(self.dsn, schema=self.schema, take_in=False) as reader:
                 return checks_of(facts, await reader.condition(), await reader.nodes())
         except StoreError as error:
-            unread = Check("store", False, str(error), "Bring the older of the two up to date.")
+            unread = Check("store", False, str(error), "Upgrade the older of the two.")
             return [unread, *checks_of(facts, None, ())[1:]]
 
     async def journal_mode(self) -> str:

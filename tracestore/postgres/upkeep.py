@@ -328,7 +328,7 @@ def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Seque
     """The checks of a server, of the way to it, and of the trace on it, if there is one."""
     server = f"{facts.name}: PostgreSQL {facts.version}"
     if condition is None:
-        said = f"{server}, no trace in schema {facts.schema} yet; the first call makes it"
+        said = f"{server}, no trace in schema {facts.schema} yet; the first call creates it"
         found = [Check("store", True, said)]
     else:
         detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
@@ -345,7 +345,7 @@ def _nodes(rows: Sequence[NodeRow]) -> Check:
     said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
     detail = ", ".join(said) or "none lives"
-    fix = "Their sessions go on where they are resumed." if gone else ""
+    fix = "Their sessions continue when they are resumed." if gone else ""
     return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
 
 
@@ -353,14 +353,12 @@ def _server_writable(facts: ServerFacts) -> Check:
     if facts.writable:
         return Check("store:writable", True, f"as {facts.user}")
     if facts.standby:
-        return Check(
-            "store:writable", False, "this server follows another one", "Name the one that takes writes to write."
-        )
+        return Check("store:writable", False, "this server is a replica", "To write, use the primary server.")
     return Check(
         "store:writable",
         False,
         f"{facts.user} may only read",
-        "That is enough to read. To write, grant that role what the guide to many hosts lists.",
+        "This is enough for reading. To write, grant that role the rights listed in the guide to many hosts.",
     )
 
 
@@ -369,7 +367,7 @@ def _way(facts: ServerFacts) -> Check:
     name = "store:tls"
     if facts.local:
         return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")
-    better = "sslmode=verify-full in the address, with sslrootcert, also checks who answers."
+    better = "sslmode=verify-full in the address, with sslrootcert, also verifies the server."
     if facts.encrypted is None:
-        return Check(name, False, "not encrypted: others on the network can read along", f"Add {better}")
+        return Check(name, False, "not encrypted: others on the network can read the traffic", f"Add {better}")
     return Check(name, True, facts.encrypted, "" if facts.verified else better)

@@ -282,10 +282,10 @@ async def check_shipping(trace: Path) -> list[Check]:
         last = last if each.shipped_us else ", never reached"
         detail = f"{each.behind:,} events{erasures} wait for {each.target}{last}"
         if each.failing:
-            fix = "Mend what it names; what waits is in the trace file, and is then sent by itself."
+            fix = "Correct that problem. The waiting events are in the trace file and are then sent automatically."
             checks.append(Check("store:shipping", False, f"{detail}: {each.failing}", fix))
         else:
             waits = each.behind or each.erasures
-            fix = "A program with ship_to, or `callboard ship`, sends them." if waits else ""
+            fix = "To send them, run a program with ship_to, or `callboard ship`." if waits else ""
             checks.append(Check("store:shipping", True, detail, fix))
     return checks

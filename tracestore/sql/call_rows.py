@@ -384,6 +384,8 @@ def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> 
             add(f"c.{name} = ?", value)
     if where.model is not None:
         add(*_of_model(where.model, dialect))
+    if where.root_turn_id is not None:
+        add("(c.root_turn_id = ? OR c.turn_id = ?)", where.root_turn_id, where.root_turn_id)
     if where.operation is not None:
         add("coalesce(c.operation, 'chat') = ?", where.operation)
     if where.unpriced:
@@ -441,6 +443,8 @@ def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
             values.append(name.removeprefix(_TAG))
         elif name == "operation":  # NULL is what earlier versions wrote
             columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
+        elif name == "root":
+            columns.append(f"coalesce({row}.root_turn_id, {row}.turn_id) AS g{number}")
         elif name in DIMENSIONS:
             columns.append(f"{row}.{name} AS g{number}")
         else:

@@ -29,7 +29,7 @@ from ..common.options import add_key, add_models_file, command_name, repeated
 from ..common.sanitize import note, say
 from ..common.screen import Screen, complain, make_console, said
 from ..common.table import cost_text, plural, seconds, sum_text, usd
-from ..conversation_setup import LastSession, last_session, remember
+from ..conversation_setup import LastSession, add_mcp_file, last_session, remember
 from ..inputs import attachment, content_of, options_of
 from .lines import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
 from .state import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
@@ -108,12 +108,12 @@ class Chat:
             self._save()
         if self.backstage.saved:
             remember(self._session.id, self._setting.tools)
-            self._say(f"To go on: {command_name()} chat --resume {self._session.id}")
+            self._say(f"To continue: {command_name()} chat --resume {self._session.id}")
 
     def _wants_to_save(self) -> bool:
         try:
             with self._interrupts.reading():
-                answer = self._reader.ask("Keep this conversation, to go on with it later? [y/N] ")
+                answer = self._reader.ask("Save this conversation, to continue it later? [y/N] ")
         except KeyboardInterrupt:
             return False
         return answer.strip().lower() in ("y", "yes")
@@ -150,7 +150,7 @@ class Chat:
 
     def _swap(self, name: str) -> None:
         self._portal.call(self.backstage.swap, name)
-        self._say(f"now {name}; the conversation goes on")
+        self._say(f"the conversation continues with {name}")
 
     def _preview(self, name: str) -> None:
         attached = [block for _, block in self._attached]
@@ -173,7 +173,7 @@ class Chat:
         if source:
             self._attached.append((source, attachment(source, None, lambda: b"")))
         goes = ", ".join(name for name, _ in self._attached)
-        self._say(f"with the next message: {goes}" if goes else "nothing goes with the next message")
+        self._say(f"attached to the next message: {goes}" if goes else "no attachments for the next message")
 
     def _edit(self, text: str) -> None:
         if not self._at_terminal:
@@ -182,12 +182,12 @@ class Chat:
             self._say(message)
             self._send(message)
         else:
-            self._say("nothing was written, so nothing was sent")
+            self._say("the message is empty and was not sent")
 
     def _retry(self, model: str) -> None:
         last = self._last or self._last_of_history()
         if last is None:
-            raise CallboardError("there is nothing to ask again yet")
+            raise CallboardError("there is no message to retry yet")
         if model:
             self._swap(model)
         before, content = last
@@ -205,7 +205,7 @@ class Chat:
     def _save(self) -> None:
         self._portal.call(self.backstage.save)
         remember(self._session.id, self._setting.tools)
-        self._say(f"kept, as {self._session.id}, and so is what follows")
+        self._say(f"saved as {self._session.id}, with all messages that follow")
 
     # --- Replies ---
 
@@ -225,7 +225,7 @@ class Chat:
             try:
                 message = self._screen.serve(self._portal.start_task_soon(reply.run))
             except CancelledError:
-                complain("cancelled; what had arrived is kept")
+                complain("cancelled; the part that arrived is kept")
             except AdapterError as error:
                 complain(said(error))
             except CallboardError as error:
@@ -253,18 +253,18 @@ class Chat:
 def preview_lines(preview: RequestPreview, said: int) -> Iterator[str]:
     """The lines about a request that would be sent."""
     if preview.refused is not None:
-        yield f"{preview.model} can't be asked: {preview.refused}"
+        yield f"{preview.model} can't be used: {preview.refused}"
         return
     tokens = "?" if preview.input_tokens is None else str(preview.input_tokens)
     cost = "unpriced" if preview.input_nano_usd is None else usd(preview.input_nano_usd)
-    yield f"{preview.model} would be sent about {tokens} tokens, {cost}"
+    yield f"{preview.model} would receive about {tokens} tokens, {cost}"
     counted: dict[str, int] = {}
     for loss in preview.losses:
         line = f"{_loss_place(loss, said)}{loss.reason}"
         counted[line] = counted.get(line, 0) + 1
     for line, times in counted.items():
         yield line if times == 1 else f"{line} ({times} times)"
-    yield "nothing would be lost" if not preview.losses else f"{len(preview.losses)} in all"
+    yield "no losses" if not preview.losses else f"{len(preview.losses)} in total"
 
 
 def _loss_place(loss: RequestLoss, said: int) -> str:
@@ -298,22 +298,24 @@ TOOL_ROUNDS = 10
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A conversation at a terminal, or of the lines of a pipe. /help in it shows its commands. "
-        "What is said is kept if --save, /save or the question at its end says so."
+        "Chat with a model at a terminal, or with lines from a pipe. /help shows the commands. The "
+        "conversation is saved with --save or /save, or if you confirm at the end."
     )
-    parser.add_argument("-m", "--model", metavar="NAME", help="by any of its names (default: the configured one)")
-    parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt")
-    parser.add_argument("--save", action="store_true", help="keep what is said, so that it can be resumed")
+    parser.add_argument(
+        "-m", "--model", metavar="NAME", help="the model, by any of its names (default: the configured one)"
+    )
+    parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt")
+    parser.add_argument("--save", action="store_true", help="save the conversation, so that you can resume it")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--resume", metavar="SESSION", help="go on with a saved session, and save it (see `callboard sessions`)"
+        "--resume", metavar="SESSION", help="continue a saved session, and save it (see `callboard sessions`)"
     )
     which.add_argument(
         "-c",
         "--continue",
         dest="goes_on",
         action="store_true",
-        help="go on with the last conversation that is kept",
+        help="continue the last saved conversation",
     )
     repeated(
         parser,
@@ -321,9 +323,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--tool",
         dest="tools",
         metavar="TOOL",
-        help="functions of a FILE.py or a module, or an MCP server, as `callboard ask` takes them",
+        help="let the model call tools, as in `callboard ask`: a FILE.py, a module, or an MCP server",
     )
-    parser.add_argument("--approve", action="store_true", help="ask before each call of a tool")
+    add_mcp_file(parser)
+    parser.add_argument("--approve", action="store_true", help="ask before each tool call")
     repeated(
         parser,
         "-o",
@@ -331,7 +334,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         dest="options",
         nargs=2,
         metavar=PAIR,
-        help="such as temperature=0.2 or temperature 0.2, for every message",
+        help="set an option for every message, such as temperature=0.2 or temperature 0.2",
     )
     add_key(parser)
     add_models_file(parser)

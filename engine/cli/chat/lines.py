@@ -27,19 +27,23 @@ class SlashCommand(NamedTuple):
 
 
 HELP: Mapping[str, str] = {
-    "model": "/model NAME goes on with another model, /model alone lists them",
-    "preview": "/preview NAME says what another model would be sent, and what would be lost",
-    "attach": "/attach FILE or URL goes with the next message, /attach alone lists what does",
+    "model": "/model NAME switches to another model, /model alone lists them",
+    "preview": "/preview NAME shows what another model would receive and lose",
+    "attach": "/attach FILE or URL adds it to the next message, /attach alone lists them",
     "edit": "/edit writes a message in $EDITOR",
-    "retry": "/retry asks the last message again, /retry NAME asks another model",
-    "cost": "/cost is what the conversation has cost",
-    "save": "/save keeps the conversation, so that one can go on with it later",
-    "help": "/help is this",
+    "retry": "/retry sends the last message again, /retry NAME to another model",
+    "cost": "/cost shows the cost of the conversation",
+    "save": "/save saves the conversation, so that you can continue it later",
+    "help": "/help shows this list",
     "quit": "/quit, quit, exit or Ctrl-D leaves",
 }
 """The effect of each command."""
 
-SHORT_HELP = '/help shows the commands. """ begins and ends several lines. Ctrl-C stops a reply, Ctrl-D leaves.'
+SHORT_HELP = (
+    '/help shows the commands. """ starts and ends a message of several lines. Ctrl-C stops a reply, '
+    "Ctrl-D "
+    "leaves."
+)
 
 
 def command_of(line: str) -> SlashCommand | None:
@@ -56,7 +60,7 @@ def command_of(line: str) -> SlashCommand | None:
 def unknown(name: str) -> str:
     """The message for an unknown command."""
     near = nearest(name, HELP)
-    return f"there is no command /{name}: {f'did you mean /{near[0]}?' if near else '/help shows them'}"
+    return f"unknown command /{name}: {f'did you mean /{near[0]}?' if near else '/help shows them'}"
 
 
 def completions(text: str, models: Iterable[str], files: Callable[[str], Sequence[str]]) -> Sequence[str]:
@@ -139,9 +143,9 @@ def edited(text: str = "") -> str:
             code = subprocess.run([*shlex.split(editor), str(file)], check=False).returncode
             written = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise CallboardError(f"{editor}: {error}; $EDITOR names another editor") from error
+            raise CallboardError(f"{editor}: {error}; set $EDITOR to another editor") from error
     if code:
-        raise CallboardError(f"{editor} ended with {code}; nothing was sent")
+        raise CallboardError(f"{editor} ended with {code}; no message was sent")
     return written.strip()
 
 

@@ -33,21 +33,24 @@ if TYPE_CHECKING:
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+        "--models-file",
+        type=Path,
+        metavar="PATH",
+        help="read this models.yaml (default: $CALLBOARD_HOME/models.yaml)",
     )
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """``-m`` or ``--model``, by any of its names."""
     default = "" if required else " (default: the configured one)"
-    parser.add_argument("-m", "--model", required=required, metavar="NAME", help=f"by any of its names{default}")
+    parser.add_argument(
+        "-m", "--model", required=required, metavar="NAME", help=f"the model, by any of its names{default}"
+    )
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
     """``--key``, the name of the key to send."""
-    parser.add_argument(
-        "--key", metavar="NAME", help="send the adapter's key of this name (default: the adapter's own)"
-    )
+    parser.add_argument("--key", metavar="NAME", help="use the key with this name (default: the adapter's own)")
 
 
 def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
@@ -75,12 +78,13 @@ STORE_VARIABLE = "CALLBOARD_STORE"
 def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
     """``--db`` and ``--store``, the trace."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"trace file (default: {default})")
+    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"read this trace file (default: {default})")
     which.add_argument(
         "--store",
         type=store_address,
         metavar="URL",
-        help=f"trace on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if it is set)",
+        help=f"read the trace on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if "
+        f"set)",
     )
 
 
@@ -89,28 +93,35 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     from callboard.tracestore.call_columns import CallStatus
 
     add_trace(parser)
-    parser.add_argument("--session", metavar="ID", help="only of this session")
-    parser.add_argument("--model", metavar="M", help="only this model: provider:name or name, '*' at the end")
-    parser.add_argument("--provider", metavar="P", help="only of this provider")
-    parser.add_argument("--status", choices=get_args(CallStatus), help="only calls that ended so")
+    parser.add_argument("--session", metavar="ID", help="show only this session")
+    parser.add_argument(
+        "--model", metavar="M", help="show only this model: provider:name or name, with an optional '*' at the end"
+    )
+    parser.add_argument("--provider", metavar="P", help="show only this provider")
+    parser.add_argument("--status", choices=get_args(CallStatus), help="show only calls with this status")
     add_period(parser)
-    parser.add_argument("--turn", metavar="ID", help="only of this turn")
+    parser.add_argument("--turn", metavar="ID", help="show only this turn")
+    parser.add_argument("--root", metavar="ID", help="show only this turn, and the turns and calls below it")
     add_tag(parser)
-    parser.add_argument("--key", metavar="NAME", help="only with the key of this name")
-    parser.add_argument("--error-class", metavar="C", help="only attempts that failed with this class of error")
-    parser.add_argument("--unpriced", action="store_true", help="only calls that have usage and no price")
-    parser.add_argument("--unknown", action="store_true", help="only attempts whose usage is not known")
-    parser.add_argument("--min-cost", metavar="USD", type=amount, help="only calls that cost at least this much")
+    parser.add_argument("--key", metavar="NAME", help="show only calls with this key name")
+    parser.add_argument("--error-class", metavar="C", help="show only attempts that failed with this error class")
+    parser.add_argument("--unpriced", action="store_true", help="show only calls with usage but no price")
+    parser.add_argument("--unknown", action="store_true", help="show only attempts with unknown usage")
+    parser.add_argument(
+        "--min-cost", metavar="USD", type=amount, help="show only calls that cost at least this amount"
+    )
 
 
 def add_period(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601), or for the last 24h, 7d"
+        "--since", type=moment, metavar="TIME", help="start at this day or time (ISO 8601), or 24h or 7d ago"
     )
-    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time, or so long ago")
+    parser.add_argument(
+        "--until", type=moment, metavar="TIME", help="end before this day or time, or 24h or 7d ago"
+    )
 
 
-def add_tag(parser: argparse.ArgumentParser, help: str = "only with this tag; may be repeated") -> None:
+def add_tag(parser: argparse.ArgumentParser, help: str = "show only calls with this tag (repeatable)") -> None:
     parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help=help)
 
 
@@ -126,6 +137,7 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
         session_id=arguments.session,
         status=arguments.status,
         turn_id=arguments.turn,
+        root_turn_id=arguments.root,
         tags=dict(arguments.tag) if arguments.tag else None,
         error_class=arguments.error_class,
         key=arguments.key,
@@ -156,15 +168,15 @@ def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
     found = default_trace()
     if not found.exists():
         raise StoreError(
-            f"there is no trace file at {found}: an engine's first call makes it, and so does `callboard demo`. "
-            "--db names another file, --store a database, CALLBOARD_HOME another folder."
+            f"no trace file at {found}. The first call of an engine or `callboard demo` creates it. Use "
+            f"--db for another file, --store for a database, or CALLBOARD_HOME for another folder."
         )
     return found
 
 
 def trace_file(text: str) -> Path:
     if is_address(text):
-        raise argparse.ArgumentTypeError("a database on a server is named by --store, not by --db")
+        raise argparse.ArgumentTypeError("use --store, not --db, for a database on a server")
     return Path(text)
 
 
@@ -196,7 +208,7 @@ def tag(text: str) -> tuple[str, str]:
     """A tag such as team=search, as its key and value."""
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is no tag such as team=search")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tag such as team=search")
     return key, value
 
 
@@ -205,9 +217,9 @@ def amount(text: str) -> int:
     try:
         nano = Decimal(text.removeprefix("$")) * NANO
     except InvalidOperation:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount in USD such as 0.05") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount in USD such as 0.05") from None
     if not nano.is_finite() or nano != nano.to_integral_value() or not 0 <= nano < 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount in USD with at most 9 decimals")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount in USD with at most 9 decimals")
     return int(nano)
 
 
@@ -276,7 +288,7 @@ def from_trace(
     async def work() -> T:
         place = chosen_trace(arguments)
         if opened is not None and isinstance(place, Path) and not place.exists():
-            raise StoreError(f"there is no trace file at {place}")
+            raise StoreError(f"no trace file at {place}")
         async with (opened or store_to_read)(place) as store:
             return await read(store)
 
@@ -291,8 +303,8 @@ async def price_version(store: Store, under: str | None) -> str | None:
     fitting = [version for version in known if version.startswith(under)]
     if len(fitting) != 1:
         raise ConfigurationError(
-            f"--under {under}: {'several' if fitting else 'no'} price versions begin so; "
-            f"the trace knows {', '.join(known) or 'none'}"
+            f"--under {under}: {'several' if fitting else 'no'} price versions start with this; the "
+            f"trace has {', '.join(known) or 'none'}"
         )
     return fitting[0]
 

@@ -55,7 +55,7 @@ def make_console(*, plain: bool = False) -> Console:
         harmless_console = console_class()
     except ImportError:
         raise ConfigurationError(
-            'the command line needs the package rich; install it with: pip install "callboard[cli]"'
+            'the command line needs the package rich. Install it with: pip install "callboard[cli]"'
         ) from None
     if plain:
         return harmless_console(force_terminal=False, no_color=True, highlight=False, markup=False)
@@ -324,23 +324,23 @@ def advice(error: errors.AdapterError) -> str:
     """Advice about a failure; empty if the error itself has the best advice."""
     match error:
         case errors.AccessDeniedError():
-            return "the key is good, but may not do this: use another with --key, or ask for the right"
+            return "the key is valid but lacks permission: use another with --key, or request the permission"
         case errors.AuthError():
-            return f"{_new_key(error.provider)}; `callboard doctor` tries it"
+            return f"{_new_key(error.provider)}; `callboard doctor` tests it"
         case errors.NotFoundError():
-            return "`callboard models` shows the models there are, -m names one"
+            return "list models with `callboard models`, and choose one with -m"
         case errors.QuotaExceededError():
-            return "add credit to the account, or name a model of another provider with -m"
+            return "add credit to the account, or choose a model of another provider with -m"
         case errors.RateLimitError():
-            return "wait a little, or name a model of another provider with -m"
+            return "wait a moment, or choose a model of another provider with -m"
         case errors.ContextOverflowError() | errors.PromptTooLongError():
-            return "ask with less, or name a model with a larger window with -m"
+            return "shorten the prompt, or choose a model with a larger window with -m"
         case errors.CapabilityError():
-            return "`callboard models` shows what each can, -m names another"
+            return "see the features with `callboard models`, and choose another model with -m"
         case errors.RequestTimeoutError():
-            return "ask again, or give it more time: -o timeout=600"
+            return "try again, or allow more time: -o timeout=600"
         case errors.NetworkError():
-            return "`callboard doctor` shows what can be reached"
+            return "check the connections with `callboard doctor`"
         case _:
             return ""
 
@@ -351,7 +351,7 @@ def _new_key(provider: str | None) -> str:
 
     variables = next((each.key_variables for each in providers() if each.name == provider), ())
     if not variables:
-        return "put a good key into the variable that models.yaml names"
+        return "put a valid key into the variable that models.yaml names"
     if os.environ.get(variables[0]):  # The environment takes precedence over the file of keys.
-        return f"put a good key into {variables[0]}"
-    return f"`callboard keys set {provider}` takes a good one"
+        return f"put a valid key into {variables[0]}"
+    return f"store a valid one with `callboard keys set {provider}`"

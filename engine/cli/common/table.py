@@ -38,9 +38,11 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
     """The options --json and --csv. `what` ends the sentence "one JSON object a line"."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--json", action="store_const", dest="format", const="json", help=f"one JSON object a line {what}"
+        "--json", action="store_const", dest="format", const="json", help=f"print one JSON object a line {what}"
     )
-    which.add_argument("--csv", action="store_const", dest="format", const="csv", help="CSV, for spreadsheets")
+    which.add_argument(
+        "--csv", action="store_const", dest="format", const="csv", help="print CSV, for spreadsheets"
+    )
     parser.set_defaults(format="table")
 
 
@@ -202,7 +204,7 @@ class FittingTable(Generic[R]):
         yield self._drawn(chosen)
         left_out = [heading for place, heading in enumerate(self._headings) if place not in chosen]
         if any(left_out):
-            yield Text(f"(no room for: {', '.join(filter(None, left_out))})", style="dim")
+            yield Text(f"(hidden columns: {', '.join(filter(None, left_out))})", style="dim")
 
     def _drawn(self, chosen: Sequence[int]) -> Table:
         from rich import box
@@ -373,13 +375,13 @@ def beside(total: CostSum) -> list[str]:
 def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
     """The calls that a sum lacks, and the estimates in it, one line each."""
     if total.unpriced:
-        console.print(f"{plural(total.unpriced, 'call')} {unpriced}, and in no sum.", style="yellow")
+        console.print(f"{plural(total.unpriced, 'call')} {unpriced}, not included in sums.", style="yellow")
     if total.unknown:
         console.print(
-            f"{plural(total.unknown, 'call')} of unknown cost, and in no sum: cut off before any usage was known, "
-            "or without an end.",
+            f"{plural(total.unknown, 'call')} of unknown cost, not included in sums: cut off before the "
+            f"usage was known, or without an end.",
             style="yellow",
             soft_wrap=True,
         )
     if total.estimated:
-        console.print(f"{plural(total.estimated, 'call')} counted by estimate.", style="dim")
+        console.print(f"{plural(total.estimated, 'call')} with estimated usage.", style="dim")

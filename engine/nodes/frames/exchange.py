@@ -188,7 +188,7 @@ class Follower:
             case "nothing" if not self._known and now >= self._unknown_at:
                 self.mirror.give_up(unknown_anywhere(self.mirror.log.stream_id))
             case "nothing" if lost:
-                self.mirror.end(Ending("outcome_unknown", "its node does not answer any more"))
+                self.mirror.end(Ending("outcome_unknown", "its node no longer answers"))
             case _:
                 pass
 
@@ -212,8 +212,8 @@ class Follower:
 def unknown_anywhere(stream_id: str) -> UnknownStream:
     """The error for a stream that no node has, and for one of another owner: the two must not differ."""
     return UnknownStream(
-        f"no stream {stream_id!r}: no node has it, and nothing is stored of it. "
-        "Take the finished message from its session instead"
+        f"no stream {stream_id!r}: no node has it, and it is not stored. Read the finished message from "
+        f"its session instead"
     )
 
 

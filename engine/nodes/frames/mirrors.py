@@ -300,7 +300,7 @@ class Mirrors:
         """End all mirrors: their readers get an error."""
         for mirrored in tuple(self._mirrored.values()):
             mirrored.mirror.give_up(
-                CallboardError("this engine was closed; the stream goes on, and any other node can read it")
+                CallboardError("this engine was closed. The stream continues, and any other node can read it")
             )
             self._forget(mirrored)
 

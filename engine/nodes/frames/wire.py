@@ -309,10 +309,10 @@ class Assembly:
         del self._parts[key]
         whole = b"".join(parts[index] for index in sorted(parts))
         if zlib.crc32(whole) != packet.check:
-            raise UnreadableFrame("the parts of a frame don't fit together")
+            raise UnreadableFrame("the parts of a frame do not match")
         frame = read_packet(whole)
         if isinstance(frame, Part):
-            raise UnreadableFrame("a part of a part")
+            raise UnreadableFrame("a nested frame part")
         return frame
 
 
@@ -366,7 +366,7 @@ def count_of(entries: Sequence[Entry]) -> int:
 def _pieces(entry: Texts | Thoughts | Arguments) -> list[str]:
     text, ends = text_of(entry.text), list(accumulate(entry.lengths, initial=0))
     if len(ends) < 2 or min(entry.lengths) < 0 or ends[-1] != len(text):
-        raise ValueError("the lengths of merged deltas don't fit their text")
+        raise ValueError("the lengths of merged deltas do not match their text")
     return [text[start:end] for start, end in pairwise(ends)]
 
 
@@ -425,4 +425,4 @@ def _merged(last: TurnEvent, text: bytes, lengths: list[int]) -> Entry:
         case TextDelta():
             return Texts(text, lengths, last.content_block_index, last.message_id)
         case _:
-            raise TypeError(f"{type(last).__name__} is no delta")
+            raise TypeError(f"{type(last).__name__} is not a delta")

@@ -10,18 +10,18 @@ import { Events } from "./screens/events.js";
 import { Calls } from "./screens/call.js";
 import { Costs } from "./screens/costs.js";
 import { Sessions } from "./screens/session.js";
-import { Stage } from "./screens/stage.js";
+import { Supervision } from "./screens/supervision.js";
 import { Providers } from "./screens/providers.js";
 
 const SCREENS = [
   ["now", "Now", Now], ["streams", "Streams", Streams], ["calls", "Calls", Calls], ["sessions", "Sessions", Sessions],
-  ["costs", "Costs", Costs], ["providers", "Providers", Providers], ["stage", "Stage", Stage], ["events", "Events", Events],
+  ["costs", "Costs", Costs], ["providers", "Providers", Providers], ["supervision", "Supervision", Supervision], ["events", "Events", Events],
 ];
 
 function place() {
   const [path] = location.hash.replace(/^#\/?/, "").split("?");
-  const [screen, ...rest] = path.split("/");
-  const known = SCREENS.some(([name]) => name === screen);
+  const [name, ...rest] = path.split("/"), screen = name === "stage" ? "supervision" : name;  // old bookmarks
+  const known = SCREENS.some(([each]) => each === screen);
   let id = "";
   try { id = decodeURIComponent(rest.join("/")); } catch { /* no id then */ }
   return { screen: known ? screen : "now", id: known ? id : "" };
@@ -37,7 +37,7 @@ function usePlace() {
   return where;
 }
 
-const THEMES = { auto: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" };
+const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 
 function Theme() {
   const [theme, set] = useState(document.documentElement.dataset.theme || "auto");
@@ -76,8 +76,8 @@ function Banner() {
   }, []);
   if (!lost || (lost.detail === "lost" && now - lost.at < PATIENCE_MS)) return null;
   return html`<p class="banner" role="alert">${lost.detail === "out"
-    ? html`<b>You are signed out.</b> Open the address that was printed last, where Callboard runs.`
-    : html`<b>Callboard does not answer.</b> This page shows the state of ${clock(lost.at * 1000)} and reconnects by itself.`}</p>`;
+    ? html`<b>You are signed out.</b> Open the latest address that Callboard printed.`
+    : html`<b>Callboard does not answer.</b> This page shows the state of ${clock(lost.at * 1000)} and reconnects automatically.`}</p>`;
 }
 
 function Frame({ me }) {

@@ -22,7 +22,7 @@ function words(bar, scale) {
   const began = `after ${duration((bar.start_us - scale.start) / 1000)}`;
   const took = bar.end_us ? duration((bar.end_us - bar.start_us) / 1000) : "in progress";
   const tries = bar.attempts.length > 1 ? `, ${plural(bar.attempts.length, "attempt")}` : "";
-  return `${bar.kind} ${bar.name}, began ${began}, took ${took}${tries}, ${bar.status}`;
+  return `${bar.kind} ${bar.name}, started ${began}, ${took}${tries}, ${bar.status}`;
 }
 
 function Attempt({ attempt, scale }) {

@@ -158,7 +158,7 @@ def test_no_budget_is_asked_for_that_would_be_refused() -> None:
 
 def test_a_demanded_call_is_refused_where_the_model_refuses_it() -> None:
     demand = {"tools": (TOOL,), "tool_choice": ToolChoice("named", "read")}
-    with pytest.raises(UnsupportedToolChoiceError, match="can't be made to call a tool"):
+    with pytest.raises(UnsupportedToolChoiceError, match="can't be forced to call a tool"):
         write("claude-opus-5-5", **demand)
     with pytest.raises(UnsupportedToolChoiceError, match="while it thinks with a budget"):
         thinking: Json = {"type": "enabled", "budget_tokens": 2000}

@@ -296,7 +296,7 @@ def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
         for budget in (Budget(max_cost_usd="2"), Budget(max_tokens=9))
     )
     assert (state.scope, state.left_usd, unlimited.left_usd) == ("acme", Decimal("0.5"), None)
-    with pytest.warns(DeprecationWarning, match="called AccountState.scope"):
+    with pytest.warns(DeprecationWarning, match="use AccountState.scope"):
         assert state.value == "acme"
 
 

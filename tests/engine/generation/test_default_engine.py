@@ -89,7 +89,7 @@ def test_a_host_sets_the_engine() -> None:
         return (await generate("s:m", "Hi")).text
 
     assert asyncio.run(ask()) == "mine"
-    with pytest.raises(WrongLoop, match="make one engine for each"):
+    with pytest.raises(WrongLoop, match="Create one engine for each"):
         asyncio.run(ask())
     set_default_engine(None)
     assert asyncio.run(ask()) == "Hello"

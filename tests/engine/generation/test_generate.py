@@ -146,7 +146,7 @@ async def test_without_a_model_the_configured_one_is_asked() -> None:
         assert (await engine.generate(prompt="Hi")).response.model == "s:m"
         assert (await engine.generate(prompt="Hi", provider="s")).response.model == "s:m"
     async with running() as (engine, _):
-        with pytest.raises(ConfigurationError, match="no model named"):
+        with pytest.raises(ConfigurationError, match="no model given"):
             await engine.generate(prompt="Hi")
 
 
@@ -194,7 +194,7 @@ async def test_a_signal_that_was_given_before_lets_nothing_begin() -> None:
     controller = AbortController()
     controller.abort()
     async with running(Say("never")) as (engine, events):
-        with pytest.raises(CancelledError, match="the caller gave up"):
+        with pytest.raises(CancelledError, match="the caller cancelled the call"):
             await engine.generate("s:m", "Hi", signal=controller.signal)
         assert topics(events.take(), "llm.") == []
         assert (await engine.generate("s:m", "Hi", signal=AbortController().signal)).text == "never"
@@ -221,10 +221,10 @@ async def test_cancelling_who_waits_cancels_the_call() -> None:
 # -- misuse: the text says what to do
 
 MISUSED: list[tuple[dict[str, object], str]] = [
-    ({"prompt": "Hi", "messages": [Message.user("Hi")]}, r"say only one.*messages=\[\*messages, Message.user"),
-    ({}, "neither a prompt nor messages"),
+    ({"prompt": "Hi", "messages": [Message.user("Hi")]}, r"pass only one.*messages=\[\*messages, Message.user"),
+    ({}, "pass a prompt or messages"),
     ({"messages": []}, "messages is empty.*at least one message"),
-    ({"prompt": "Hi", "model": ModelChoice(), "provider": "s"}, r"a ModelChoice says among="),
+    ({"prompt": "Hi", "model": ModelChoice(), "provider": "s"}, r"Limit a ModelChoice with among="),
 ]
 
 
@@ -270,13 +270,13 @@ async def test_an_argument_that_there_is_not_is_a_type_error() -> None:
     ("arguments", "advice"),
     [
         ({"messages": [{"role": "tool", "content": "Hi"}]}, r"role is 'tool'; .* Message\.tool_result"),
-        ({"messages": [{"role": "user", "content": 3}]}, "content is int; it is text or a list of blocks"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content is int; expected text or a list of blocks"),
         ({"messages": [{"role": "user", "text": "Hi"}]}, "has role and content, not 'text'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a block of type 'image_url'"),
         ({"messages": [{"role": "user", "content": [3]}]}, "content holds int"),
         ({"messages": "Hi"}, r"not str: Message.user"),
-        ({"prompt": [Message.user("Hi")]}, r"say messages=\[...\]"),
-        ({"prompt": Message.user("Hi")}, r"say messages=\[...\]"),
+        ({"prompt": [Message.user("Hi")]}, r"Use messages=\[...\]"),
+        ({"prompt": Message.user("Hi")}, r"Use messages=\[...\]"),
         ({"prompt": 3}, "text or content blocks, not int"),
         ({"prompt": "Hi", "model": 3}, "a name, several names or a ModelChoice, not int"),
         ({"prompt": "Hi", "tools": [3]}, "takes tools and functions, not int"),

@@ -169,7 +169,7 @@ async def test_a_fallback_is_held_to_the_schema_by_its_own_means() -> None:
 
 async def test_native_mode_takes_only_models_that_take_schemas() -> None:
     async with running(Say(ADA), can=NO_SCHEMA) as (engine, asked):
-        with pytest.raises(CapabilityError, match="can't be held to a schema"):
+        with pytest.raises(CapabilityError, match="does not support output schemas"):
             await engine.generate_object("s:m", "Who?", schema=PERSON, schema_mode="native")
     assert asked == []
 
@@ -192,15 +192,19 @@ async def test_a_session_may_ask_for_any_means_as_well() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason", "detail"),
     [
-        (Say("I am not sure."), "not_json", "there is no JSON"),
-        (Say('{"name": "Ada", "age": }'), "not_json", "a value was expected, at character 23"),
-        (Say('{"name": "Ada", "age": NaN}'), "not_json", "a value was expected, at character 23"),
-        (Say(""), "not_json", "there is no JSON"),
+        (Say("I am not sure."), "not_json", "the text has no JSON"),
+        (Say('{"name": "Ada", "age": }'), "not_json", "expected a value, at character 23"),
+        (Say('{"name": "Ada", "age": NaN}'), "not_json", "expected a value, at character 23"),
+        (Say(""), "not_json", "the text has no JSON"),
         (Say('{"name": "Ada", "age": "old"}'), "invalid", "$.age: 'old' is not of type 'integer'"),
         (Say('{"name": "Ada"}'), "invalid", "$: 'age' is a required property"),
-        (ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS), "truncated", "the text ends before the value"),
-        (ended(Say("Well, let me think."), StopReason.MAX_TOKENS), "truncated", "there is no JSON"),
-        (ended(Say('{"name": x, "a'), StopReason.MAX_TOKENS), "not_json", "a value was expected, at character 9"),
+        (
+            ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS),
+            "truncated",
+            "the text ends before the end of the value",
+        ),
+        (ended(Say("Well, let me think."), StopReason.MAX_TOKENS), "truncated", "the text has no JSON"),
+        (ended(Say('{"name": x, "a'), StopReason.MAX_TOKENS), "not_json", "expected a value, at character 9"),
         (ended(Say("{}"), StopReason.MAX_TOKENS), "invalid", "$: 'name' is a required property"),
         (ended(Say("I can't help with that."), StopReason.REFUSAL), "refused", "I can't help with that."),
         (ended(Say(""), StopReason.CONTENT_FILTER), "refused", "content_filter"),

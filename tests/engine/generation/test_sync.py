@@ -91,14 +91,8 @@ PROGRAMS = {
         "for _ in range(2):\n    print(generate_sync('s:m', 'Hi', engine=plain).text)",
         *(0, "Hello\nHello\n", ["completed"] * 2),
     ),
-    "a stream": (
-        "print(*stream_sync('s:m', 'Hi', engine=plain).text_stream)",
-        *(0, "Hel lo\n", ["completed"]),
-    ),
-    "an exception": (
-        "generate_sync('s:m', 'Hi', engine=plain)\nraise SystemExit(3)",
-        *(3, "", ["completed"]),
-    ),
+    "a stream": ("print(*stream_sync('s:m', 'Hi', engine=plain).text_stream)", *(0, "Hel lo\n", ["completed"])),
+    "an exception": ("generate_sync('s:m', 'Hi', engine=plain)\nraise SystemExit(3)", *(3, "", ["completed"])),
     "a stream that somebody still has": (
         "pauses = iter([0, 600])\n"
         "e = engine(Say('Hel', 'lo', pause=lambda: asyncio.sleep(next(pauses))))\n"
@@ -281,7 +275,7 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
             list(stream_sync("s:m", "Hi", engine=engine))
         else:
             generate_sync("s:m", "Hi", engine=engine)
-    with pytest.raises(CallboardError, match="this engine is closed; make a new one"):
+    with pytest.raises(CallboardError, match="this engine is closed"):
         generate_sync("s:m", "Hi", engine=engine)
 
 
@@ -377,7 +371,7 @@ async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
             with pytest.raises(WrongLoop, match=r"with Engine\(\) as engine"):
                 session.send_sync("Hi")
         assert (await session.send("Hi")).text == "Hello"
-    with pytest.warns(RuntimeWarning, match="say `async with Engine"), Engine(models=registry(), trace=False):
+    with pytest.warns(RuntimeWarning, match="use `async with Engine"), Engine(models=registry(), trace=False):
         pass
 
 

@@ -48,7 +48,7 @@ def test_the_trace_is_shipped_to_the_store_of_the_cluster() -> None:
     assert cluster.ships_to(STORE, from_file=True) == STORE
     assert cluster.ships_to(None, from_file=False) is None
     assert Cluster(nats="nats://h").ships_to(None, from_file=True) is None
-    with pytest.raises(ConfigurationError, match="leave ship_to out"):
+    with pytest.raises(ConfigurationError, match="Leave out ship_to"):
         cluster.ships_to("postgresql://u@elsewhere/d", from_file=True)
 
 

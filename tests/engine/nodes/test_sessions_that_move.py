@@ -137,7 +137,7 @@ async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: st
         await session.send("Hi")
         with pytest.raises(CallboardError, match="already open"):
             await a.resume(session.id)
-        with pytest.raises(CallboardError, match="nothing is stored"):
+        with pytest.raises(CallboardError, match="has no stored messages"):
             await a.resume("ses_unknown")
         node = a._runtime.node
         assert await node.ownership.tables.owner("ses_unknown") is None
@@ -196,7 +196,7 @@ async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(t
                 over = (await anext(aiter(told))).data
                 assert isinstance(over, NodeLeaseChanged)
                 assert over.current == "over"
-                with pytest.raises(AdmissionError, match="Calls without a session go on"):
+                with pytest.raises(AdmissionError, match="Calls without a session continue"):
                     await session.send("And now?")
                 assert (await a.generate("s:m", "Hello")).text
                 with pytest.raises(AdmissionError):
@@ -212,7 +212,7 @@ async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(t
             checks = {check.name: check for check in (await a.health(offline=True)).checks}
             assert checks["node:lease"].ok
             assert checks["node:lease"].detail.startswith("a owns 1 ")
-            assert checks["node:others"].detail == "no other node lives"
+            assert checks["node:others"].detail == "no other node is alive"
             statistics = a.statistics().node
             assert (statistics.name, statistics.lives, statistics.sessions) == ("a", True, 1)
 
@@ -287,7 +287,7 @@ async def test_a_session_that_no_node_kept_is_not_begun_anew(postgres_dsn: str, 
         await plain.session("s:m", session_id="x").send("Hi")
     async with node_engine("a", postgres_dsn, tmp_path) as a:
         for _ in range(2):
-            with pytest.raises(CallboardError, match="nothing of what was said is stored"):
+            with pytest.raises(CallboardError, match="its messages are not stored"):
                 await a.open_session("x", model="s:m")
 
 

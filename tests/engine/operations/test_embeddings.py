@@ -261,7 +261,7 @@ async def test_vectors_of_another_model_are_never_taken_instead(listed: bool) ->
         b=embedder_type("Other"),
     )
     async with engine_of(models) as (engine, events):
-        with pytest.raises(ConfigurationError, match="b:large can't stand in for a:small"):
+        with pytest.raises(ConfigurationError, match="b:large can't replace a:small"):
             await engine.embed(["x"], model="a:small", fallback=None if listed else ["b:large"])
         assert await seen(events, engine) == []
 

@@ -289,7 +289,7 @@ async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: Media
             assert [envelope.topic for envelope in events.take()] == ["job.failed"]
         with pytest.raises(CancelledError):
             await handle.wait()
-        with pytest.raises(CapabilityError, match="goes on"):
+        with pytest.raises(CapabilityError, match="continues"):
             await (await a_video(engine, VEO)).cancel()
 
 

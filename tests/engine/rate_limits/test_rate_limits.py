@@ -78,7 +78,7 @@ async def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
     async with limited([Say("a")] * 3, config) as (engine, events):
         await engine.generate("s:m", "x")
         with pytest.raises(
-            RateLimitWaitError, match=r"no request is left .* for s:m; there is room in 60 s"
+            RateLimitWaitError, match=r"no request is left .* for s:m; the earliest free slot is in 60 s"
         ) as caught:
             await engine.generate("s:m", "x")
         assert caught.value.retry_after_seconds == pytest.approx(60, abs=0.1)

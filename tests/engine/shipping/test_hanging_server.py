@@ -167,8 +167,7 @@ def test_the_command_says_where_else_it_goes(
     session_id = anyio.run(talk)
     assert main(["sessions", session_id, "--delete", "--db", str(path)]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "It goes from postgresql://" in told
-    assert "with the next shipping" in told
+    assert "The next shipping deletes it from postgresql://" in told
     assert "@" not in told
     assert main(["ship", "--db", str(path), "--store", postgres_dsn, "--once"]) == 0
     assert anyio.run(said, postgres_dsn, tmp_path) == {}

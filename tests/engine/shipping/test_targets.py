@@ -49,7 +49,7 @@ def test_prune_says_what_it_keeps_for_a_store_and_how_to_give_it_up(
     assert "callboard ship --forget" in said
     assert "@" not in said
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) == 0
-    assert "not copied" in told(capsys)
+    assert "no longer copied" in told(capsys)
     assert main(prune) == 0
     assert "Kept" not in told(capsys)
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) == 1

@@ -296,7 +296,7 @@ def unresolvable(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa:
     ("function", "advice"),
     [
         (no_hints, "parameter 'city' has no type hint.*write city: str"),
-        (variadic, "name each parameter, or write Tool"),
+        (variadic, "Name each parameter, or use Tool"),
         (taken, "'messages' is reserved.*rename it"),
         (unresolvable, "Nowhere.*import its name at the top of the module"),
         (lambda: None, r"has no name.*name='\.\.\.'"),
@@ -431,11 +431,7 @@ async def test_arguments_become_what_the_hints_say() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        ({"city": 3}, r"\$\.city.*str"),
-        ({}, "city"),
-        ({"city": "Rome", "country": "it"}, "country"),
-    ],
+    [({"city": 3}, r"\$\.city.*str"), ({}, "city"), ({"city": "Rome", "country": "it"}, "country")],
 )
 @row("8.7.10")
 async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments: JsonObject, told: str) -> None:
@@ -559,7 +555,7 @@ async def test_arguments_that_are_no_json_go_to_the_hook_too() -> None:
     """The text is in the call's `raw_arguments`; the call that is no JSON is never run as {}."""
 
     async def repair(call: ToolUseBlock, error: InvalidToolCallError, made: Tool) -> JsonObject | None:
-        assert "no JSON object" in str(error)
+        assert "not a JSON object" in str(error)
         return {"n": 5} if call.raw_arguments == "{n: 5" else None
 
     broken = call("double", raw_arguments="{n: 5", incomplete=True)
@@ -572,7 +568,7 @@ async def test_a_call_that_was_cut_off_is_neither_repaired_nor_run() -> None:
     broken = call("double", raw_arguments='{"n": 5', incomplete=True)
     made = await run([broken], [double], repair=lambda *_: {"n": 5}, cut_off=True)
     assert made.results[0].is_error
-    assert "incomplete; it was not executed" in made.results[0].text
+    assert "incomplete; the tool was not run" in made.results[0].text
 
 
 @pytest.mark.parametrize("answer", [None, {"n": "still wrong"}, RuntimeError("no idea")], ids=str)

@@ -240,7 +240,7 @@ async def test_one_bad_tool_does_not_touch_the_others() -> None:
     assert [(r.tool_use_id, r.is_error) for r in made.results] == [
         *zip("abcd", (False, True, True, False), strict=True)
     ]
-    assert "There is no tool named 'none'. The tools are: fine, bad." in made.results[2].text
+    assert "There is no tool named 'none'. Available tools: fine, bad." in made.results[2].text
 
 
 # -- results
@@ -397,7 +397,7 @@ async def test_calls_are_approved_and_denied_as_they_were_shown(streamed: bool) 
             assert (await session.approve(little)).text == "done"
         answers = [each for message in session.messages[2:4] for each in results(message)]
         assert answers == [("The call was not approved: too much", True), ("paid 5", False)]
-        with pytest.raises(CallboardError, match="waits for no answer"):
+        with pytest.raises(CallboardError, match="is not waiting for an answer"):
             session.approve_stream(little)
 
 
@@ -408,11 +408,11 @@ async def test_nothing_is_approved_that_nobody_saw() -> None:
         (waiting,) = session.pending_calls
         with pytest.raises(ValueError, match=r"session\.pending_calls"):
             await session.approve()
-        with pytest.raises(CallboardError, match="waits with other arguments now"):
+        with pytest.raises(CallboardError, match="is waiting with other arguments now"):
             await session.approve(msgspec.structs.replace(waiting, input={"euros": 1}))
         assert session.pending_calls == (waiting,)
         await session.approve(waiting)
-        with pytest.raises(CallboardError, match="waits for no answer"):
+        with pytest.raises(CallboardError, match="is not waiting for an answer"):
             await session.deny(waiting)
 
 
@@ -446,10 +446,7 @@ async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> N
     calls = Say(calls=[("add", {"a": 1, "b": 1})])
     async with talking(
         calls, Say("one"), calls, Say("fine"), tools=[add], approve=lambda _: Denied("no sums")
-    ) as (
-        session,
-        _,
-    ):
+    ) as (session, _):
         await session.send("go")
         assert results(session.messages[2]) == [("The call was not approved: no sums", True)]
         await session.send("go", approve=lambda request: Pending())
@@ -480,13 +477,13 @@ async def test_going_on_after_a_failure_repeats_no_tool() -> None:
 async def test_answers_to_nothing_are_refused_with_what_is_open() -> None:
     """Before anything runs, and with advice."""
     async with talking(BOTH, tools=[add, pay, ASK]) as (session, _):
-        with pytest.raises(CallboardError, match=r"say something with send\(\)"):
+        with pytest.raises(CallboardError, match=r"or send\(\)"):
             await session.submit({})
         await session.send("go")
         open_ = pending(session)
         with pytest.raises(CallboardError, match=rf"id tu_x; open are: {open_['pay']} \(pay\)"):
             await session.submit({"tu_x": "?", open_["pay"]: Approved()})
-        with pytest.raises(CallboardError, match="nothing was answered"):
+        with pytest.raises(CallboardError, match="no call was answered"):
             await session.submit({})
         with pytest.raises(CallboardError, match=r"'ask' has no handler.*submit its result"):
             await session.submit({open_["ask"]: Approved(), open_["pay"]: Approved()})

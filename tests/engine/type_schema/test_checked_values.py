@@ -160,7 +160,7 @@ def test_no_reference_is_fetched(reference: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("urllib.request.urlopen", fetched)
     monkeypatch.setattr("socket.socket.connect", fetched)
-    with pytest.raises(SchemaError, match=r"which is not in it; put it into \$defs"):
+    with pytest.raises(SchemaError, match=r"which it does not define. Add it to \$defs"):
         check(1, {"$ref": reference})
 
 

@@ -59,11 +59,7 @@ SAMPLES: list[tuple[object, Json, object]] = [
     (Place, {"city": "Bath"}, {"city": "Bath"}),
     (Point, [1.5, 2], Point(1.5, 2.0)),
     (Address, {"city": "Bath", "zip_code": 1}, Address(city="Bath", zip_code=1)),
-    (
-        Household,
-        {"address": {"city": "Bath", "zip_code": 1}},
-        Household(address=Address(city="Bath", zip_code=1)),
-    ),
+    (Household, {"address": {"city": "Bath", "zip_code": 1}}, Household(address=Address(city="Bath", zip_code=1))),
     (Folder, {"name": "a", "folders": [{"name": "b"}]}, Folder(name="a", folders=[Folder(name="b")])),
     (
         Customer,
@@ -259,7 +255,7 @@ def test_a_schema_that_is_given_passes_through() -> None:
     [
         ({"name": "string"}, 'did you mean {"type": "object", "properties"'),
         ({"type": "str"}, "the types are array, boolean"),
-        ({"type": {"type": "string"}}, "is no type of JSON Schema"),
+        ({"type": {"type": "string"}}, "is not a type of JSON Schema"),
         ({"type": "object", "default": object()}, "consists of JSON values only"),
     ],
 )
@@ -281,9 +277,9 @@ class _Unknown:
 @pytest.mark.parametrize(
     ("of", "said"),
     [
-        (complex, "no JSON Schema says complex: complex has no form in JSON; use a dataclass"),
-        (Callable[[], int], "has no form in JSON"),
-        (list[complex], "complex has no form in JSON"),
+        (complex, "complex has no JSON Schema: complex has no JSON form; use a dataclass"),
+        (Callable[[], int], "has no JSON form"),
+        (list[complex], "complex has no JSON form"),
         (_Unknown, "name 'Missing' is not defined"),
         ("Person", "pass a JSON Schema"),
         (_WithCallable, "Cannot generate a JsonSchema for core_schema.CallableSchema; use a dataclass"),

@@ -70,24 +70,24 @@ function SidePicker({ label, value, prices, onChange }) {
 }
 
 const EFFECT = [
-  { title: "Of", cell: (row) => html`<${T}>${row.model ?? row.day}<//>`, foot: () => "All" },
+  { title: "Model or day", cell: (row) => html`<${T}>${row.model ?? row.day}<//>`, foot: () => "All" },
   { title: "Calls", class: "num", cell: (row) => count(row.calls), foot: (report) => count(report.calls) },
   { title: "Before", class: "num", cell: (row) => exactUsd(row.before_nano_usd), foot: (report) => exactUsd(report.sum_before_nano_usd) },
   { title: "After", class: "num", cell: (row) => exactUsd(row.after_nano_usd), foot: (report) => exactUsd(report.sum_after_nano_usd) },
   { title: "Difference", class: "num", cell: (row) => html`<${Difference} before=${row.before_nano_usd} after=${row.after_nano_usd} />`,
     foot: (report) => html`<${Difference} before=${report.sum_before_nano_usd} after=${report.sum_after_nano_usd} />` },
-  { title: "Beside", cell: (row) => [row.unpriced && `${count(row.unpriced)} unpriced`, row.newly_priced && `${count(row.newly_priced)} newly priced`,
+  { title: "Not included", cell: (row) => [row.unpriced && `${count(row.unpriced)} unpriced`, row.newly_priced && `${count(row.newly_priced)} newly priced`,
     row.no_longer_priced && `${count(row.no_longer_priced)} no longer priced`].filter(Boolean).join(", ") },
 ];
 
 function Report({ report }) {
-  const words = report.dry_run || report.as_model ? "Tried, nothing is changed" : "Done";
+  const words = report.dry_run || report.as_model ? "Trial, nothing changed" : "Done";
   return html`<div class="report" data-report=${report.dry_run ? "dry" : "done"}>
     <div class="figures">
       <${Figure} label="Before" value=${usd(report.sum_before_nano_usd)} note=${plural(report.calls - report.unpriced - report.newly_priced, "call")} />
       <${Figure} label="After" value=${usd(report.sum_after_nano_usd)} note=${report.label} />
       <${Figure} label=${words} value=${html`<${Difference} before=${report.sum_before_nano_usd} after=${report.sum_after_nano_usd} />`}
-        note=${[report.estimated && `${count(report.estimated)} estimated`, report.unknown && `${count(report.unknown)} unknown`, report.in_flight && `${count(report.in_flight)} still run`].filter(Boolean).join(", ")} />
+        note=${[report.estimated && `${count(report.estimated)} estimated`, report.unknown && `${count(report.unknown)} unknown`, report.in_flight && `${count(report.in_flight)} in progress`].filter(Boolean).join(", ")} />
     </div>
     <${Table} label="Effect by model" columns=${EFFECT} rows=${report.models} foot=${report} />
     ${report.days.length > 1 && html`<details><summary class="soft small">by day</summary><${Table} label="Effect by day" columns=${EFFECT} rows=${report.days} /></details>`}
@@ -99,24 +99,24 @@ function Reprice({ me, prices, job, onError }) {
   const [version, setVersion] = useState("published"), [model, setModel] = useState(""), [alsoNew, setAlsoNew] = useState(false), [asked, ask] = useState("");
   const may = me.scopes.includes("change"), running = job.state === "running";
   const latest = prices.runs.find((run) => run.state === "finished");
-  const begin = (dry_run) => {
+  const start = (dry_run) => {
     ask("");
     post("api/reprice", { version, dry_run, for_new_calls: alsoNew && !dry_run, where: model.trim() ? { model: model.trim() } : {} }).catch(onError);
   };
   const undo = () => post("api/undo").catch(onError);
-  return html`<${Card} title="Price the past anew" aside="events and costs at call time stay as they are">
+  return html`<${Card} title="Reprice past calls" aside="events and costs at call time do not change">
     <div class="controls">
-      <label class="field grow">With the prices of<select value=${version} disabled=${running} onChange=${(event) => setVersion(event.target.value)}>
+      <label class="field grow">Prices<select value=${version} disabled=${running} onChange=${(event) => setVersion(event.target.value)}>
         <option value="published">the published table (${prices.published.version})</option>
         ${prices.engine && html`<option value="engine">this engine (${prices.engine.version})</option>`}
         ${tables.map((table) => html`<option value=${table.version}>${called(table)}</option>`)}</select></label>
-      <label class="field">Only this model<input value=${model} placeholder="all" disabled=${running} onInput=${(event) => setModel(event.target.value)} /></label>
-      ${me.engine && html`<label class="small soft"><input type="checkbox" checked=${alsoNew} disabled=${running} onChange=${(event) => setAlsoNew(event.target.checked)} /> new calls, too</label>`}
-      <button type="button" class="plain" disabled=${running || !may} onClick=${() => begin(true)}>Try</button>
-      <${Sure} sure="Reprice now?" disabled=${running || !may} onSure=${() => begin(false)}>Reprice<//>
-      <${Sure} class="plain" sure="Take it back?" disabled=${running || !may || !latest} onSure=${undo}>Undo the latest<//>
+      <label class="field">Model<input value=${model} placeholder="all" disabled=${running} onInput=${(event) => setModel(event.target.value)} /></label>
+      ${me.engine && html`<label class="small soft"><input type="checkbox" checked=${alsoNew} disabled=${running} onChange=${(event) => setAlsoNew(event.target.checked)} /> also for new calls</label>`}
+      <button type="button" class="plain" disabled=${running || !may} onClick=${() => start(true)}>Try</button>
+      <${Sure} sure="Reprice now?" disabled=${running || !may} onSure=${() => start(false)}>Reprice<//>
+      <${Sure} class="plain" sure="Undo?" disabled=${running || !may || !latest} onSure=${undo}>Undo the latest<//>
     </div>
-    ${!may && html`<p class="soft small">Looking is all that this sign-in may do.</p>`}
+    ${!may && html`<p class="soft small">This sign-in is read-only.</p>`}
     ${running && html`<p class="soft small" role="status">${job.dry_run ? "Trying" : "Repricing"} … ${job.last ? `${count(job.done)} of ${count(job.last)}` : ""}</p><progress value=${job.last ? job.done : null} max=${job.last || null}></progress>`}
     ${job.state === "failed" && html`<${Problem} error=${job.error} />`}
     ${job.state === "done" && job.report && html`<${Report} report=${job.report} />`}
@@ -142,9 +142,9 @@ export function Costs({ me, onState }) {
   const sums = useAnswer(ready ? `api/costs?${query}` : null, [job.changed]);
   const prices = useAnswer(me.trace ? "api/prices" : null, [job.changed, job.state]);
   useEffect(() => { if (job.state === "running") fail(null); }, [job.state]);
-  if (!me.trace) return html`<h1>Costs</h1><${Card}><${Empty} title="No trace is kept">So there are no costs to look back at.<//><//>`;
+  if (!me.trace) return html`<h1>Costs</h1><${Card}><${Empty} title="No trace is kept">There are no recorded costs.<//><//>`;
   return html`
-    <div class="head"><div><h1>Costs</h1><p class="sub">Two price versions side by side. An unknown cost is in no sum, and is counted beside it.</p></div></div>
+    <div class="head"><div><h1>Costs</h1><p class="sub">Compare two price versions. Calls of unknown cost are not included in sums and are counted separately.</p></div></div>
     <${Problem} error=${error || sums.error || prices.error} />
     ${prices.data && html`<${Card}><div class="controls">
       <label class="field">By<select value=${by} onChange=${(event) => setBy(event.target.value)}>

@@ -69,7 +69,7 @@ const LETTERS = [
   { title: "Time", cell: (row) => html`<${When} us=${row.ts_us} />` },
   { title: "To", cell: (row) => html`<${T}>${row.recipient}<//>` },
   { title: "Message", cell: (row) => html`<${T} class="mono">${row.message_type}<//>` },
-  { title: "Why", cell: (row) => html`<${T}>${row.reason}<//>` },
+  { title: "Reason", cell: (row) => html`<${T}>${row.reason}<//>` },
 ];
 
 export function Events({ me, onState }) {
@@ -86,21 +86,21 @@ export function Events({ me, onState }) {
     return found.slice(-300).reverse();
   }, [kept, words]);
   return html`
-    <div class="head"><div><h1>Events</h1><p class="sub">The newest first${me.engine ? ", as the bus publishes them" : ", as the trace gets them"}.</p></div></div>
+    <div class="head"><div><h1>Events</h1><p class="sub">Newest first${me.engine ? ", live from the bus" : ", from the trace"}.</p></div></div>
     <${Card}><div class="controls">
       <label class="field">Topics<select value=${topics} onChange=${(event) => change({ topics: event.target.value })}>
         ${TOPICS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
-      <label class="field grow">With these words<input type="search" value=${words} placeholder="a session, a model, an error …"
+      <label class="field grow">Search<input type="search" value=${words} placeholder="a session, a model, an error …"
         onInput=${(event) => change({ words: event.target.value })} /></label>
       <${Times} filters=${filters} change=${change} />
       <${Words} label="Session" name="session" filters=${filters} change=${change} placeholder="an id" />
       <${Words} label="Tag" name="tag" filters=${filters} change=${change} placeholder="team=search" />
-      <button type="button" class="plain" aria-pressed=${held !== null} onClick=${() => hold(held ? null : events)}>${held ? "Go on" : "Hold"}</button>
+      <button type="button" class="plain" aria-pressed=${held !== null} onClick=${() => hold(held ? null : events)}>${held ? "Resume" : "Pause"}</button>
     </div><//>
     ${missed > 0 && html`<p class="note-box">${plural(missed, "event")} came while this page was away, and are only in the trace.</p>`}
-    <${Card} aside=${plural(shown.length, "event")} title=${held ? "Held" : "Going by"}>
+    <${Card} aside=${plural(shown.length, "event")} title=${held ? "Paused" : "Live"}>
       ${shown.length ? html`<div class="log" role="log" aria-live="off">${shown.map((event) => html`<${Line} key=${event.event_id} event=${event} />`)}</div>`
-        : html`<${Empty} title="No such event yet" />`}<//>
+        : html`<${Empty} title="No matching events yet" />`}<//>
     ${letters.data && letters.data.total > 0 && html`<${Card} title="Dead letters" aside=${count(letters.data.total)}>
       <${Table} label="Dead letters" columns=${LETTERS} rows=${letters.data.letters} /><//>`}`;
 }

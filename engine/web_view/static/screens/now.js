@@ -2,8 +2,8 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.mjs";
 import { listen, post } from "../net.js";
-import { Card, CallLink, Chart, Empty, Figure, Problem, SessionLink, State, Sure, T, Table, Tags, When } from "../parts.js";
-import { costOf, count, duration, plural, usd } from "../words.js";
+import { Card, CallLink, Chart, Empty, Figure, Problem, SessionLink, State, Sure, T, Table, Tags, When, indent } from "../parts.js";
+import { costOf, costOfSum, count, duration, plural, usd } from "../words.js";
 
 const POINTS = 120;
 
@@ -33,28 +33,26 @@ function speed(item) {
   return item.stage === "replying" && ms > 300 ? `${Math.round(item.output_tokens / (ms / 1000))}/s` : "–";
 }
 
-const cost = (sum) => sum.unpriced || sum.unknown
-  ? (sum.nano_usd ? `${usd(sum.nano_usd)} + ?` : "unpriced") : `${sum.estimated ? "≈ " : ""}${usd(sum.nano_usd)}`;
 
 function UnderWay({ items, total, may, onError }) {
   const cancel = (id) => post("api/cancel", { id }).catch(onError);
   const columns = [
-    { title: "Model", cell: (item) => html`<${T}>${item.model}<//>${item.kind === "call" ? html` <span class="soft small">${item.operation}</span>` : ""}` },
+    { title: "Model", cell: (item) => html`${indent(item.depth)}<${T}>${item.model}<//>${item.kind === "call" ? html` <span class="soft small">${item.operation}</span>` : ""}` },
     { title: "State", cell: (item) => html`<${State} state=${item.stage} />` },
     { title: "Session", cell: (item) => html`<${SessionLink} id=${item.session_id} name=${item.session_name} /> <${Tags} tags=${item.tags} />` },
     { title: "First token", class: "num", cell: (item) => duration(item.first_token_ms) },
     { title: "Tokens", class: "num", cell: (item) => count(item.output_tokens) },
     { title: "Speed", class: "num", cell: speed },
-    { title: "Cost so far", class: "num", cell: (item) => cost(item.cost) },
+    { title: "Cost so far", class: "num", cell: (item) => html`${costOfSum(item.cost)}${item.below.calls > 0 && html` <span class="soft small" title="of the turns and calls that its tools made">+ ${costOfSum(item.below)}</span>`}` },
     { title: "Time", class: "num", cell: (item) => duration(item.elapsed_ms) },
     { title: "", class: "num", cell: (item) => item.kind === "turn" ? html`
       <a class="small" href="#/streams/${item.id}" aria-label="Watch ${item.model}">Watch</a>${" "}
-      ${may && html`<${Sure} class="plain small" sure="Really?" disabled=${item.stage === "ending"} onSure=${() => cancel(item.id)}>Cancel<//>`}` : "" },
+      ${may && html`<${Sure} class="plain small" sure="Cancel it?" disabled=${item.stage === "ending"} onSure=${() => cancel(item.id)}>Cancel<//>`}` : "" },
   ];
   const more = total - items.length;
-  return html`<${Card} title="Under way" aside=${total ? plural(total, "turn or call", "turns and calls") : ""}>
-    <${Table} label="Turns and calls under way" columns=${columns} rows=${items} keyed=${(item) => item.id}
-      empty=${html`<${Empty} title="Nothing is under way">A call appears here the moment it is made.<//>`} />
+  return html`<${Card} title="In progress" aside=${total ? plural(total, "turn or call", "turns and calls") : ""}>
+    <${Table} label="Turns and calls in progress" columns=${columns} rows=${items} keyed=${(item) => item.id}
+      empty=${html`<${Empty} title="Nothing is in progress">Calls appear here when they start.<//>`} />
     ${more > 0 && html`<p class="soft small">and ${count(more)} more, which began later</p>`}
   <//>`;
 }
@@ -65,13 +63,13 @@ const ENDED = [
   { title: "Outcome", cell: (row) => html`<${State} state=${row.status}>${row.error_class || row.status}<//>` },
   { title: "Attempt", class: "num", cell: (row) => row.attempt },
   { title: "First token", class: "num", cell: (row) => duration(row.first_ms) },
-  { title: "Took", class: "num", cell: (row) => duration(row.took_ms) },
+  { title: "Latency", class: "num", cell: (row) => duration(row.took_ms) },
   { title: "Cost", class: "num", cell: costOf },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
 ];
 
 const OTHERS = [
-  { title: "Began", cell: (row) => html`<${When} us=${row.started_us} />` },
+  { title: "Started", cell: (row) => html`<${When} us=${row.started_us} />` },
   { title: "Model", cell: (row) => html`<${T}>${row.model}<//>` },
   { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} />` },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
@@ -97,12 +95,12 @@ export function Now({ me, onState }) {
         <div class="spark"><${Chart} make=${spark} height=${40} label="Tokens a second in the last minutes"
           data=${[points.map((point) => point.at), points.map((point) => point.rate)]} /></div><//>`}
       <${Figure} label="Cost today (UTC)" value=${today ? usd(today.cost_nano_usd) : me.trace ? "$0" : "–"}
-        note=${[running ? `+ ≈ ${usd(running)} under way` : "", loose ? `${plural(loose, "call")} without a price` : ""].filter(Boolean).join(", ") || (today ? plural(today.calls, "call") : "no trace is kept")} />
+        note=${[running ? `+ ≈ ${usd(running)} in progress` : "", loose ? `${plural(loose, "call")} without a price` : ""].filter(Boolean).join(", ") || (today ? plural(today.calls, "call") : "no trace")} />
     </div>
     ${me.engine && html`<${UnderWay} items=${frame.items} total=${frame.total} may=${me.scopes.includes("change")} onError=${fail} />`}
-    ${(!me.engine || frame.others.length > 0) && html`<${Card} title=${me.engine ? "Under way in other processes" : "Under way"} aside="as far as the trace tells">
-      <${Table} label="Calls under way in other processes" columns=${OTHERS} rows=${frame.others} keyed=${(row) => row.request_id + row.attempt}
-        empty=${html`<${Empty} title="No call is under way">The trace is looked at every second.<//>`} /><//>`}
-    ${frame.recent.length > 0 && html`<${Card} title="Just ended" aside=${html`<a href="#/calls">all calls</a>`}>
-      <${Table} label="Calls that have just ended" columns=${ENDED} rows=${frame.recent.slice(0, 12)} keyed=${(row) => row.request_id + row.attempt} /><//>`}`;
+    ${(!me.engine || frame.others.length > 0) && html`<${Card} title=${me.engine ? "In progress in other processes" : "In progress"} aside="according to the trace">
+      <${Table} label="Calls in progress in other processes" columns=${OTHERS} rows=${frame.others} keyed=${(row) => row.request_id + row.attempt}
+        empty=${html`<${Empty} title="No calls in progress">The trace is checked every second.<//>`} /><//>`}
+    ${frame.recent.length > 0 && html`<${Card} title="Recent calls" aside=${html`<a href="#/calls">all calls</a>`}>
+      <${Table} label="Recent calls" columns=${ENDED} rows=${frame.recent.slice(0, 12)} keyed=${(row) => row.request_id + row.attempt} /><//>`}`;
 }

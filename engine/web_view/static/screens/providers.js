@@ -11,7 +11,7 @@ const Machine = ({ state }) => html`<div class="machine" role="img" aria-label="
 
 function Countdown({ until }) {
   const left = until / 1000 - useTick(1000);
-  return until ? html`<span class="soft small">${left > 0 ? `tried again in ${duration(Math.ceil(left / 1000) * 1000)}` : "may be tried now"}</span>` : null;
+  return until ? html`<span class="soft small">${left > 0 ? `retry in ${duration(Math.ceil(left / 1000) * 1000)}` : "retry possible now"}</span>` : null;
 }
 
 function Room({ limit }) {
@@ -25,7 +25,7 @@ function Provider({ name, configured, running, known }) {
   const own = known.find((each) => !each.model), models = known.filter((each) => each.model);
   const state = configured === "not_configured" ? "not configured" : own ? own.state : "available";
   return html`<${Card} title=${html`<${State} state=${state === "not configured" ? "idle" : state}><${T}>${name}<//><//>`}
-      aside=${running ? (running.running ? "running" : "down") : configured === "configured" ? "not needed so far" : ""}>
+      aside=${running ? (running.running ? "running" : "down") : configured === "configured" ? "not used yet" : ""}>
     ${configured === "not_configured" ? html`<p class="soft">Its key is not set.</p>` : html`<${Machine} state=${state} />`}
     ${own && html`<p><${T}>${own.reason}<//> <${Countdown} until=${own.retry_at_us} /></p>`}
     ${models.map((each) => html`<div key=${each.model}><p class="small"><${State} state=${each.state}><${T}>${each.model}<//><//> <span class="soft"><${T}>${each.reason}<//></span> <${Countdown} until=${each.retry_at_us} /></p></div>`)}
@@ -38,9 +38,9 @@ function Provider({ name, configured, running, known }) {
 
 const REJECTED = [
   { title: "When", cell: (row) => html`<${When} us=${row.started_us} />` },
-  { title: "Not taken", cell: (row) => html`<${T}>${row.model}<//>` },
-  { title: "Why", cell: (row) => html`<${T}>${row.why}<//>` },
-  { title: "Taken", cell: (row) => html`<${T}>${row.taken}<//>` },
+  { title: "Rejected", cell: (row) => html`<${T}>${row.model}<//>` },
+  { title: "Reason", cell: (row) => html`<${T}>${row.why}<//>` },
+  { title: "Chosen", cell: (row) => html`<${T}>${row.taken}<//>` },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
 ];
 
@@ -56,9 +56,9 @@ export function Providers({ onState }) {
   });
   const order = (item) => Math.min(...item.known.map((each) => rank[each.state] ?? 3), item.running ? 4 : item.configured === "configured" ? 5 : 6);
   const items = names.map(of).sort((a, b) => order(a) - order(b) || (a.name < b.name ? -1 : 1));
-  return html`<div class="head"><div><h1>Providers</h1><p class="sub">Who can be asked now, and who is left alone until when.</p></div></div>
+  return html`<div class="head"><div><h1>Providers</h1><p class="sub">Which providers are available, and when the others are retried.</p></div></div>
     ${items.length ? html`<div class="columns providers">${items.map((item) => html`<${Provider} key=${item.name} ...${item} />`)}</div>`
-      : html`<${Card}><${Empty} title="No provider is known here" /><//>`}
+      : html`<${Card}><${Empty} title="No providers" /><//>`}
     <div class="gap"></div>
-    ${data.rejected.length > 0 && html`<${Card} title="Why a candidate was not taken"><${Table} label="Rejected candidates" columns=${REJECTED} rows=${data.rejected} /><//>`}`;
+    ${data.rejected.length > 0 && html`<${Card} title="Rejected candidates"><${Table} label="Rejected candidates" columns=${REJECTED} rows=${data.rejected} /><//>`}`;
 }

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.mjs";
 import { post } from "../net.js";
-import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, When, Words, timeOf, useAnswer, useFilters } from "../parts.js";
+import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, Trees, When, Words, timeOf, useAnswer, useFilters } from "../parts.js";
 import { Waterfall } from "../waterfall.js";
 import { bytes, costOf, count, duration, plural, usd } from "../words.js";
 
@@ -28,14 +28,14 @@ function List({ onState }) {
   const last = (row) => (row.stored ? row.stored.last_us : Date.now() * 1000);
   const rows = data && data.filter((row) => (!wanted || `${row.session_id} ${row.name ?? ""} ${row.model}`.toLowerCase().includes(wanted))
     && (!filters.tag || tagsIn(row).includes(filters.tag)) && (!since || last(row) >= Number(since)) && (!until || last(row) < Number(until)));
-  return html`<div class="head"><div><h1>Sessions</h1><p class="sub">Open here, or kept in the trace.</p></div></div>
+  return html`<div class="head"><div><h1>Sessions</h1><p class="sub">Sessions open in this engine, and sessions stored in the trace.</p></div></div>
     <${Card}><form class="controls" onSubmit=${(event) => event.preventDefault()}>
       <${Times} filters=${filters} change=${change} />
-      <${Words} label="Name, id or model" name="words" filters=${filters} change=${change} placeholder="part of it" />
+      <${Words} label="Name, id or model" name="words" filters=${filters} change=${change} placeholder="any part" />
       <${Words} label="Tag" name="tag" filters=${filters} change=${change} placeholder="team=search" /></form><//>
     <${Problem} error=${error} />
     ${rows && html`<${Card}><${Table} label="Sessions" columns=${LIST} rows=${rows} keyed=${(row) => row.session_id}
-      empty=${html`<${Empty} title=${data.length ? "No such session" : "No session yet"} />`} /><//>`}`;
+      empty=${html`<${Empty} title=${data.length ? "No matching sessions" : "No sessions yet"} />`} /><//>`}`;
 }
 
 function Part({ block }) {
@@ -59,11 +59,11 @@ export function Said({ message, shown }) {
 }
 
 const CALLS = [
-  { title: "Began", cell: (row) => html`<${When} us=${row.started_us} />` },
+  { title: "Started", cell: (row) => html`<${When} us=${row.started_us} />` },
   { title: "Model", cell: (row) => html`<${T}>${row.model}<//>` },
   { title: "Outcome", cell: (row) => html`<${State} state=${row.status}>${row.error_class || row.status}<//>` },
   { title: "Attempt", class: "num", cell: (row) => row.attempt },
-  { title: "Took", class: "num", cell: (row) => duration(row.took_ms) },
+  { title: "Latency", class: "num", cell: (row) => duration(row.took_ms) },
   { title: "Cost", class: "num", cell: costOf },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
 ];
@@ -80,16 +80,16 @@ function Preview({ id }) {
     fail(null);
     post("api/preview", { session_id: id, model: model.trim(), content }).then(set, (problem) => { set(null); fail(problem); });
   };
-  return html`<${Card} title="What another provider would be sent" aside="nothing is sent">
+  return html`<${Card} title="Preview a request to another provider" aside="no request is sent">
     <form class="controls" onSubmit=${look}>
-      <label class="field grow">Model<input list="models" value=${model} placeholder="the session's own" onInput=${(event) => setModel(event.target.value)} />
+      <label class="field grow">Model<input list="models" value=${model} placeholder="the current model" onInput=${(event) => setModel(event.target.value)} />
         <datalist id="models">${(models.data ?? []).map((each) => html`<option value=${each.id}></option>`)}</datalist></label>
-      <label class="field grow">If the next turn said<input value=${content} onInput=${(event) => setContent(event.target.value)} /></label>
+      <label class="field grow">Next message<input value=${content} onInput=${(event) => setContent(event.target.value)} /></label>
       <button class="plain">Show</button></form>
     <${Problem} error=${error} />
     ${found && html`<div class="preview"><p class="sub"><b><${T}>${found.model}<//></b>${found.input_tokens !== null && html` · about ${plural(found.input_tokens, "token")} in`}
         ${found.input_nano_usd !== null ? html` · ${usd(found.input_nano_usd)} for the input` : found.refused ? "" : " · no price"}</p>
-      ${found.refused && html`<p class="problem">This model can't be asked: <bdi>${found.refused}</bdi></p>`}
+      ${found.refused && html`<p class="problem">This model can't be used: <bdi>${found.refused}</bdi></p>`}
       ${found.losses.map((loss) => html`<p class="note-box">${loss.message !== null && html`<b>message ${loss.message + 1}</b>, `}${loss.tool && html`<b><${T}>${loss.tool}<//></b>, `}<${T}>${loss.what}<//>: <${T}>${loss.reason}<//></p>`)}
       ${found.warnings.filter((warning) => warning.code !== "content_dropped" && !found.losses.some((loss) => loss.reason === warning.message)).map((warning) => html`<p class="note-box">${warning.message} <span class="faint">(${warning.code})</span></p>`)}
       ${found.body ? html`<p class="small soft">POST <code><bdi>${found.path}</bdi></code></p><pre class="json" dir="auto">${pretty(found.body)}</pre>` : found.refused ? "" : html`<p class="soft">This adapter can't show its requests.</p>`}</div>`}
@@ -104,14 +104,15 @@ function One({ id, me, onState }) {
     <${Problem} error=${error} />
     ${data && html`
       ${data.swaps.length > 0 && html`<${Card} title="Swaps">${data.swaps.map((swap) => html`<p key=${swap.ts_us}><span class="soft"><${When} us=${swap.ts_us} /></span> <${T}>${swap.previous}<//> → <b><${T}>${swap.current}<//></b></p>`)}<//>`}
-      <${Card} title="What was said" aside=${data.missing.length ? plural(data.missing.length, "part is missing", "parts are missing") : ""}>
+      <${Card} title="Messages" aside=${data.missing.length ? plural(data.missing.length, "part is missing", "parts are missing") : ""}>
         ${data.system_prompt && html`<div class="bubble"><div class="kind small soft">system</div><div class="said" dir="auto">${data.system_prompt}</div></div>`}
         ${data.messages.length ? data.messages.map((message) => html`<${Said} key=${message.id} message=${message} shown=${data.shown} />`)
-          : html`<${Empty} title="Its content was not captured">An engine with capture_content=True keeps what is said.<//>`}<//>
+          : html`<${Empty} title="Content was not captured">An engine with capture_content=True stores the messages.<//>`}<//>
       ${me.engine && me.content && html`<${Preview} id=${id} />`}
-      ${data.turns.length > 0 && html`<${Card} title="Its turns over time" aside="the latest first">${data.turns.map((turn) => html`<div class="turn" key=${turn.turn_id}>
+      <${Trees} trees=${data.trees} />
+      ${data.turns.length > 0 && html`<${Card} title="Turns over time" aside="newest first">${data.turns.map((turn) => html`<div class="turn" key=${turn.turn_id}>
         <p class="small soft"><${When} us=${turn.start_us} /> · ${turn.status ?? "in progress"}</p><${Waterfall} turn=${turn} /></div>`)}<//>`}
-      <${Card} title="Its calls" aside=${html`<a href="#/calls?session=${encodeURIComponent(id)}">with filters</a> <a href="#/events?session=${encodeURIComponent(id)}">its events</a>`}><${Table} label="Calls of the session" columns=${CALLS} rows=${data.calls} keyed=${(row) => row.request_id + row.attempt} empty=${html`<${Empty} title="No call yet" />`} /><//>`}`;
+      <${Card} title="Calls" aside=${html`<a href="#/calls?session=${encodeURIComponent(id)}">filter</a> <a href="#/events?session=${encodeURIComponent(id)}">events</a>`}><${Table} label="Calls of the session" columns=${CALLS} rows=${data.calls} keyed=${(row) => row.request_id + row.attempt} empty=${html`<${Empty} title="No call yet" />`} /><//>`}`;
 }
 
 export const Sessions = (props) => props.id ? html`<${One} key=${props.id} ...${props} />` : html`<${List} ...${props} />`;

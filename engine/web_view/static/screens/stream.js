@@ -14,15 +14,15 @@ const age = (stream) => duration(((stream.ended_us ?? Date.now() * 1000) - strea
 const order = (a, b) => (a.state === "open" ? 0 : 1) - (b.state === "open" ? 0 : 1) || b.began_us - a.began_us;
 const LIST = [
   { title: "Stream", cell: (row) => html`<a class="id" href="#/streams/${row.stream_id}">${short(row.stream_id)}</a>` },
-  { title: "State", cell: (row) => html`<${State} state=${stateOf(row)}>${row.state === "open" ? "open" : row.state === "kept" ? "over" : "over, folded"}<//>` },
+  { title: "State", cell: (row) => html`<${State} state=${stateOf(row)}>${row.state === "open" ? "open" : row.state === "kept" ? "ended" : "ended, folded"}<//>` },
   { title: "Model", cell: (row) => html`<${T}>${row.model ?? "–"}<//>` },
   { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} />` },
-  { title: "Began", cell: (row) => html`<${When} us=${row.began_us} />` },
-  { title: "Lasts", class: "num", cell: age },
+  { title: "Started", cell: (row) => html`<${When} us=${row.began_us} />` },
+  { title: "Duration", class: "num", cell: age },
   { title: "Events", class: "num", cell: (row) => count(row.events) },
   { title: "Memory", class: "num", cell: (row) => bytes(row.bytes) },
   { title: "Readers", class: "num", cell: (row) => count(row.readers.length) },
-  { title: "Farthest behind", class: "num", cell: (row) => row.readers.length ? plural(Math.max(...row.readers.map((reader) => reader.lag)), "event") : "–" },
+  { title: "Max lag", class: "num", cell: (row) => row.readers.length ? plural(Math.max(...row.readers.map((reader) => reader.lag)), "event") : "–" },
 ];
 
 function useStreams(onState) {
@@ -43,10 +43,10 @@ function useStreams(onState) {
 function List({ me, onState }) {
   const rows = useStreams(onState);
   return html`
-    <div class="head"><div><h1>Streams</h1><p class="sub">Each turn's events, for as many readers as there are.</p></div></div>
-    ${!me.engine && html`<p class="note-box">Streams live in the process that runs the turns; this shows a trace. Open the live view of that process to read along.</p>`}
+    <div class="head"><div><h1>Streams</h1><p class="sub">The events of each turn, with its readers.</p></div></div>
+    ${!me.engine && html`<p class="note-box">Streams exist only in the process that runs the turns. This view shows a trace. Open the live view of that process to follow them.</p>`}
     ${rows && html`<${Card}><${Table} label="Streams" columns=${LIST} rows=${[...rows].sort(order)} keyed=${(row) => row.stream_id}
-      empty=${html`<${Empty} title="No stream">The stream of a turn opens with it, and stays for a while.<//>`} /><//>`}`;
+      empty=${html`<${Empty} title="No streams">A stream opens with its turn and is kept for a while.<//>`} /><//>`}`;
 }
 
 // One piece of text, drawn once: only the last piece of a block still changes.
@@ -68,8 +68,8 @@ function Block({ block, shown }) {
     case "tool": return html`<div class="block tool"><div class="kind"><b>tool</b> <${T}>${block.name}<//>
       <span>${block.run === "finished" ? (block.is_error ? "failed" : "answered") : block.run ? "runs" : block.whole ? "called" : "arguments grow"}</span>
       ${block.latency_ms !== undefined && html`<span>${duration(block.latency_ms)}</span>`}</div>${hidden || html`<${Said} block=${block} />`}</div>`;
-    case "user": return html`<div class="block"><div class="kind">the user said meanwhile</div><${Said} block=${block} /></div>`;
-    case "provider": return html`<div class="block"><div class="kind">a block of the provider's own: <${T}>${block.name}<//></div></div>`;
+    case "user": return html`<div class="block"><div class="kind">message of the user</div><${Said} block=${block} /></div>`;
+    case "provider": return html`<div class="block"><div class="kind">provider block: <${T}>${block.name}<//></div></div>`;
     case "end": return html`<div class="block"><div class="kind"><b>${block.stop_reason}</b> <span>${count(block.usage.output_tokens)} tokens out</span>
       <span>${count(block.usage.input_tokens + block.usage.cached_input_tokens + block.usage.cache_creation_input_tokens)} in</span> <span>${block.usage.source}</span></div></div>`;
     case "step": return html`<div class="block"><div class="kind">step ${block.step + 1} is done ${block.cost && html`<span>${usd(block.cost.nano_usd)}</span>`}</div></div>`;
@@ -79,9 +79,9 @@ function Block({ block, shown }) {
 
 const READERS = [
   { title: "Reader", cell: (row) => row.index + 1 },
-  { title: "Has read up to", class: "num", cell: (row) => row.seq < 0 ? "nothing yet" : count(row.seq) },
-  { title: "Behind", class: "num", cell: (row) => plural(row.lag, "event") },
-  { title: "Given", class: "num", cell: (row) => count(row.delivered) },
+  { title: "Position", class: "num", cell: (row) => row.seq < 0 ? "start" : count(row.seq) },
+  { title: "Lag", class: "num", cell: (row) => plural(row.lag, "event") },
+  { title: "Delivered", class: "num", cell: (row) => count(row.delivered) },
   { title: "Resets", class: "num", cell: (row) => count(row.resets) },
 ];
 
@@ -142,20 +142,20 @@ function One({ id, me, onState }) {
         <${Sure} class="plain" sure="Cancel this turn?" onSure=${() => post("api/cancel", { id }).catch(fail)}>Cancel<//>`}</div></div>
     <${Problem} error=${error || missing} />
     ${live.ended && live.ended.error && html`<p class="problem"><bdi>${live.ended.error}</bdi></p>`}
-    ${!shown && html`<p class="note-box">What is said is not shown: this engine doesn't capture content as it is. Its shape and its speed are.</p>`}
+    ${!shown && html`<p class="note-box">Content is not shown, because this engine does not capture it unchanged. You see its structure and speed.</p>`}
     ${lots.length > 1 && html`<${Card}><label class="field">
-      <span>${back === null ? "As it is now; drag to go back" : `As it was after lot ${back} of ${lots.length}`}</span>
+      <span>${back === null ? "Live; drag to go back" : `After lot ${back} of ${lots.length}`}</span>
       <input type="range" min="0" max=${lots.length} value=${back === null ? lots.length : back} aria-label="Moment of the stream"
         onInput=${(event) => { const at = Number(event.target.value); setBack(at >= lots.length ? null : at); }} /></label>
-      ${back !== null && html`<button type="button" class="quiet small" onClick=${() => setBack(null)}>Back to now</button>`}<//>`}
+      ${back !== null && html`<button type="button" class="quiet small" onClick=${() => setBack(null)}>Back to live</button>`}<//>`}
     <${Card} class="reply">
       ${state.cut > 0 && html`<p class="note-box">The first ${plural(state.cut, "character")} are no longer kept in this page.</p>`}
       ${state.blocks.length ? state.blocks.map((block) => html`<${Block} key=${block.id} block=${block} shown=${shown} />`)
-        : !missing && html`<${Empty} title="Nothing has come yet" />`}
+        : !missing && html`<${Empty} title="No events yet" />`}
     <//>
     ${stream && html`<${Card} title="Readers" aside=${plural(stream.readers.length, "reader")}>
       <${Table} label="Readers" columns=${READERS} rows=${stream.readers.map((reader, index) => ({ ...reader, index }))}
-        empty=${html`<p class="soft">Nobody reads it.</p>`} /><//>`}
+        empty=${html`<p class="soft">No readers.</p>`} /><//>`}
     ${!follow && !over && back === null && html`<div class="follow"><button type="button"
       onClick=${() => { setFollow(true); scrollTo(0, document.body.scrollHeight); }}>Follow</button></div>`}`;
 }

@@ -67,7 +67,7 @@ class Flaky:
         self._ask()
         if self.lose == "late":
             self.late = node, number, slices
-            raise StoreUnavailable("nobody knows")
+            raise StoreUnavailable("its maximum cost is unknown")
         await self.model.give_back(node, number, slices)
         self._answer()
 

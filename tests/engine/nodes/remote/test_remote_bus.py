@@ -20,9 +20,7 @@ from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 
-pytestmark = [
-    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
-]
+pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 
 TURNS = 30
 
@@ -122,7 +120,7 @@ async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_p
 
 async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> None:
     """And needs a trace for it."""
-    with pytest.raises(ConfigurationError, match="by itself"):
+    with pytest.raises(ConfigurationError, match="automatically"):
         Bridge(node(server, tmp_path / "trace.db"), server.url)
     with pytest.raises(ConfigurationError, match="keeps no trace"):
         Bridge(Engine(models=registry(Say("Hello.")), trace=False), server.url)
