@@ -48,12 +48,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--model", "rude", HOSTILE), ("--model", "failing", HOSTILE), ("--model", "rude", "-x", HOSTILE)),
         *(("--model", HOSTILE, "x"), ("--session", HOSTILE, "-m", "rude", "x"), ("-a", "no\x1b[2J", "x")),
     ),
-    "chat": (
-        ("--model", "rude"),
-        ("--model", "failing"),
-        ("--resume", "ses_captured"),
-        ("--model", HOSTILE),
-    ),
+    "chat": (("--model", "rude"), ("--model", "failing"), ("--resume", "ses_captured"), ("--model", HOSTILE)),
     "embed": (("--model", "words", HOSTILE), ("--model", "failing", HOSTILE)),
     "collections add": (
         ("words", "--model", "words"),
@@ -262,11 +257,7 @@ def on_server(faulty: Path, postgres_server: PostgresServer, day_on_server: str)
 
 
 def given(word: str, folder: Path) -> str:
-    places = {
-        "{folder}": folder,
-        "{prices}": SHIPPED,
-        "{list}": folder / "home/list.json",
-    }
+    places = {"{folder}": folder, "{prices}": SHIPPED, "{list}": folder / "home/list.json"}
     for name, place in places.items():
         word = word.replace(name, str(place))
     return word
@@ -313,11 +304,7 @@ ROWS = [
 def test_a_file_and_a_server_have_the_same_rows(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path, day: Path
 ) -> None:
-    """In the same order; but for the numbers of calls, in which a server leaves gaps.
-
-    Rows with hostile texts are left out: a character 0 ends a text for SQLite's functions, and is replaced on a
-    server.
-    """
+    """In the same order, but for numbers of calls (a server leaves gaps) and rows with a character 0."""
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
     server = call(*arguments, home=home, more={"CALLBOARD_STORE": on_server})
@@ -357,13 +344,9 @@ def check(
         check_json(done.stdout, whole=name == "doctor")
     elif "--csv" in rest or "csv" in rest:
         check_csv(done.stdout)
-    for file in (
-        tmp_path / "page.html",
-        *tmp_path.glob("*.json"),
-        *tmp_path.glob("*.out"),
-        *tmp_path.glob("*.db"),
-    ):
-        check_file(file)
+    for pattern in ("page.html", "*.json", "*.out", "*.db"):
+        for file in tmp_path.glob(pattern):
+            check_file(file)
     return done
 
 
