@@ -15,8 +15,9 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -77,6 +78,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--model", "film", "--no-wait", HOSTILE), ("--model", "failing", "--no-wait", "x")),
     ),
     "web": (("--bind", "0.0.0.0"), ("--bind", HOSTILE)),
+    "serve-mcp": (("--http", "--bind", "0.0.0.0"), ("--http", "--bind", HOSTILE)),
     "doctor": (("--offline",), ("--offline", "--db", "{folder}/no\x1b[2J\u202ename.db")),
     "traces": ((), *(("--model", model) for model in MODELS), ("--tag", f"team={HOSTILE}"), ("--limit", "3")),
     "sessions": (
@@ -193,6 +195,18 @@ def cases() -> Iterator[tuple[str, ...]]:
             yield from ((name, *form, *example) for example in EXAMPLES.get(name, ()))
 
 
+def one_of_each(found: Iterable[tuple[str, ...]]) -> list[Any]:
+    """The cases. A quick run has one of each command, and its first machine-readable one."""
+    seen: set[tuple[str, bool]] = set()
+    marked = []
+    for words in found:
+        kind = words[0], bool({"--csv", "--json", "jsonl"} & set(words))
+        marks = pytest.mark.deep("each example of a command, in each form") if kind in seen else ()
+        seen.add(kind)
+        marked.append(pytest.param(words, marks=marks))
+    return marked
+
+
 def in_words(words: tuple[str, ...]) -> str:
     return " ".join(words).encode("unicode_escape").decode()[:70]
 
@@ -255,7 +269,7 @@ def test_every_command_has_an_example() -> None:
     assert EXAMPLES.keys() == PARSERS.keys()
 
 
-@pytest.mark.parametrize("words", list(cases()), ids=in_words)
+@pytest.mark.parametrize("words", one_of_each(cases()), ids=in_words)
 def test_it_shows_whatever_a_faulty_day_left(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
     """It ends in order or says why; nothing that it writes can steer a terminal; JSON and CSV are whole."""
     check(words, faulty, tmp_path, {})
@@ -266,7 +280,7 @@ SHOWN = [words for words in ON_SERVERS if not {"--csv", "--json", "jsonl"} & set
 """The other forms write the rows that are compared below."""
 
 
-@pytest.mark.parametrize("words", SHOWN, ids=in_words)
+@pytest.mark.parametrize("words", one_of_each(SHOWN), ids=in_words)
 def test_it_shows_the_same_day_on_a_server(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path
 ) -> None:
