@@ -46,7 +46,7 @@ def test_nothing_to_ask_and_what_is_no_text_are_badly_asked(talkative: Path) -> 
     with start("ask", home=talkative) as process:
         out, err = process.communicate(b"\xff\xfe\0", timeout=40)
     assert (process.returncode, out) == (2, b"")
-    assert b"-a - attaches it" in err
+    assert b"Attach it with -a -" in err
 
 
 def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talkative: Path) -> None:
@@ -205,7 +205,7 @@ def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: P
     assert '"sum": 3' in done.stdout
     for command, code, words in (
         ("false", 1, "can't be reached"),
-        ("", 2, "unknown command"),
+        ("", 2, "names no command"),
         ("'", 2, "quotation"),
     ):
         for name in ("ask", "chat"):
