@@ -1,11 +1,10 @@
 # Written by scripts/make_stubs.py.
-from .abort import AbortController, AbortSignal
+from .runtime.in_flight import AbortController, AbortSignal
 from .budgets.budget import Budget
 from .budgets.ledger import AccountState, Amount, BudgetExceededError
 from .calls.accumulator import StreamAccumulator
-from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
+from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
 from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
-from .conversation.requests import SchemaMode
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
 from .functions.agents import agent_tool, handoff
@@ -13,7 +12,7 @@ from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
 from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .functions.sync import SyncStreamResult, run_sync
-from .generation.progress import UsageSoFar
+from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
@@ -26,15 +25,14 @@ from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_
 from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
 from .models.registry import ModelRegistry
-from .nodes.cluster import Cluster
+from .nodes.node import Cluster
 from .nodes.remote_bus import Bridge, RemoteBus
-from .objects.generate import NoObjectGeneratedError, NoObjectReason, ObjectResult
-from .objects.stream import ObjectStream
+from .generation.objects import NoObjectGeneratedError, NoObjectReason, ObjectResult
+from .generation.object_stream import ObjectStream
 from .operations.batch_creation import BatchOptions
 from .operations.batch_handle import BatchHandle
 from .operations.batch_plan import BatchResult, BatchResults, BatchState
-from .operations.embeddings import EmbeddingOptions, EmbeddingResult
-from .operations.images import ImageOptions, ImageResult
+from .operations.embeddings import EmbeddingOptions, EmbeddingResult, ImageOptions, ImageResult
 from .operations.videos import VideoHandle, VideoOptions, VideoResult
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements
@@ -50,7 +48,7 @@ from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
 from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
-from .watching.health_report import Check, HealthReport
+from callboard.tracestore.reports import Check, HealthReport
 from .watching.now import EngineStatistics, ProviderStatistics, UnderWay, WorkUnderWay
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync

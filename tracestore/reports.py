@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -12,6 +12,35 @@ import msgspec
 from callboard.bus.values.usage import usd_of
 
 from .call_columns import CallFilter
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding."""
+
+    name: str
+    """The thing that was looked at."""
+    ok: bool
+    """Whether all is well."""
+    detail: str
+    """The finding in words."""
+    fix: str = ""
+    """The remedy if it is not `ok`. If it is `ok`, a way to make more possible, or an empty text."""
+    unused: bool = False
+    """Whether it is `ok` only because it is unused, such as a provider without a key that is in no models.yaml."""
+
+
+class HealthReport(msgspec.Struct, frozen=True):
+    """The findings of `Engine.health`."""
+
+    ok: bool
+    """Whether every check is ok."""
+    checks: tuple[Check, ...]
+    """The checks in the order of looking."""
+
+
+def report_of(checks: Sequence[Check]) -> HealthReport:
+    return HealthReport(all(check.ok for check in checks), tuple(checks))
+
 
 StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
 """The state of a store as its writer sees it. `tracestore.writing.writer` describes the four states."""

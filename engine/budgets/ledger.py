@@ -21,9 +21,9 @@ from typing import Literal
 import msgspec
 
 from callboard.bus import CallboardError
+from callboard.bus.log import warn_of_old_name
 from callboard.bus.values.usage import usd_of
 
-from ..deprecated import warn_of_old_name
 from .budget import ENDLESS_US, OF_TREES, Budget, Payer, Slot
 
 # --- One account of a budget ---

@@ -52,7 +52,7 @@ from ..budgets.budgets import job_of, reservation
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced
 from ..middleware.chain import Judged
-from ..rate_limits.permit import Permit
+from ..routing.rate_limits import Permit
 from ..runtime.adapters import CallSlots, RunningAdapter
 from ..runtime.runtime import Runtime
 from ..tree import Caller, TreeNode, caller_here

@@ -23,11 +23,11 @@ from callboard.adapters import (
 from callboard.adapters.actor import start_work
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import Cost, LlmCallCompleted
+from callboard.bus.log import TIME_LIMITS, with_new_names
 from callboard.bus.values.base import Json
 
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
-from ..deprecated import TIME_LIMITS, with_new_names
 from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
 from ..routing.availability import Standing

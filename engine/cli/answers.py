@@ -46,7 +46,7 @@ from .common.table import cost_text, json_text
 from .conversation_setup import approver, first_model, given_tools, remember
 
 if TYPE_CHECKING:
-    from ..objects.generate import ObjectSchema
+    from ..generation.objects import ObjectSchema
 
 
 # The output of `callboard ask`
@@ -289,7 +289,7 @@ class _Answering:
         self._registry = registry
         self._schema: ObjectSchema[Json] | None = None
         if question.schema is not None:
-            from ..objects.generate import ObjectSchema
+            from ..generation.objects import ObjectSchema
 
             self._schema = ObjectSchema(question.schema)
         made_of_all = question.schema is not None or question.extract is not None or question.as_json
@@ -468,7 +468,7 @@ def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which 
 
 
 def _read(text: str, schema: ObjectSchema[Json]) -> Json:
-    from ..objects.generate import read_json
+    from ..generation.objects import read_json
 
     try:
         return schema.read(read_json(text))

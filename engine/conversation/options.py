@@ -17,16 +17,15 @@ import msgspec
 
 from callboard.adapters import CanonicalRequest, RetryPolicy, ToolChoice
 from callboard.bus import ConfigurationError, Log
+from callboard.bus.log import TIME_LIMITS, with_new_names
 from callboard.bus.values.base import Json, JsonObject
 
-from ..abort import AbortSignal
-from ..deprecated import TIME_LIMITS, with_new_names
 from ..models.catalogue import nearest
 from ..routing.model_choice import Model, Requirements, model_of, stored_model
+from ..runtime.in_flight import AbortSignal
 from ..tools import ApprovalRequest, Approve, Pending, RepairToolCall
 from ..tree import TurnLimits
-from .context import ContextPolicy
-from .requests import SchemaMode
+from .context import ContextPolicy, SchemaMode
 from .results import StepResult
 
 StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]

@@ -43,8 +43,8 @@ from ..tools.context import idempotency_key
 from ..tools.handler import Handoff
 from ..tools.rounds import not_executed
 from ..tree import Caller, ChildTurn
+from .context import answer_as_text
 from .options import TurnOptions, for_requests
-from .requests import answer_as_text
 from .results import Reply, StepResult
 from .turn_models import OWN_IDS, FirstIds, TurnContext, TurnModels
 

@@ -68,9 +68,8 @@ from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tree import Caller, TreeNode, caller_here
-from .context import ContextPolicy, Conversation
+from .context import ContextPolicy, Conversation, hold_to_schema
 from .options import TurnOptions
-from .requests import hold_to_schema
 
 # The part of a turn that its steps and tools share, its steering messages, and its history.
 

@@ -14,7 +14,7 @@ from callboard.bus.values.base import JsonObject
 from ..conversation.options import TurnOptions, merged, options_among
 from ..conversation.results import Reply, as_reply
 from ..engine import Engine
-from ..objects.generate import ObjectSchema
+from ..generation.objects import ObjectSchema
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.resuming import New, Wanted, opened

@@ -50,8 +50,7 @@ from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .arguments import result_of
-from .progress import Progress, UsageSoFar
-from .view import TurnView
+from .view import Progress, TurnView, UsageSoFar
 from .view_events import Finish, StreamFailed, ViewEvent
 
 

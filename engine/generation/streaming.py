@@ -24,7 +24,6 @@ from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from ..tree import ChildTurn
-from .progress import UsageSoFar
 from .readers import (
     EventReader,
     LogEvent,
@@ -36,7 +35,7 @@ from .readers import (
     TurnReader,
     ViewReader,
 )
-from .view import TurnView
+from .view import TurnView, UsageSoFar
 from .view_events import ViewEvent
 
 E = TypeVar("E")

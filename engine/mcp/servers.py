@@ -24,11 +24,10 @@ from callboard.bus import ActorRef, Bus, ChildSpec, RestartPolicy, Supervisor
 from callboard.bus.actors.actor import WorkActor
 from callboard.bus.errors import CallboardError, ConfigurationError
 from callboard.bus.files import write_private
-from callboard.bus.log import Log
+from callboard.bus.log import Log, takes_old_names
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ResultPart
 
-from ..deprecated import takes_old_names
 from ..tools.collect import ToolSource
 from ..tools.context import NeedsApproval, ResultContent, ToolContext, ToolError
 from ..tools.handler import Tool

@@ -15,9 +15,8 @@ from callboard.bus.values.base import JsonObject
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 
-from ..conversation.context import WHOLE
+from ..conversation.context import WHOLE, RefusedReasoning
 from ..conversation.options import NOTHING, AskedWith, TurnOptions, asked_with_of, merged
-from ..conversation.requests import RefusedReasoning
 from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike, as_tools
 from ..tools.collect import sources_of

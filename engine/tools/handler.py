@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from callboard.adapters import ToolDefinition
 from callboard.bus import ConfigurationError
+from callboard.bus.log import takes_old_names, warn_of_old_name
 from callboard.bus.values.base import JsonObject
 
-from ..deprecated import takes_old_names, warn_of_old_name
 from .context import NeedsApproval, ToolContext
 from .parameters import (
     NOTHING,

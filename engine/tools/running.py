@@ -27,7 +27,7 @@ from callboard.bus import ToolFinished, ToolStarted
 from callboard.bus.log import Log
 from callboard.bus.values.base import JsonObject
 
-from ..abort import AbortController
+from ..runtime.in_flight import AbortController
 from ..tree import current_tool
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
 from .handler import Handler, Ready, Tool

@@ -33,9 +33,9 @@ from ..calls.call import Call
 from ..calls.events import CallEvents
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.turn import Turn
-from ..rate_limits.permit import RateLimit, RateLimitQueue, RateLimits
 from ..routing.availability import Availability
 from ..routing.model_choice import Model, model_text
+from ..routing.rate_limits import RateLimit, RateLimitQueue, RateLimits
 from ..runtime.adapters import RunningAdapter
 from ..runtime.in_flight import InFlight
 from ..runtime.lifecycle import Life

@@ -35,7 +35,7 @@ from callboard.engine.cli.inputs import (
     schema_of,
 )
 from callboard.engine.cli.templates import Template, as_yaml, load, names, path_of, read, save
-from callboard.engine.objects.generate import ObjectSchema
+from callboard.engine.generation.objects import ObjectSchema
 
 from .running import call
 

@@ -13,7 +13,7 @@ import pytest
 
 from callboard.engine import get_latest_model, get_model_info, list_models
 from callboard.engine.cli import main
-from callboard.engine.models.known_models import FILE_NAME, convert, decode, encode
+from callboard.engine.models.catalogue import FILE_NAME, convert, decode, encode
 from callboard.tracestore.home import SNAPSHOT_NAME
 from callboard.tracestore.prices import files as price_snapshot
 from tests.support.present import present

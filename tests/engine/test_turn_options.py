@@ -17,8 +17,7 @@ from callboard.bus.streams.events import MessageStart, TextDelta
 from callboard.engine import Budget, Engine, ModelRegistry, Session, TimeoutConfig, Tool, tool
 from callboard.engine.calls.plain_call import require_known
 from callboard.engine.models.configured import read_models_yaml
-from callboard.engine.operations.embeddings import EmbeddingOptions
-from callboard.engine.operations.images import ImageOptions
+from callboard.engine.operations.embeddings import EmbeddingOptions, ImageOptions
 from callboard.engine.operations.videos import VideoOptions
 from callboard.tracestore import CallFilter, PriceRow, PriceTable
 

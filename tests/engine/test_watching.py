@@ -23,8 +23,8 @@ from callboard import (
 from callboard.adapters import ImageBlock, Message, TextBlock
 from callboard.adapters.providers import scripted
 from callboard.bus.values.base import ITEMS, TEXT
+from callboard.engine.conversation.results import plain
 from callboard.engine.models.configured import entry_of
-from callboard.engine.summaries import plain
 from callboard.engine.watching.now import made_us
 
 from ..definition_of_done.rows import row

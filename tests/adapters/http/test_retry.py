@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from callboard.adapters import retry
 from callboard.adapters.config import RetryPolicy
-from callboard.adapters.http.client import RunningCalls
 from callboard.adapters.http.retry import (
     backoff_delay,
     duration_seconds,
@@ -19,6 +18,7 @@ from callboard.adapters.http.retry import (
     retry_after_seconds,
     retry_delay,
 )
+from callboard.adapters.http.wire import RunningCalls
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,

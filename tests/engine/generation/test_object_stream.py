@@ -15,9 +15,9 @@ from callboard.adapters import AdapterCapabilities, NetworkError, StopReason
 from callboard.bus import CancelledError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import NoObjectGeneratedError, ObjectStream
+from callboard.engine.generation.objects import repair
+from callboard.engine.generation.partial_json import PartialJson
 from callboard.engine.middleware import Cache
-from callboard.engine.objects.generate import repair
-from callboard.engine.objects.partial_json import PartialJson
 
 from ...support.scripted import CAPABILITIES, Say
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running

@@ -10,7 +10,7 @@ import pytest
 from callboard.bus import NodeBrokerChanged
 from callboard.engine import Check, Cluster, Engine
 from callboard.engine.cli.command_line import main
-from callboard.engine.nodes.health import check_broker
+from callboard.engine.nodes.node import check_broker
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say

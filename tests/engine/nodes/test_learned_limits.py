@@ -17,10 +17,10 @@ from callboard.engine import Cluster, Engine
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
 from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
-from callboard.engine.rate_limits.account import Reading
-from callboard.engine.rate_limits.gate import Headers, Lesson
-from callboard.engine.rate_limits.permit import RateLimits
 from callboard.engine.routing.availability import AvailabilityTable
+from callboard.engine.routing.rate_account import Reading
+from callboard.engine.routing.rate_limits import RateLimits
+from callboard.engine.routing.rate_slots import Headers, Lesson
 
 from ...support.engines import entry, registry, serving
 from ...support.nats_server import own_nats_server, why_no_nats

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.rate_limits.account import Reading, Ticket
-from callboard.engine.rate_limits.gate import NO_HEADERS, Gate, Headers, Lesson, aged
+from callboard.engine.routing.rate_account import Reading, Ticket
+from callboard.engine.routing.rate_slots import NO_HEADERS, Gate, Headers, Lesson, aged
 
 MINUTE = 60_000_000
 SECOND = 1_000_000

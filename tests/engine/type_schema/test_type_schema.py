@@ -23,7 +23,7 @@ from callboard.adapters.providers.gemini.request import fit_schema
 from callboard.adapters.requests.schemas import normalise_schema
 from callboard.adapters.requests.strict_schemas import NotStrict, to_strict
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine.objects.generate import ObjectSchema
+from callboard.engine.generation.objects import ObjectSchema
 from callboard.engine.tools import tool
 from callboard.engine.type_schema import SchemaError, check, convert, json_schema
 

@@ -24,12 +24,12 @@ from callboard.bus import CallboardError, Cost, RoutingDecision, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.values.base import Json
 
-from ..conversation.requests import ANSWER_TOOL
+from ..conversation.context import ANSWER_TOOL
 from ..conversation.turn import Turn
-from ..generation.streaming import StreamResult
-from ..generation.view_events import ViewEvent
-from .generate import THINK_END, THINK_START, ObjectResult, ObjectSchema, ObjectTask
+from .objects import THINK_END, THINK_START, ObjectResult, ObjectSchema, ObjectTask
 from .partial_json import PartialJson
+from .streaming import StreamResult
+from .view_events import ViewEvent
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from callboard.adapters import (
 from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
 
 from ..models.entries import AdapterEntry
-from .account import Ticket
-from .gate import NO_HEADERS, Gate, Headers, Lesson, aged, read_headers
+from .rate_account import Ticket
+from .rate_slots import NO_HEADERS, Gate, Headers, Lesson, aged, read_headers
 
 _LONGEST_NAP_SECONDS = 60.0
 

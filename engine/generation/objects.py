@@ -17,13 +17,12 @@ from callboard.bus import CallboardError, Cost
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
-from ..conversation.results import GenerateResult, StepResult
+from ..conversation.results import GenerateResult, StepResult, plain
 from ..conversation.turn import Turn, own
-from ..generation.arguments import Arguments, new_turn
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..summaries import plain
 from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
+from .arguments import Arguments, new_turn
 from .partial_json import PartialJson
 
 # --- The wanted schema ---

@@ -1,6 +1,4 @@
-"""The gate of one adapter and key, which decides which request goes next.
-
-A request is in one of these states:
+"""The queue for the slots of one adapter and key, which decides which request goes next.
 
     new        it has not asked yet
     waiting    a limit has no room for it, or a request before it waits for the same limit
@@ -8,12 +6,11 @@ A request is in one of these states:
     sent       it is in progress, and the provider counts it
     over       it has ended, or was given up
 
-Requests wait in the order of their turns, and within a turn in order of arrival. A request goes immediately if all
-its limits have room and no earlier request waits for one of them. So a full model delays no other model, and small
-requests can't overtake a large one forever. No room stays unused while the next request fits.
+Requests wait in the order of their turns, and within a turn in order of arrival. A request goes immediately if
+all its limits have room and no earlier request waits for one of them. So a full model delays no other model, and
+small requests can't overtake a large one forever.
 
-The gate is pure: it never waits, and never reads the clock. The caller of a change calls `admit` afterwards and
-wakes the requests that it returns.
+The queue is pure: it never waits, and never reads the clock. The caller of a change calls `admit` afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import msgspec
 
 from callboard.adapters import RateLimitInfo
 
-from .account import MINUTE_US, Account, Learned, Reading, Ticket
+from .rate_account import MINUTE_US, Account, Learned, Reading, Ticket
 
 _MOST_MODELS = 1024
 
