@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -25,7 +25,7 @@ import anyio
 import mcp_types as types
 from mcp import MCPError
 from mcp.client import Client
-from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
@@ -37,6 +37,8 @@ from .requests import Callbacks, CallInProgress, current_call
 from .settings import McpServerSettings
 
 _log = Log("engine.mcp")
+
+logging.getLogger("mcp").addHandler(logging.NullHandler())  # or Python prints its warnings to stderr
 
 MAX_PAGES = 100
 """The number of pages that are read of a list of a server."""
@@ -73,7 +75,7 @@ class Connection:
         callbacks: Callbacks,
         *,
         server: object = None,
-        auth: object = None,
+        auth: Any = None,
     ) -> None:
         self.name = name
         self.client: Client | None = None
@@ -89,6 +91,7 @@ class Connection:
         self._server = server
         self._auth = auth
         self._calls: list[CallInProgress] = []
+        self._limit: asyncio.Timeout | None = None  # while it connects, if a person may have to log in
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -121,14 +124,15 @@ class Connection:
                     await self._follow(client, changed)
         finally:
             self.client = None
-        raise ServerGone("the server has ended" if self._settings is not None else "the connection has ended")
+        raise ServerGone("the server has stopped" if self._settings is not None else "the connection has closed")
 
     async def _connected(self, stack: AsyncExitStack) -> Client:
         seconds = self._settings.connect_timeout if self._settings is not None else None
         try:
             async with asyncio.timeout(seconds) as limit:
-                if self._auth is not None and hasattr(self._auth, "on_login"):
-                    self._auth.on_login = partial(_extended, limit)
+                if hasattr(self._auth, "on_login"):
+                    self._limit = limit
+                    self._auth.on_login = self._give_time_to_log_in
                 try:
                     client = await self._enter(stack, "auto")
                 except Exception as error:
@@ -144,6 +148,12 @@ class Connection:
                 return client
         except TimeoutError:
             raise CallboardError(f"no answer within {seconds:g} s") from None
+        finally:
+            self._limit = None
+
+    def _give_time_to_log_in(self) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + LOGIN_SECONDS)
 
     async def _enter(self, stack: AsyncExitStack, mode: str) -> Client:
         calls = self._callbacks
@@ -213,25 +223,24 @@ class Connection:
 
     async def _listen(self, client: Client) -> None:
         """Hear of changes from a server whose version of the protocol has subscriptions."""
+        offers = client.server_capabilities.tools
+        if _is_old(client) or offers is None or not offers.list_changed:
+            return  # an older server sends notifications by itself
         pause = 0.5
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
                     pause = 0.5
+                    self.tools_changed()  # it may have changed before
                     async for _ in events:
                         self.tools_changed()
-            except ListenNotSupportedError:
-                return  # an older server sends notifications by itself
-            except SubscriptionLost:
+            except (SubscriptionLost, TimeoutError):
                 pass
             except MCPError as error:
                 if self.is_lost(error) or error.code == METHOD_NOT_FOUND:
                     return
-            except TimeoutError:
-                pass
             await asyncio.sleep(pause)
             pause = min(pause * 2, 30.0)
-            self.tools_changed()  # it may have changed meanwhile
 
     async def roots_changed(self) -> None:
         """Notify the server that the roots have changed. A newer server asks for them when it needs them."""
@@ -326,12 +335,6 @@ class _WatchedStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def _extended(limit: asyncio.Timeout) -> None:
-    """Give a person time to log in."""
-    if not limit.expired():
-        limit.reschedule(asyncio.get_running_loop().time() + LOGIN_SECONDS)
 
 
 def _is_old(client: Client) -> bool:

@@ -93,7 +93,9 @@ class McpService:
             ],
         )
         app = self._server.streamable_http_app(transport_security=security)
-        return app if token is None else _with_token(app, token)
+        if token is not None:
+            app.add_middleware(_TokenGuard, token=token)
+        return app
 
     # --- What clients see ---
 
@@ -243,20 +245,22 @@ def _own_stdout() -> Iterator[Any]:
         os.close(saved)
 
 
-def _with_token(app: Any, token: str) -> Any:
-    wanted = f"Bearer {token}".encode()
+class _TokenGuard:
+    """Refuses requests without the token."""
 
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, app: Any, token: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, wanted):
+            if not hmac.compare_digest(given, self._wanted):
                 headers = [(b"content-length", b"0"), (b"www-authenticate", b"Bearer")]
                 await send({"type": "http.response.start", "status": 401, "headers": headers})
                 await send({"type": "http.response.body", "body": b""})
                 return
-        await app(scope, receive, send)
-
-    return guarded
+        await self._app(scope, receive, send)
 
 
 def mcp_service(

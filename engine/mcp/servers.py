@@ -204,7 +204,7 @@ class McpServer:
                     return await ask(connection.client)
             except MCPError as error:
                 connection.is_lost(error)
-                raise CallboardError(f"the MCP server {self.name} answers: {error.message}") from error
+                raise CallboardError(f"the MCP server {self.name} returned an error: {error.message}") from error
             except TimeoutError:
                 raise CallboardError(f"the MCP server {self.name} did not answer in time") from None
 
@@ -226,6 +226,7 @@ class McpServer:
             self._was_up = True
             self._up.set()
             self.first_try.set()
+            self.version += 1
             self._changed()
 
         try:
@@ -251,8 +252,10 @@ class McpServer:
     def _changed(self) -> None:
         assert self._connection is not None
         offers = self.settings.offers if self.settings is not None else lambda _: True
-        self.offered = tuple(tool for tool in self._connection.tools if offers(tool.name))
-        self.version += 1
+        offered = tuple(tool for tool in self._connection.tools if offers(tool.name))
+        if offered != self.offered:
+            self.offered = offered
+            self.version += 1
 
     def close(self) -> None:
         self._closed = True
@@ -312,19 +315,19 @@ class McpServer:
                     )
             except MCPError as error:
                 if not connection.is_lost(error):
-                    raise ToolError(f"The MCP server {self.name} answers: {error.message}") from error
+                    raise ToolError(f"The MCP server {self.name} returned an error: {error.message}") from error
                 self._up.clear()
                 if was_refused(error) and again:
                     again = False
                     continue
                 raise ToolError(
-                    f"The MCP server {self.name} ended during this call, which may have been carried out in part "
-                    "or in full."
+                    f"The MCP server {self.name} stopped during this call, which may have been carried out "
+                    "in part or in full."
                 ) from error
             await connection.settle()  # so that the next step has the tools of now
             content = self._cut(content_of(result), context)
             if result.is_error:
-                raise ToolError(content or "The tool failed without a reason.")
+                raise ToolError(content or "The tool failed without an error text.")
             return content
 
     def _cut(self, content: ResultContent, context: ToolContext) -> ResultContent:
@@ -353,18 +356,18 @@ class McpServer:
             return self._connection
         match self.state:
             case "closed":
-                raise ToolError(f"The MCP server {self.name} is closed; its tools can't be used any more.")
+                raise ToolError(f"The MCP server {self.name} is closed. Its tools can no longer be used.")
             case "failed":
                 raise ToolError(f"The MCP server {self.name} has failed and is not restarted: {self.error}")
             case _:
-                raise ToolError(f"The MCP server {self.name} is being restarted; try again later.")
+                raise ToolError(f"The MCP server {self.name} is restarting. Try again later.")
 
     async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of a coroutine that runs on the event loop of the connection."""
         if asyncio.get_running_loop() is self._loop:
             return await work()
         if self._loop.is_closed():
-            raise ToolError(f"The MCP server {self.name} is closed; its tools can't be used any more.")
+            raise ToolError(f"The MCP server {self.name} is closed. Its tools can no longer be used.")
 
         async def run() -> T:
             return await work()
@@ -405,7 +408,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
     async def __aenter__(self) -> tuple[McpTool, ...]:
         """The server's tools."""
         if self._task is not None:
-            raise CallboardError("this MCP server was opened before; call mcp_tools(...) again")
+            raise CallboardError("this MCP server has already been opened. Call mcp_tools(...) again")
         server = self._server = self._make()
         task = self._task = asyncio.create_task(server.live(), name=f"mcp {self._named}")
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -480,7 +483,7 @@ def mcp_tools(
             settings = McpServerSettings(url=server, headers=headers or {}, connect_timeout=connect_seconds)
         case str():
             raise ConfigurationError(
-                "mcp_tools takes a URL (http:// or https://), or a command as a list of its parts: "
+                "mcp_tools needs a URL (http:// or https://), or a command as a list of its parts: "
                 f"[{server.partition(' ')[0]!r}, ...]"
             )
         case list() | tuple() if server and all(isinstance(part, str) for part in server):
@@ -588,7 +591,7 @@ class McpServers(ToolSource):
     async def __aenter__(self) -> Self:
         """Start the servers. It returns when each is up or has failed once; a failed one is tried again."""
         if self._entered:
-            raise CallboardError("these MCP servers were opened before; call mcp_servers(...) again")
+            raise CallboardError("these MCP servers have already been opened. Call mcp_servers(...) again")
         self._entered = True
         try:
             await self._supervise()

@@ -59,24 +59,27 @@ def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
         ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
         TypeError: An item is neither a tool nor a function.
     """
-    sources = sources_of(given)
-    own = tuple(
-        each if isinstance(each, Tool) else _made_of(each) for each in given if not isinstance(each, ToolSource)
-    )
+    return collected(given)[0]
+
+
+def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
+    """The given tools, as `as_tools` returns them, and the sources among them, whose tools may change."""
+    if type(given) not in (list, tuple) and isinstance(given, ToolSource):
+        return given.tools, (given,)
+    own: list[Tool] = []
+    sources: list[ToolSource] = []
+    for each in given:
+        if isinstance(each, Tool):  # first, because it is quick
+            own.append(each)
+        elif isinstance(each, ToolSource):
+            sources.append(each)
+        else:
+            own.append(_made_of(each))
     require_distinct(own)
-    return _with_those_of(sources, own) if sources and given is not sources[0] else own
+    return _with_those_of(sources, own) if sources else tuple(own), tuple(sources)
 
 
-def sources_of(given: Iterable[ToolLike]) -> tuple[ToolSource, ...]:
-    """The sources whose tools may change."""
-    return (
-        (given,)
-        if isinstance(given, ToolSource)
-        else tuple([each for each in given if isinstance(each, ToolSource)])
-    )
-
-
-def _with_those_of(sources: Iterable[ToolSource], own: tuple[Tool, ...]) -> tuple[Tool, ...]:
+def _with_those_of(sources: Iterable[ToolSource], own: Iterable[Tool]) -> tuple[Tool, ...]:
     """The program's own tools, and those of sources that have no name of an earlier tool."""
     found = {tool.name: tool for tool in own}
     for source in sources:

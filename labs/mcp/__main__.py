@@ -45,7 +45,7 @@ ROUND_SECONDS = 6.0
 CALL_SECONDS = 40.0
 """Seconds in which each call must have ended. A call waits for a restart for 10 s at most."""
 
-EXPECTED_ERRORS = ("ended during this call", "is being restarted")
+EXPECTED_ERRORS = ("stopped during this call", "is restarting")
 
 
 class Known(NamedTuple):

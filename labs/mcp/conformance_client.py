@@ -15,14 +15,32 @@ from typing import Any
 
 import httpx2
 
-from callboard import McpOAuth, McpServers, ToolContext, mcp_servers
+from callboard import McpOAuth, McpServers, McpTool, ToolContext, mcp_servers
 from callboard.bus import RestartPolicy
 
 REDIRECT = "http://127.0.0.1:8373/callback"
 METADATA_DOCUMENT = "https://conformance-test.local/client-metadata.json"
 
-ARGUMENTS: dict[str, dict[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}
-"""The arguments of tools that need some."""
+VALUES: dict[str, Any] = {
+    "string": "plain",
+    "integer": 3,
+    "number": 2.5,
+    "boolean": True,
+    "object": {},
+    "array": [],
+}
+
+
+LISTED: list[McpTool] = []
+
+
+def arguments_of(tool: McpTool) -> dict[str, Any]:
+    """A value for each parameter of a tool."""
+    if tool.original_name == "json_schema_echo":
+        echoed = next(each for each in LISTED if each.original_name != tool.original_name)
+        return {"schema": echoed.definition.input_schema}
+    properties: Any = tool.definition.input_schema.get("properties") or {}
+    return {name: VALUES.get(schema.get("type"), "plain") for name, schema in properties.items()}
 
 
 class Person:
@@ -70,7 +88,7 @@ def authentication(scenario: str, url: str, context: dict[str, Any]) -> object:
                 client_id=context["client_id"],
                 assertion_provider=signed.create_assertion_provider(),
             )
-        case "auth/cross-app-access-complete-flow":
+        case "auth/cross-app-access-complete-flow" | "auth/enterprise-managed-authorization":
             return cross_app_access(url, storage, context)
         case _ if scenario.startswith("auth/"):
             person = Person()
@@ -142,11 +160,12 @@ class Memory:
 
 
 async def call_all(servers: McpServers) -> None:
+    LISTED[:] = servers.tools
     for tool in servers.tools:
         assert tool.execute is not None
         context = ToolContext(tool_call_id="tu_1", tool_name=tool.name)
         try:
-            result = tool.execute(ARGUMENTS.get(tool.original_name, {}), context=context)
+            result = tool.execute(arguments_of(tool), context=context)
             sys.stdout.write(f"{tool.name}: {await result}\n")  # type: ignore[misc]
         except Exception as error:
             sys.stdout.write(f"{tool.name}: {type(error).__name__}: {error}\n")

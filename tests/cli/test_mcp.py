@@ -203,7 +203,7 @@ def test_a_model_is_served_by_the_tool_ask(talkative: Path) -> None:
 def test_serve_mcp_needs_something_to_serve_and_a_token_for_the_network(talkative: Path) -> None:
     for words, said in (
         ((), "needs tools"),
-        (("-m", "first", "--http", "--bind", "0.0.0.0"), "would let other machines in"),
+        (("-m", "first", "--http", "--bind", "0.0.0.0"), "would allow other machines to connect"),
         (("-m", "first", "--http", "--bind", "0.0.0.0", "--allow-network"), "CALLBOARD_MCP_TOKEN"),
         (("-m", "nothing:at-all"), "nothing"),
     ):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import anyio
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.resolve import Elicit, Resolve
 from mcp_types import ToolAnnotations
+from pydantic import BaseModel
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
 
@@ -64,18 +67,50 @@ async def slow(marks: str, context: Context) -> str:
     return "done"
 
 
+@server.tool()
+async def grow(context: Context) -> str:
+    """Adds a tool."""
+
+    def fresh() -> str:
+        """New."""
+        return "fresh"
+
+    server.add_tool(fresh)
+    await context.notify_tools_changed()
+    return "grown"
+
+
+class Reader(BaseModel):
+    """Who reads."""
+
+    name: str
+    age: int = 30
+
+
+async def who() -> Elicit[Reader]:
+    return Elicit("Who reads?", Reader)
+
+
+@server.tool()
+def lend(reader: Annotated[Reader, Resolve(who)]) -> str:
+    """Asks the user of the client."""
+    return f"{reader.name} ({reader.age})"
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["http"]:
+    if sys.argv[1:2] in (["http"], ["sse"]):
         import socket
 
         import uvicorn
 
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", int(sys.argv[2]) if len(sys.argv) > 2 else 0))
         listener.listen()
         sys.stdout.write(f"{listener.getsockname()[1]}\n")
         sys.stdout.flush()
-        config = uvicorn.Config(server.streamable_http_app(), log_level="critical")
+        app = server.streamable_http_app() if sys.argv[1] == "http" else server.sse_app()
+        config = uvicorn.Config(app, log_level="critical")
         uvicorn.Server(config).run(sockets=[listener])
     else:
         server.run()

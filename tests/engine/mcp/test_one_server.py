@@ -110,10 +110,10 @@ async def test_a_server_that_dies_is_an_error_for_the_model() -> None:
     async with mcp_tools(COMMAND) as tools:
         died = await result_of(named(tools, "die"))
         assert died.is_error
-        assert "ended during this call" in died.text
+        assert "stopped during this call" in died.text
         after = await result_of(named(tools, "find"), {"title": "Emma"})
         assert after.is_error
-        assert "the server has ended" in after.text
+        assert "the server has stopped" in after.text
     closed = await result_of(named(tools, "find"), {"title": "Emma"})
     assert "is closed" in closed.text
 

@@ -129,7 +129,7 @@ async def test_a_server_that_dies_in_a_call_is_an_error_for_the_model_and_comes_
         died = await result_of(named(servers, "die_in_call"))
         assert died.is_error
         assert died.text == (
-            "The MCP server lib ended during this call, which may have been carried out in part or in full."
+            "The MCP server lib stopped during this call, which may have been carried out in part or in full."
         )
         assert await text_of(servers, "pid") != first
 
@@ -144,7 +144,7 @@ async def test_a_server_that_dies_between_calls_is_not_noticed_by_the_model(how:
             os.kill(int(await text_of(servers, "pid")), signal.SIGKILL)
         result = await result_of(named(servers, "echo"), {"text": "hi"})
         if result.is_error:  # the call was sent before the end was noticed
-            assert "ended during this call" in result.text
+            assert "stopped during this call" in result.text
             result = await result_of(named(servers, "echo"), {"text": "hi"})
         assert result.text == "lib: hi"
 
@@ -208,10 +208,10 @@ async def test_a_servers_own_time_limit_ends_a_call(tmp_path: Path) -> None:
 async def test_servers_open_once() -> None:
     servers = mcp_servers({"lib": old("lib")})
     async with servers:
-        with pytest.raises(CallboardError, match="opened before"):
+        with pytest.raises(CallboardError, match="already been opened"):
             await servers.__aenter__()
         assert await text_of(servers, "echo", {"text": "hi"}) == "lib: hi"
-    with pytest.raises(CallboardError, match="opened before"):
+    with pytest.raises(CallboardError, match="already been opened"):
         await servers.__aenter__()
 
 
@@ -271,12 +271,14 @@ async def test_a_page_to_visit_is_a_question_too() -> None:
         assert json.loads(await text_of(servers, "ask", {"mode": "url"})) == {"action": "accept"}
 
 
-async def test_a_servers_request_for_a_reply_is_a_call_of_the_engine() -> None:
-    """With the server's system prompt, in the trace with the server's name as a tag."""
-    async with running(Say("a bird")) as (engine, _), one(engine=engine, sampling="s:m") as servers:
-        reply = json.loads(await text_of(servers, "sample", {"text": "What sings?"}))
-        assert reply["content"] == {"type": "text", "text": "a bird"}
-        assert reply["stopReason"] == "endTurn"
+async def test_a_servers_request_for_a_reply_is_a_child_of_the_turn() -> None:
+    """Its cost is in the turn's tree, and not in the turn's own."""
+    replies = Say(calls=[("sample", {"text": "What sings?"})]), Say("a bird"), Say("done")
+    async with running(*replies) as (engine, _), one(engine=engine, sampling="s:m") as servers:
+        result = await engine.generate("s:m", "go", tools=servers)
+        sampled = json.loads(result.messages[2].content[0].text)  # type: ignore[union-attr]
+        assert (sampled["content"], sampled["stopReason"]) == ({"type": "text", "text": "a bird"}, "endTurn")
+        assert (result.cost_sum.calls, result.tree_cost.calls) == (2, 3)
 
 
 async def test_a_host_may_refuse_to_ask_a_model() -> None:
