@@ -15,8 +15,11 @@ import anyio
 import msgspec
 import pytest
 
+from callboard import PriceRow, PriceTable, tool
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import TraceStore
+from tests.support.engines import running
+from tests.support.scripted import Say
 
 from ..tracestore.trace_making import Maker
 from .running import PRICES, call
@@ -53,6 +56,32 @@ def test_traces_shows_only_what_the_filters_leave(traced: Path) -> None:
     }.items():
         done = call("traces", "--json", *options.split(), home=traced, exits=0)
         assert [json.loads(line)["model"] for line in done.stdout.splitlines()] == models
+
+
+def test_traces_shows_calls_below_the_turn_whose_tool_made_them(tmp_path: Path) -> None:
+    """With the cost of each turn alone and with its children. `cost --by root` has the sums of the trees."""
+
+    async def made() -> None:
+        path = tmp_path / "trace.db"
+        said = Say(calls=[("delegate", {})]), Say("child"), Say("done")
+        prices = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=1_000_000)], "test")
+        async with running(*said, store=path, prices=prices) as (engine, _):
+
+            @tool
+            async def delegate() -> str:
+                """Delegate."""
+                return (await engine.generate("s:m", "Go.")).text
+
+            await engine.session("s:m", tools=[delegate]).send("Go.")
+
+    anyio.run(made)
+    lines = call("traces", "--tree", home=tmp_path, exits=0).stdout.splitlines()
+    (root,) = [line for line in lines if re.search(r"completed +s:m +2 +\$0\.000030000 +\$0\.000045000", line)]
+    (below,) = [line for line in lines if "└" in line]
+    assert re.search(r"1 +\$0\.000015000 +\$0\.000015000$", below)
+    assert lines.index(root) < lines.index(below)
+    (row,) = map(json.loads, call("cost", "--by", "root", "--json", home=tmp_path).stdout.splitlines())
+    assert (row["calls"], row["cost_nano_usd"]) == (3, 45_000)
 
 
 def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) -> None:
