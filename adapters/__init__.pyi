@@ -4,9 +4,8 @@ from .config import AdapterConfig, KeyFile, KeySource, OnRetry, RetryPolicy
 from .contract import AdapterCapabilities, AdapterStream, AttemptAccepted, AttemptFailed, AttemptFirstEvent, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, CanonicalRequest, CanonicalResponse, NextAttempt, ProviderAdapter, RateLimitInfo
 from .embeddings import EmbeddingRequest, EmbeddingResponse, InputType, PartialEmbeddingError, Vector
 from .health import AdapterHealth, AdapterStatistics
-from .http.retry import retry, retry_delay
+from .http.retry import PollPolicy, retry, retry_delay
 from .images import GeneratedImage
-from .jobs import PollPolicy
 from .providers.anthropic.adapter import AnthropicAdapter
 from .providers.bedrock.adapter import BedrockAdapter
 from .providers.cohere.adapter import CohereAdapter
@@ -18,7 +17,7 @@ from .providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from .providers.scripted.adapter import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
 from .providers.tgi.adapter import TGIAdapter
 from .providers.voyage.adapter import VoyageAdapter
-from .registry import create_adapter
+from .provider import create_adapter
 from .videos import VideoJob, VideoStatus, VideoVariant
 from callboard.bus.errors import AccessDeniedError, AdapterError, AuthError, CancelledError, CapabilityError, ContentFilterError, ContextOverflowError, ErrorClass, InvalidRequestError, NetworkError, NotFoundError, OutcomeUnknownError, OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, StreamError, UnsupportedToolChoiceError, WarningCode
 from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart

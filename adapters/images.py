@@ -18,7 +18,7 @@ from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
 from .contract import AttemptObserver, CallRequest, CallResponse
-from .requests.media import media_bytes
+from .requests.content import media_bytes
 
 __all__ = [
     "GeneratedImage",

@@ -22,7 +22,7 @@ from callboard.bus.errors import (
 from .config import AdapterConfig, KeySource
 from .provider import provider_named, providers
 from .transport.addresses import check_key_goes_home
-from .transport.headers import fault_of, hide_in_logs, secrets, with_secret
+from .transport.transport import fault_of, hide_in_logs, secrets, with_secret
 
 # --- One key ---
 

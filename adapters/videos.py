@@ -20,8 +20,6 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from callboard.adapters.http.retry import backoff_delay
-from callboard.adapters.jobs import USUAL_POLLING, PollPolicy, is_passing, wait_for_job
 from callboard.bus.errors import AdapterError, StreamError
 from callboard.bus.files import UnfinishedFile
 from callboard.bus.values.content import ImageBlock
@@ -30,7 +28,8 @@ from callboard.bus.values.usage import TokenUsage
 
 from .config import RetryPolicy
 from .contract import AttemptObserver, CallRequest
-from .requests.media import media_bytes
+from .http.retry import USUAL_POLLING, PollPolicy, backoff_delay, is_passing, wait_for_job
+from .requests.content import media_bytes
 
 __all__ = [
     "VIDEO_VARIANTS",

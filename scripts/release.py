@@ -56,7 +56,7 @@ def tell(root: Path, version: str) -> None:
     print(f"pyproject.toml: {old} becomes {version}")
     print(f"CHANGELOG.md: what is unreleased becomes {version}:\n")
     print(unreleased((root / "CHANGELOG.md").read_text()))
-    print(f"\nThen: make test, build into dist/, commit, tag v{version}. Add --do to do it.")
+    print(f"\nThen: make test test-all, build into dist/, commit, tag v{version}. Add --do to do it.")
 
 
 def release(root: Path, version: str, day: datetime.date) -> None:
@@ -69,7 +69,7 @@ def release(root: Path, version: str, day: datetime.date) -> None:
     project, changelog = root / "pyproject.toml", root / "CHANGELOG.md"
     project.write_text(_VERSION.sub(f'version = "{version}"', project.read_text(), count=1))
     changelog.write_text(released(changelog.read_text(), version, day))
-    run(root, "make", "test")
+    run(root, "make", "test", "test-all")
     shutil.rmtree(root / "dist", ignore_errors=True)
     run(root, str(root / ".venv" / "bin" / "python"), "-m", "hatchling", "build", "-d", "dist")
     check(root / "dist", version)

@@ -12,13 +12,18 @@ no times:
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
 from .support.postgres_server import PostgresServer, shared_server, why_not
@@ -28,16 +33,32 @@ from .support.virtual_time import FakeClock, runs_on
 # Their assertions are those of the tests that share them; before any test imports them.
 pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support.wires.reading")
 
-# The same examples in every run, and no example fails for the machine's being busy.
-hypothesis.settings.register_profile("callboard", derandomize=True, deadline=None, database=None)
-hypothesis.settings.load_profile("callboard")
+# `pytest --hypothesis-profile=NAME` selects one. Quick and deep runs try the same examples every time, and no
+# example fails because the machine is busy. A search tries new examples, and keeps those that fail.
+hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("deep", derandomize=True, deadline=None, database=None)
+FOUND = DirectoryBasedExampleDatabase(".hypothesis/examples")
+hypothesis.settings.register_profile("search", deadline=None, database=FOUND, print_blob=True)
+hypothesis.settings.load_profile("quick")
 # Hypothesis also tries constants of the modules that are loaded, and which are depends on the tests that a worker
-# ran before. `pytest --hypothesis-profile=default` looks for other examples.
+# ran before.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 
+HERE = Path(__file__).parent
+
+QUICK_PART, QUICK_LEAST = 5, 5
+"""A quick run tries a fifth of the examples that a property test asks for, and at least five."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="Run files, and the tests in each, in a random order"
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "deep(reason): adds depth to what a quick test holds; see CONTRIBUTING.md")
     config.addinivalue_line("markers", "local: needs the local model")
     # In the background of a script SIGINT is ignored, and the commands that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -49,6 +70,59 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Three for two cores: half of the time tests wait for servers and processes."""
     return max(2, (os.cpu_count() or 1) * 3 // 2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a fresh checkout, compile each test file in one worker only: pytest's own step is slow."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None and session.config.args == session.config.getini("testpaths"):
+        files = sorted(path for path in HERE.rglob("test_*.py") if not compiled(path))
+        for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+            importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
+
+
+def compiled(path: Path) -> bool:
+    return any(path.parent.glob(f"__pycache__/{path.stem}.*-pytest-*.pyc"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hypothesis.settings.get_current_profile_name() == "quick":
+        for owner, name in {settings_of(item): None for item in items}:
+            asked = getattr(owner, name, None)
+            if asked is not None:
+                fewer = max(asked.max_examples // QUICK_PART, min(asked.max_examples, QUICK_LEAST))
+                setattr(owner, name, hypothesis.settings(asked, max_examples=fewer))
+    if (seed := config.option.shuffle) is not None:
+        items[:] = shuffled(items, random.Random(seed))
+
+
+def settings_of(item: pytest.Item) -> tuple[object, str]:
+    """The object and its attribute that hold the settings of a property test."""
+    if item.name == "runTest":  # of a state machine
+        return getattr(item, "cls", None), "settings"
+    return getattr(item, "function", None), "_hypothesis_internal_use_settings"
+
+
+def shuffled(items: Sequence[pytest.Item], order: random.Random) -> list[pytest.Item]:
+    """The tests of a file stay together, as its fixtures are made once."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    mixed = list(files.values())
+    order.shuffle(mixed)
+    for tests in mixed:
+        order.shuffle(tests)
+    return [item for tests in mixed for item in tests]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """A test that only a deep run has is run alone by another command."""
+    failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+    if failed and hypothesis.settings.get_current_profile_name() == "deep":
+        terminalreporter.section("To run a failed test alone")
+        for nodeid in failed:
+            terminalreporter.line(f".venv/bin/pytest --hypothesis-profile=deep '{nodeid}'")
 
 
 def pytest_collection_finish() -> None:

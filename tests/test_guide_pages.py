@@ -36,8 +36,8 @@ from callboard import (
 )
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.embeddings import INPUT_TYPES
-from callboard.adapters.providers.local.settings import find_model
-from callboard.adapters.registry import adapter_types
+from callboard.adapters.provider import adapter_types
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import require_same_space
 from callboard.engine.routing.candidates import expand

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -20,6 +19,11 @@ USES = ROOT / "tests" / "typed_use"
 
 EXCERPTS = DOCS / "how-to" / "agent-host.md"
 """The one page with parts of files, of examples/agent_host; these are typed as a whole."""
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.deep("`make types` reads typical code"),
+]
 
 IN_A_CHECKOUT = (ROOT / "bus").is_dir()
 """Where no checker finds `callboard.adapters.…`, since the rooms have other names there until the program runs."""
@@ -41,23 +45,14 @@ ROOMS_UNKNOWN_TO_PYRIGHT = {
 ALONE = ("--strict", "--follow-imports=silent", "--cache-dir=.mypy_cache/alone")
 """Without what is imported; with a cache of its own, since other settings would replace it."""
 
-CHECKERS = {
-    "mypy": ["-p", "tests.typed_use"],  # with our own settings, so that it finds the cache of `make test`
-    "basedpyright": ["--pythonpath", sys.executable, "-p", "{config}"],
-}
 
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_typical_code_has_precise_types(checker: str, tmp_path: Path) -> None:
-    """Each checker accepts the files, and refuses what is marked as wrong in them."""
-    if importlib.util.find_spec(checker) is None:
-        pytest.skip(f"{checker} is not installed")
+def test_typical_code_has_precise_types(tmp_path: Path) -> None:
+    """Pyright accepts the files, and refuses what is marked as wrong in them, as `make types` does with mypy."""
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     config = tmp_path / "pyrightconfig.json"
     settings = {"include": [str(USES)], "extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
     config.write_text(json.dumps({**settings, "typeCheckingMode": "basic"}))
-    arguments = [word.format(config=config) for word in CHECKERS[checker]]
-    check(checker, *arguments)
+    check("basedpyright", "--pythonpath", sys.executable, "-p", str(config))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +71,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
 def test_each_program_of_the_book_passes_mypy(programs: Path) -> None:
     """`mypy --strict`, alone: what it doesn't import or define, it has not."""
     pytest.importorskip("mypy")
@@ -84,14 +78,12 @@ def test_each_program_of_the_book_passes_mypy(programs: Path) -> None:
     check("mypy", *ALONE, *ROOMS_UNKNOWN_TO_MYPY, "--explicit-package-bases", *files, MYPYPATH=str(programs))
 
 
-@pytest.mark.timeout(300)
 def test_the_example_of_an_agent_host_passes_mypy() -> None:
     """As strictly as the engine."""
     pytest.importorskip("mypy")
     check("mypy", *ALONE, *ROOMS_UNTYPED_FOR_MYPY, "-p", "examples.agent_host")
 
 
-@pytest.mark.timeout(300)
 def test_each_program_of_the_book_passes_pyright(programs: Path) -> None:
     """As an editor shows it."""
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")

@@ -10,15 +10,15 @@ pytest run it:
 See docs/adding-a-provider.md for a worked example. Nothing else imports this package.
 """
 
-from . import checks as _checks  # fills CHECKS
+from . import lifecycle, streams, requests, failures  # noqa: I001  (they fill CHECKS, in this order)
 from .asking import check_stream
 from .checking import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, run_checks, table
 from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .testing import checks_of
+from .checking import checks_of
 from .virtual_time import FakeClock, VirtualLoop, run_virtual
 
-del _checks
+del failures, lifecycle, requests, streams
 
 __all__ = [
     "CALLS",

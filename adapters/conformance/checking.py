@@ -194,3 +194,24 @@ def checklist(outcomes: Iterable[Outcome]) -> str:
             lines.append(f"[x] {point}")
     lines += [f"[?] {point}: by hand" for point in BY_HAND]
     return "\n".join(lines)
+
+
+def checks_of(kit: Kit, *, backends: Sequence[str] = ("virtual-asyncio",)) -> Callable[..., None]:
+    """A test function with one test for each check. Assign it to a name that starts with ``test_``.
+
+    Args:
+        kit: The kit.
+        backends: The event loops to run on; ``virtual-trio`` needs trio.
+    """
+    import pytest
+
+    @pytest.mark.parametrize("backend", backends)
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+    def test_conformance(check: Check, backend: str) -> None:
+        outcome = run_check(check, kit, backend)
+        if outcome.result == "skipped":
+            pytest.skip(outcome.reason)
+        if outcome.result == "failed":
+            raise AssertionError(f"{check.sentence} ({check.section}): {outcome.reason}") from outcome.error
+
+    return test_conformance

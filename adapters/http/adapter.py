@@ -35,12 +35,12 @@ from ..operations.videos import HttpVideos
 from ..replies.whole import WholeStream
 from ..requests import emulation
 from ..requests.emulation import read_response
+from ..requests.estimate import estimate_tokens
+from ..requests.fitted import WireCall
 from ..requests.settings import read_options
 from ..transport.addresses import check_key_goes_home, checked_base_url, normalise_base_url
-from ..transport.headers import secrets, with_clean_headers
-from ..transport.opening import new_transport
-from ..transport.transport import Transport
-from ..usage.estimate import estimate_tokens
+from ..transport.client import new_transport
+from ..transport.transport import Transport, secrets, with_clean_headers
 from ..videos import (
     UNKNOWN_TERMS,
     VideoCapabilities,
@@ -54,7 +54,6 @@ from .call import HttpCall
 from .client import HttpClient
 from .stream import HttpStream, with_long_timeouts
 from .wire import ChatWire, Endpoint
-from .wire_call import WireCall
 
 T = TypeVar("T")
 

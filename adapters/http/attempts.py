@@ -46,14 +46,13 @@ from ..contract import (
     RateLimitInfo,
 )
 from ..keys import Key, KnownKey
-from ..refusals.classify import error_without_status, find_error
-from ..transport.headers import mask_error, masked_headers
-from ..transport.http1.connection import WaitScope
-from ..transport.transport import HttpRequest, exchange
-from ..usage.unfinished import NOTHING_USED, usage_of_failure
+from ..requests.estimate import NOTHING_USED, usage_of_failure
+from ..requests.fitted import WireCall
+from ..transport.http1_connection import WaitScope
+from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
+from .classify import error_without_status, find_error
 from .client import HttpClient
 from .retry import retry_delay, tell_retry
-from .wire_call import WireCall
 
 T = TypeVar("T")
 

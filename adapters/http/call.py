@@ -15,20 +15,18 @@ from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
-from ..refusals.classify import error_without_status, find_error
-from ..refusals.repair import Repair, edited
 from ..replies.assembler import Assembler
-from ..replies.decoders import looks_like_events, without_done_mark
-from ..replies.json_text import mend_body
+from ..replies.decoders import looks_like_events, mend_body, without_done_mark
 from ..replies.normaliser import reads_server_sent_events
 from ..requests import emulation
-from ..transport.headers import masked
-from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
-from ..usage.estimate import at_most, estimate_tokens
+from ..requests.estimate import at_most, estimate_tokens
+from ..requests.fitted import WireCall
+from ..transport.transport import HttpReply, close_reply, exchange, masked, read_error_body
 from .attempts import HttpAttempts, given
+from .classify import error_without_status, find_error
 from .client import HttpClient
+from .repair import Repair, edited
 from .wire import ChatWire
-from .wire_call import WireCall
 
 
 class HttpCall(HttpAttempts):

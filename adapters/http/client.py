@@ -16,14 +16,13 @@ from callboard.bus.values.usage import TokenUsage
 from ..contract import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
 from ..keys import Keyring, KnownKey
-from ..refusals.classify import error_without_status, find_error
-from ..refusals.error_texts import not_of_protocol, origin
-from ..transport.headers import masked_headers
-from ..transport.http1.connection import WaitScopes
-from ..transport.opening import HttpTransport
-from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
+from ..requests.fitted import WireCall
+from ..transport.client import HttpTransport
+from ..transport.http1_connection import WaitScopes
+from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
+from .classify import error_without_status, find_error
+from .error_texts import not_of_protocol, origin
 from .wire import ChatWire
-from .wire_call import WireCall
 
 
 class RunningCall(Protocol):

@@ -1,20 +1,22 @@
-"""Retries: when and after how long, and `retry()` for a host's own calls."""
+"""Waiting: retries of calls, polls of jobs, and the rate limits in replies' headers."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
 
 import anyio
+import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
-from callboard.bus.errors import AdapterError
+from callboard.bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
 from callboard.bus.log import Log
 
 from ..config import RetryPolicy
+from ..contract import RateLimitInfo
 
 T = TypeVar("T")
 
@@ -165,3 +167,157 @@ def number_of(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
+
+
+_NAMES = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
+_LIMITS = {f"x-ratelimit-{name}": name for name in _NAMES}
+
+
+def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
+    """The limits; None if there are none.
+
+    A limit without a unit is OpenRouter's, with a fixed window.
+    """
+    told = _LIMITS.keys() & headers.keys()
+    if not told:
+        return None
+    found = {_LIMITS[header]: headers[header] for header in told}
+    return RateLimitInfo(
+        requests_limit=_limit(found.get("limit-requests") or found.get("limit")),
+        requests_remaining=_limit(found.get("remaining-requests") or found.get("remaining")),
+        tokens_limit=_limit(found.get("limit-tokens")),
+        tokens_remaining=_limit(found.get("remaining-tokens")),
+        reset_at=found.get("reset-requests") or found.get("reset-tokens") or found.get("reset"),
+        requests_reset=found.get("reset-requests") or found.get("reset"),
+        tokens_reset=found.get("reset-tokens") or found.get("reset"),
+        fixed_window="remaining" in found and "remaining-requests" not in found,
+    )
+
+
+def _limit(text: str | None) -> int | None:
+    """A limit. Some gateways write -1 for none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+_EPOCH_SECONDS = 1e9
+_EPOCH_MILLISECONDS = 1e12
+
+
+def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
+    """The seconds until all exhausted limits reset; None if unknown."""
+    waits = [seconds_until(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
+    return max((wait for wait in waits if wait), default=None)
+
+
+def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
+    for name, value in headers.items():
+        if "ratelimit" in name and "reset" in name:
+            left = headers.get(name.replace("reset", "remaining"))
+            if left is None or number_of(left) == 0:
+                yield value
+
+
+def seconds_until(text: str, now_us: int) -> float | None:
+    """Seconds until a reset, from a header; None for an invalid one."""
+    now = now_us / 1e6
+    value = number_of(text)
+    if value is None:
+        found = duration_seconds(text)
+        return _until(text, now) if found is None else found
+    if value >= _EPOCH_MILLISECONDS:
+        return max(0.0, value / 1000 - now)
+    return max(0.0, value - now) if value >= _EPOCH_SECONDS else value
+
+
+def _until(text: str, now: float) -> float | None:
+    try:
+        when = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return max(0.0, when.timestamp() - now)
+
+
+class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of polling a job, in seconds.
+
+    The n-th poll (n from 0) is after `first` · `multiplier`ⁿ seconds, times a random factor in [1, 1.5) if
+    `jitter`, and after `longest` at most. After temporary failures (the connection, the provider, a rate limit)
+    the waits grow in the same way, or follow the provider's hint.
+    """
+
+    first: float = 2.0
+    """The seconds before the first poll."""
+    multiplier: float = 1.5
+    """The factor from each wait to the next."""
+    longest: float = 15.0
+    """The longest wait in seconds."""
+    jitter: bool = True
+    """Whether waits are lengthened at random."""
+    give_up_after: float = 900.0
+    """The seconds after which the last error is raised if all polls have failed. The job continues."""
+    not_yet: int = 3
+    """The number of first polls that may find no such job, because a new job may be visible with a delay."""
+
+    def schedule(self) -> RetryPolicy:
+        """The pauses between polls, as waits between attempts."""
+        return RetryPolicy(
+            base_delay=self.first, backoff_multiplier=self.multiplier, max_delay=self.longest, jitter=self.jitter
+        )
+
+
+USUAL_POLLING = PollPolicy()
+
+
+def is_passing(error: AdapterError) -> bool:
+    """Whether an error of a poll concerns only the poll, not the job."""
+    return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
+
+
+class Job(Protocol):
+    """The state of a job of any kind."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+async def wait_for_job(
+    retrieve: Callable[[], Awaitable[J]],
+    job: J,
+    *,
+    policy: PollPolicy = USUAL_POLLING,
+    random: Callable[[], float],
+    on_look: Callable[[J], object] | None = None,
+) -> J:
+    """Wait for the end of a job, successful or not. Cancelling ends the wait, not the job."""
+    schedule = policy.schedule()
+    seen, looks, failures = False, 0, 0
+    failing_since = 0.0
+    while not job.done:
+        if failures == 0:
+            delay = backoff_delay(looks, schedule, random())
+        await anyio.sleep(delay)
+        try:
+            job = await retrieve()
+        except AdapterError as error:
+            now = anyio.current_time()
+            failing_since = failing_since if failures else now
+            failures += 1
+            too_early = isinstance(error, NotFoundError) and not seen and failures <= policy.not_yet
+            if not too_early and (not is_passing(error) or now - failing_since >= policy.give_up_after):
+                raise
+            hint = error.retry_after_seconds
+            delay = (
+                backoff_delay(failures, schedule, random()) if hint is None else min(hint, policy.give_up_after)
+            )
+            continue
+        seen, failures = True, 0
+        looks += 1
+        if on_look is not None:
+            on_look(job)
+    return job

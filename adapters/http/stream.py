@@ -28,16 +28,16 @@ from callboard.bus.values.usage import StopReason
 
 from ..config import AdapterConfig
 from ..contract import CanonicalResponse
-from ..refusals.classify import error_without_status, find_error
-from ..refusals.error_texts import EXCERPT_BYTES, is_page
 from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events
 from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events
+from ..requests.fitted import WireCall
 from ..transport.bodies import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
 from .attempts import Limit
 from .call import HttpCall
-from .wire_call import WireCall
+from .classify import error_without_status, find_error
+from .error_texts import EXCERPT_BYTES, is_page
 
 KEPT_ALIVE = 5
 """The number of limits that may pass without an event while comments and pings arrive."""

@@ -21,14 +21,14 @@ from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from ..operations.media_wire import ImageWire, VideoWire
 from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
-from ..refusals.classify import ErrorType, build_error, read_error
-from ..refusals.repair import Repair, RepairRules, find_repair
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
+from ..requests.estimate import TokenRates, estimate_request, rates_for
+from ..requests.fitted import WireCall, get
 from ..requests.settings import SharedOptions
 from ..transport.transport import HttpReply
-from ..usage.estimate import TokenRates, estimate_request, rates_for
-from .wire_call import WireCall, get
+from .classify import ErrorType, build_error, read_error
+from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]
 """Sends the server a question outside of calls, with a limit in seconds. None if no JSON arrives; never raises."""

@@ -21,11 +21,6 @@ from typing import Self, TypeVar
 import anyio
 import msgspec
 
-from callboard.adapters.http.client import HttpClient
-from callboard.adapters.http.retry import backoff_delay
-from callboard.adapters.http.stream import EventWait
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.jobs import PollPolicy, is_passing
 from callboard.bus.errors import (
     AdapterError,
     AuthError,
@@ -42,6 +37,10 @@ from callboard.bus.values.usage import StopReason
 from ..contract import AttemptAccepted, AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..http.attempts import came_to_nothing
 from ..http.call import HttpCall
+from ..http.client import HttpClient
+from ..http.retry import PollPolicy, backoff_delay, is_passing
+from ..http.stream import EventWait
+from ..requests.fitted import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
 from .wires import BackgroundWire, NumberedNormaliser
 

@@ -16,10 +16,6 @@ from typing import NamedTuple, overload
 import anyio
 import msgspec
 
-from callboard.adapters.batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
-from callboard.adapters.http.client import HttpClient
-from callboard.adapters.http.retry import backoff_delay
-from callboard.adapters.http.wire_call import WireCall
 from callboard.bus.errors import (
     AdapterError,
     InvalidRequestError,
@@ -29,13 +25,17 @@ from callboard.bus.errors import (
     StreamError,
 )
 
+from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
 from ..http.attempts import HttpAttempts, fetch
 from ..http.call import HttpCall
+from ..http.client import HttpClient
+from ..http.retry import backoff_delay
 from ..requests import emulation
 from ..requests.emulation import read_response
+from ..requests.fitted import WireCall
 from ..transport.transport import close_reply, read_error_body
-from .jobs import CLOCKS_APART, HttpJobs, found_again
+from .answers import CLOCKS_APART, HttpJobs, found_again
 from .wires import (
     BatchLine,
     BatchWire,

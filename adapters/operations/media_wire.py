@@ -17,14 +17,14 @@ from typing import Protocol
 
 import msgspec
 
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
-from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
-from ..requests.media import image_size, media_bytes, media_type_of
+from ..images import GeneratedImage, ImageCapabilities, ImageRequest
+from ..requests.content import image_size, media_bytes, media_type_of
+from ..requests.fitted import WireCall
+from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 

@@ -12,16 +12,6 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 import msgspec
 
-from callboard.adapters.http.client import HttpClient
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.videos import (
-    VideoCapabilities,
-    VideoContent,
-    VideoJob,
-    VideoRequest,
-    VideoTerms,
-    VideoVariant,
-)
 from callboard.bus.errors import (
     AdapterError,
     AuthError,
@@ -35,11 +25,13 @@ from callboard.bus.errors import (
 
 from ..contract import AttemptObserver
 from ..http.attempts import HttpAttempts, fetch
+from ..http.client import HttpClient
 from ..keys import Key, KnownKey
-from ..requests.media import read_data_url
-from ..transport.headers import mask_error
-from ..transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
-from .jobs import CLOCKS_APART, HttpJobs
+from ..requests.content import read_data_url
+from ..requests.fitted import WireCall
+from ..transport.transport import HttpReply, HttpRequest, close_reply, mask_error, read_error_body
+from ..videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
+from .answers import CLOCKS_APART, HttpJobs
 from .media_wire import VideoWire, check_video
 
 T = TypeVar("T")

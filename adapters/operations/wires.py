@@ -28,13 +28,13 @@ from callboard.bus.values.usage import TokenUsage
 from ..batches import BatchJob, BatchLimits
 from ..contract import CanonicalRequest
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector
-from ..http.wire_call import WireCall
-from ..refusals.classify import ErrorType, build_error, read_error_value
+from ..http.classify import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
+from ..replies.usage import StatedCost
+from ..requests.estimate import NOTHING_USED
+from ..requests.fitted import WireCall
 from ..requests.settings import changed, dropped
-from ..usage.counts import StatedCost
-from ..usage.unfinished import NOTHING_USED
 
 
 class Written(NamedTuple):

@@ -34,12 +34,12 @@ from callboard.bus.values.messages import CallWarning, ended_well, with_whole_ca
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..contract import CanonicalRequest
-from ..usage.unfinished import usage_until_now
+from ..requests.estimate import usage_until_now
 from .block import CleanInput, GrowingArguments, Meaning, ReplyBlock
-from .json_text import parse_arguments
+from .decoders import parse_arguments
 
 if TYPE_CHECKING:
-    from ..refusals.classify import ErrorType
+    from ..http.classify import ErrorType
     from .block import RawKept
 
 

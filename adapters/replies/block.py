@@ -21,9 +21,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from callboard.bus.values.messages import RawReply
 
-from ..transport.headers import masked
-from .decoders import BodyDecoder, SseEvent
-from .json_text import is_whole, may_become_json, parse_arguments
+from ..transport.transport import masked
+from .decoders import BodyDecoder, SseEvent, is_whole, may_become_json, parse_arguments
 
 # --- Growing arguments ---
 

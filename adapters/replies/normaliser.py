@@ -14,11 +14,10 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json
 from callboard.bus.values.content import ImageBlock
 
-from ..refusals.classify import ErrorType, error_without_status, is_foreign_error, read_error
-from ..requests.media import is_remote, read_data_url
+from ..http.classify import ErrorType, error_without_status, is_foreign_error, read_error
+from ..requests.content import is_remote, read_data_url
 from .assembler import Assembler
-from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent
-from .json_text import mend_body
+from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent, mend_body
 
 
 class StreamNormaliser(Protocol):

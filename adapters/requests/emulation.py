@@ -24,11 +24,10 @@ from callboard.bus.values.usage import StopReason
 
 from ..contract import CanonicalRequest, CanonicalResponse
 from ..http.wire import ChatWire
-from ..http.wire_call import WireCall
-from ..replies.json_text import parse_object
-from .fitted import Loss, block_type
+from ..replies.decoders import parse_object
+from .content import as_text
+from .fitted import Loss, WireCall, block_type
 from .settings import check_demands, check_tool_choice
-from .text import as_text
 
 WARNING = CallWarning(
     WarningCode.TOOLS_EMULATED, "this model has no tools of its own: calls are emulated by constrained output"

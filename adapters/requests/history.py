@@ -27,7 +27,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role, plain_texts
 
 from ..contract import CanonicalRequest
-from ..refusals.repair_history import tell_tools
+from .content import mend_object, mend_text, tell_tools
 from .fitted import (
     FittedHistory,
     Home,
@@ -42,7 +42,6 @@ from .fitted import (
     refusal,
     refusal_in_result,
 )
-from .text import mend_object, mend_text
 
 
 class Losses:

@@ -18,13 +18,13 @@ from callboard.bus.errors import AdapterError, NetworkError, RequestTimeoutError
 
 from .addresses import UrlKind, check_literal, has_proxy, host_of, kind_of
 from .bodies import unpacked
-from .headers import check_sendable
 from .transport import (
     ClosableReply,
     HttpReply,
     HttpRequest,
     TransportStatistics,
     broken,
+    check_sendable,
     failed,
     not_in_time,
     not_made,

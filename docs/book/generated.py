@@ -14,8 +14,7 @@ from typing import get_args
 import msgspec
 
 from callboard import bus
-from callboard.adapters.provider import provider_named
-from callboard.adapters.registry import adapter_types
+from callboard.adapters.provider import adapter_types, provider_named
 from callboard.adapters.servers import Note, notes
 from callboard.bus.streams.events import StreamEvent, TurnEvent
 from callboard.engine.cli.command_line import build_parser

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.adapters.usage.estimate import upper_end
+from callboard.adapters.requests.estimate import upper_end
 from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import PriceRow, PriceTable

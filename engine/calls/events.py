@@ -29,8 +29,7 @@ from callboard.adapters import (
     TokenUsage,
 )
 from callboard.adapters.actor import AdapterActor
-from callboard.adapters.usage.estimate import upper_end
-from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure
+from callboard.adapters.requests.estimate import NOTHING_USED, upper_end, usage_of_failure
 from callboard.bus import (
     CallContent,
     Cost,
@@ -111,7 +110,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     routing: RoutingDecision
     priced_as: str | None = None
-    """The provider that publishes the model's prices, see `engine.models.published_prices`."""
+    """The provider that publishes the model's prices, see `published_name`."""
     running: RunningAdapter | None = None
     """The adapter that makes the call. None for the end of a video's job, which no adapter makes."""
     session_id: str | None = None

@@ -7,8 +7,8 @@ import os
 
 from callboard.bus import ConfigurationError
 from callboard.bus.values.base import JsonObject
-from callboard.engine import load_registry
 
+from .. import load_registry
 from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .common.options import add_key, add_models_file, repeated, short, tag

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from callboard.adapters import CanonicalRequest, Message
-from callboard.adapters.jobs import PollPolicy
+from callboard.adapters.http.retry import PollPolicy
 from callboard.bus import CallboardError, ConfigurationError, Cost
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import CostSum
-from callboard.engine import BatchResult, BatchState, Engine, load_registry
 from callboard.tracestore import OpenReply, StoredBatch
 
+from .. import BatchResult, BatchState, Engine, load_registry
 from ..generation.arguments import as_messages
 from .command_line import FAILED
 from .common.options import (

@@ -14,9 +14,9 @@ import msgspec
 from callboard.adapters.embeddings import PartialEmbeddingError, Vector
 from callboard.bus import CallboardError, ConfigurationError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine import EmbeddingResult
 from callboard.tracestore.collections import Collection, CollectionFile, Item, packed
 
+from .. import EmbeddingResult
 from ..models.registry import ModelRegistry
 from ..operations.embeddings import space_of
 

@@ -105,7 +105,7 @@ def plugin_command(name: str) -> AddCommand | None:
 
     if not entry_points(group=GROUP, name=name):  # so that a misspelt command imports nothing of the library
         return None
-    from callboard.adapters.registry import plugin_named
+    from callboard.adapters.provider import plugin_named
 
     from .common.screen import configure
 

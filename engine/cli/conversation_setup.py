@@ -19,7 +19,9 @@ import msgspec
 
 from callboard.bus import ConfigurationError
 from callboard.bus.files import write_private
-from callboard.engine import (
+from callboard.tracestore.home import home_folder
+
+from .. import (
     ApprovalRequest,
     Approved,
     Denied,
@@ -30,10 +32,8 @@ from callboard.engine import (
     list_models,
     mcp_tools,
 )
-from callboard.engine.tools import Approve, ToolLike, as_tools
-from callboard.tracestore.home import home_folder
-
 from ..models.configured import FROM_ENVIRONMENT
+from ..tools import Approve, ToolLike, as_tools
 from ..tools.collect import plugin_tools
 from .common.sanitize import note, one_line
 from .common.table import json_text

@@ -18,17 +18,17 @@ from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.health import AdapterHealth
 from callboard.adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
 from callboard.adapters.providers.local.adapter import create_inner, read_options
-from callboard.adapters.providers.local.settings import choose_model
-from callboard.adapters.transport.opening import new_transport
+from callboard.adapters.providers.local.child import choose_model
+from callboard.adapters.transport.client import new_transport
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError, Subscription
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine import Engine, Session
-from callboard.engine.tools import Tool
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport
 
+from .. import Engine, Session
 from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import model_text
+from ..tools import Tool
 from .chat.state import ReplyWriter
 from .common.options import command_name, demo_trace, near, short
 from .common.screen import LABEL_WIDTH, Screen, make_console

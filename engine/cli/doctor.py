@@ -14,12 +14,12 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from callboard.adapters.registry import GROUPS, Plugin, plugins
+from callboard.adapters.provider import GROUPS, Plugin, plugins
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError
-from callboard.engine import Check, Engine, HealthReport
 from callboard.tracestore.health import sqlite_version
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_snapshot
 
+from .. import Check, Engine, HealthReport
 from ..nodes.health import check_broker
 from ..stores import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
@@ -223,6 +223,6 @@ def _plugin_fault(plugin: Plugin) -> str | None:
 
 
 def _is_own_type(name: str) -> bool:
-    from callboard.adapters.registry import adapter_types
+    from callboard.adapters.provider import adapter_types
 
     return name in adapter_types()

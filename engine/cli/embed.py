@@ -18,10 +18,10 @@ from callboard.bus import CallboardError, CallWarning, ConfigurationError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import CostSum
-from callboard.engine import EmbeddingResult, Engine
 from callboard.tracestore.collections import Collection, CollectionFile, Similar, packed
 from callboard.tracestore.home import home_folder
 
+from .. import EmbeddingResult, Engine
 from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of
 from .common.options import (
     add_action,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from callboard.adapters.provider import providers
-from callboard.adapters.transport.headers import fault_of
+from callboard.adapters.transport.transport import fault_of
 from callboard.bus import CallboardError, ConfigurationError
 
 from ..keys import keys_file, read_keys, remove_key, set_key

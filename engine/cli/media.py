@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from callboard.bus import CallboardError, ConfigurationError
-from callboard.engine import Engine, ImageResult, VideoHandle
-from callboard.engine.operations.images import ImageOptions
 
+from .. import Engine, ImageResult, VideoHandle
+from ..operations.images import ImageOptions
 from .common.options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
 from .common.sanitize import note, say
 from .common.screen import progress_bar

@@ -12,8 +12,13 @@ import msgspec
 
 from callboard.bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
 from callboard.bus.files import write_private
-from callboard.engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
-from callboard.engine.models.known_models import (
+from callboard.tracestore.home import home_folder, price_table
+from callboard.tracestore.prices.source import parse
+
+from .. import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
+from ..models.catalogue import CAPABILITIES, capability_name, default_catalogue, nearest
+from ..models.configured import configured_models, load_registry
+from ..models.known_models import (
     FILE_NAME,
     MOST_BYTES,
     KnownModel,
@@ -23,14 +28,9 @@ from callboard.engine.models.known_models import (
     encode,
     known_models,
 )
-from callboard.engine.runtime.adapters import make_spare
-from callboard.tracestore.home import home_folder, price_table
-from callboard.tracestore.prices.source import parse
-
-from ..models.catalogue import CAPABILITIES, capability_name, default_catalogue, nearest
-from ..models.configured import configured_models, load_registry
 from ..models.registry import published_name
 from ..routing.availability import AvailabilityTable
+from ..runtime.adapters import make_spare
 from .common.options import add_models_file
 from .common.sanitize import note, say
 from .common.screen import make_console

@@ -15,8 +15,8 @@ import msgspec
 from callboard.adapters.cassettes import load_cassette
 from callboard.bus import CallboardError, ConfigurationError
 from callboard.bus.values.base import JsonObject
-from callboard.engine import Engine, ModelRegistry, Session, load_registry
 
+from .. import Engine, ModelRegistry, Session, load_registry
 from ..models.entries import AdapterEntry
 from .chat.state import ReplyWriter
 from .command_line import FAILED

@@ -8,7 +8,7 @@ import sys
 
 import anyio
 
-from callboard.adapters.requests.text import mend_json
+from callboard.adapters.requests.content import mend_json
 from callboard.bus import Bus, ConfigurationError, Envelope, Lossless
 from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line

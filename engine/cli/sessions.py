@@ -13,11 +13,10 @@ import anyio
 import msgspec
 
 from callboard import adapters
-from callboard.adapters.requests.text import mend_json
+from callboard.adapters.requests.content import mend_json
 from callboard.bus import CallboardError
 from callboard.bus.files import write_private
 from callboard.bus.values.usage import CostSum
-from callboard.engine.sessions.stored import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
 from callboard.tracestore.call_columns import SearchFilter
 from callboard.tracestore.rows import FoundMessage
@@ -25,6 +24,7 @@ from callboard.tracestore.search import Term, excerpt, terms_of
 from callboard.tracestore.timestamps import to_us
 from callboard.tracestore.writing.content import encode_json, encode_metadata
 
+from ..sessions.stored import document_of
 from ..stores import TracePlace, shipped_to, store_to_read, store_to_write
 from .chat.lines import forget_lines
 from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from callboard.bus import ConfigurationError
-from callboard.engine import Engine, load_registry
 
+from .. import Engine, load_registry
 from ..stores import TracePlace, store_to_read
 from .common.options import add_models_file, add_trace, chosen_trace, named_trace, repeated
 from .common.screen import make_console

@@ -2,7 +2,7 @@
 
 Signed reasoning can be bound to everything before it: system prompt, tools, earlier messages. If these change, the
 provider refuses the request. It is then sent again without the reasoning and without signatures (see
-`adapters.refusals.repair`). The refusal is remembered, so that later turns don't pay for another.
+`adapters.http.repair`). The refusal is remembered, so that later turns don't pay for another.
 
 A model that accepts schemas always gets the schema. A model that can be forced to call a tool gets a tool with the
 reply as its arguments, unless the caller has tools or wants reasoning. All others get the schema in the system
@@ -28,8 +28,8 @@ from callboard.adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from callboard.adapters.refusals.repair_history import without_reasoning
-from callboard.adapters.schemas.sanitizer import instruction
+from callboard.adapters.requests.content import without_reasoning
+from callboard.adapters.requests.schemas import instruction
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import JsonObject
 

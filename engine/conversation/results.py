@@ -18,7 +18,7 @@ from callboard.adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import Cost, RoutingDecision, TurnStatus
 from callboard.bus.values.base import JsonObject, ShortRepr, short
 from callboard.bus.values.messages import RawReply

@@ -26,7 +26,7 @@ from callboard.adapters import (
     ToolUseBlock,
 )
 from callboard.adapters.replies.whole import whole_events
-from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log

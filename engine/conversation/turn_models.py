@@ -25,7 +25,7 @@ from callboard.adapters import (
     ToolResultBlock,
 )
 from callboard.adapters.contract import ProviderAdapter
-from callboard.adapters.requests.text import current_turn
+from callboard.adapters.requests.content import current_turn
 from callboard.bus import (
     ContextOverflowError,
     NoTurnRunning,

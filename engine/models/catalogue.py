@@ -2,7 +2,7 @@
 
 It has three sources, which are read when first asked for, and never at import:
 
-* The tables in the folders of the providers (`adapters.model_table`) have the abilities of models. The adapters
+* The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters
   themselves go by them.
 * The published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them
   with their window. The abilities of these are not known, so they are None, and never guessed. `callboard prices
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from callboard.adapters.provider import published_vendor
-from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.adapters.provider import model_table, published_vendor, tabled_vendors
 from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock
 from callboard.tracestore import PriceTable
 from callboard.tracestore.home import home_folder

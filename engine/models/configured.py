@@ -13,8 +13,7 @@ import msgspec
 
 from callboard.adapters import AdapterCapabilities, AdapterConfig, ProviderAdapter
 from callboard.adapters.keys import address_variable
-from callboard.adapters.provider import Preset, Provider, providers
-from callboard.adapters.registry import registered_type
+from callboard.adapters.provider import Preset, Provider, providers, registered_type
 from callboard.bus import Clock, ConfigurationError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json

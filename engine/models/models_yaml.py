@@ -11,7 +11,7 @@ import msgspec
 
 from callboard.adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
 from callboard.adapters.keys import address_variable
-from callboard.adapters.registry import adapter_types, is_adapter_type
+from callboard.adapters.provider import adapter_types, is_adapter_type
 from callboard.bus import ConfigurationError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json, JsonObject

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from callboard.adapters.provider import provider_named
-from callboard.adapters.registry import adapter_types, is_named_like, model_table, tabled_vendors
+from callboard.adapters.provider import adapter_types, is_named_like, model_table, provider_named, tabled_vendors
 from callboard.bus import ConfigurationError
 
 from .catalogue import default_catalogue, nearest

@@ -121,13 +121,13 @@ LONGEST_RETRY = 5.0
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a page, and report with `Outgoing.acknowledged` or `Outgoing.failed`."""
+    """Send a page, and report with `BridgeQueue.acknowledged` or `BridgeQueue.failed`."""
 
     page: Page
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Read the events behind one from the trace, and report with `Outgoing.read`, or `Outgoing.failed`."""
+    """Read the events behind one from the trace, and report with `BridgeQueue.read`, or `BridgeQueue.failed`."""
 
     after: int
     """The `seq` of the event before them."""

@@ -11,8 +11,8 @@ from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar, Unpack, cast
 import msgspec
 
 from callboard.adapters import CanonicalResponse, ContentBlock, Message, StopReason
-from callboard.adapters.schemas.sanitizer import normalise_schema
-from callboard.adapters.schemas.strict import without_added_nulls
+from callboard.adapters.requests.schemas import normalise_schema
+from callboard.adapters.requests.strict_schemas import without_added_nulls
 from callboard.bus import CallboardError, Cost
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage

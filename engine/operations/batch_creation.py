@@ -16,7 +16,7 @@ import msgspec
 
 from callboard.adapters import AdapterError, AttemptObserver, CanonicalRequest
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchRequest
-from callboard.adapters.jobs import PollPolicy
+from callboard.adapters.http.retry import PollPolicy
 from callboard.bus import BatchPlanned, BatchSubmitting
 from callboard.bus.errors import InvalidRequestError
 

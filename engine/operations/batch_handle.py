@@ -21,9 +21,9 @@ import msgspec
 
 from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse, TokenUsage
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
-from callboard.adapters.jobs import PollPolicy, is_passing, wait_for_job
+from callboard.adapters.http.retry import PollPolicy, is_passing, wait_for_job
 from callboard.adapters.operations.batches import bare_request
-from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress, Cost, CostSource, LlmCallFailed
 from callboard.bus.errors import (
     CallboardError,

@@ -16,7 +16,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.batches import BatchAdapter, BatchJob
 from callboard.adapters.contract import ProviderAdapter
-from callboard.adapters.jobs import PollPolicy
+from callboard.adapters.http.retry import PollPolicy
 from callboard.bus import BatchSubmitted, Log
 from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFoundError, StoreError
 from callboard.tracestore import StoredBatch, StoredSubmission

@@ -31,7 +31,7 @@ from callboard.adapters.embeddings import (
     plan_batches,
     run_batches,
 )
-from callboard.adapters.usage.estimate import upper_end
+from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource
 from callboard.bus.values.base import ShortRepr
 

@@ -10,7 +10,7 @@ from callboard.adapters import AttemptObserver, CallWarning, CapabilityError, Im
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
 from callboard.adapters.operations.media_wire import fit_image
-from callboard.adapters.usage.estimate import TokenRates, estimate_request
+from callboard.adapters.requests.estimate import TokenRates, estimate_request
 from callboard.bus import Cost, Message, TextBlock
 from callboard.bus.values.base import ShortRepr
 

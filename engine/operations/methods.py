@@ -17,7 +17,7 @@ from ..runtime.runtime import Runtime, settled_store
 from ..sessions.state import SessionState
 
 if TYPE_CHECKING:
-    from callboard.adapters.jobs import PollPolicy
+    from callboard.adapters.http.retry import PollPolicy
     from callboard.tracestore import StoredBatch
 
     from ..calls.plain_call import Models
@@ -173,7 +173,7 @@ class OperationMethods:
             ConfigurationError: The model is unknown.
             StoreError: The trace can't be read.
         """
-        from callboard.adapters.jobs import USUAL_POLLING
+        from callboard.adapters.http.retry import USUAL_POLLING
         from callboard.adapters.videos import VideoTerms
 
         from .videos import resume_video

@@ -317,7 +317,7 @@ def read_headers(said: RateLimitInfo) -> Headers:
 def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed: bool) -> Reading | None:
     if remaining is None or limit == 0:
         return None
-    from callboard.adapters.refusals.headers import seconds_until
+    from callboard.adapters.http.retry import seconds_until
 
     seconds = None if reset is None else seconds_until(reset, time.time_ns() // 1000)
     return Reading(limit, remaining, None if seconds is None else round(seconds * 1e6), fixed)

@@ -4,7 +4,7 @@ The table has one record for each provider, and one for each model with failures
 
     available    there are no known failures
     degraded     three failures in a row, or a requested pause: it is used after the available ones
-    unavailable  it is skipped until `retry_at`, except by calls without an alternative
+    unavailable  it is skipped until its cool-down ends, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
 `TRANSITIONS` is the whole state machine: the next state for each state and signal. `blame` reads the signals from

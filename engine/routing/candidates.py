@@ -31,7 +31,7 @@ from callboard.adapters import (
     StopReason,
     TokenUsage,
 )
-from callboard.adapters.usage.estimate import at_most
+from callboard.adapters.requests.estimate import at_most
 from callboard.bus import (
     CallboardError,
     Candidate,

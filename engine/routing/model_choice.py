@@ -20,8 +20,8 @@ from callboard.adapters import (
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
+from callboard.adapters.requests.estimate import at_most
 from callboard.adapters.requests.settings import FORCING, media_lacks
-from callboard.adapters.usage.estimate import at_most
 from callboard.bus import CallboardError, PromptTooLongError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject

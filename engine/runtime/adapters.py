@@ -122,7 +122,7 @@ class RunningAdapter:
         return published_provider(self.entry)
 
     def published_name(self, model: ModelEntry) -> str | None:
-        """The name of a model in published price tables, see `models.published_prices`."""
+        """The name of a model in published price tables, see `published_name`."""
         name = model.wire_name
         if name not in self._published:
             if len(self._published) >= _MOST_NAMES:

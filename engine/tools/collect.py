@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from callboard.adapters.registry import plugin_named
+from callboard.adapters.provider import plugin_named
 from callboard.bus.errors import ConfigurationError
 
 from .handler import Tool, require_distinct

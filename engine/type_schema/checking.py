@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import msgspec
 
-from callboard.adapters.schemas.sanitizer import map_subschemas
+from callboard.adapters.requests.schemas import map_subschemas
 from callboard.bus.values.base import Json, JsonObject
 
 from .fitting import Refused, SchemaError, Whole, described_by, fitted, is_model, validate

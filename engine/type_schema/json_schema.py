@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as hints
 
-from callboard.adapters.schemas.sanitizer import map_subschemas
+from callboard.adapters.requests.schemas import map_subschemas
 from callboard.bus.values.base import Json, JsonObject
 
 from .fitting import SchemaError, Whole, described_by, fitted, is_model, model_schema

@@ -18,7 +18,7 @@ import msgspec
 from callboard.adapters import ProviderAdapter
 from callboard.adapters.health import AdapterHealth, ChecksHealth
 from callboard.adapters.provider import provider_named
-from callboard.adapters.transport.headers import given_keys, masked
+from callboard.adapters.transport.transport import given_keys, masked
 from callboard.bus import CallboardError, Clock, ConfigurationError, StoreError
 from callboard.tracestore import Store, WriterStatistics
 from callboard.tracestore.health import FileFacts, file_facts

@@ -28,15 +28,13 @@ from callboard import (
     WarningCode,
 )
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.classify import build_error, read_error_value
 from callboard.adapters.http.wire import ChatWire
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.refusals.classify import build_error, read_error_value
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
-from callboard.adapters.requests.fitted import FittedHistory, Target, ToolIdRule
+from callboard.adapters.requests.fitted import FittedHistory, Target, ToolIdRule, WireCall
 from callboard.adapters.requests.history import fit_history
-from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.requests.settings import check_demands
+from callboard.adapters.requests.settings import check_demands, merge_own_options
 
 ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}
 STOPS = {"done": StopReason.END_TURN, "asks": StopReason.TOOL_USE, "limit": StopReason.MAX_TOKENS}

@@ -21,7 +21,7 @@ import anyio.abc
 
 from callboard import ConfigurationError, CostSum, costs
 from callboard.adapters.providers.local import LocalServer, LocalServerSettings
-from callboard.adapters.providers.local.settings import choose_model
+from callboard.adapters.providers.local.child import choose_model
 from tests.support import nats_server, postgres_server
 
 MODELS = """

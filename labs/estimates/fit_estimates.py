@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from callboard.adapters.usage.estimate import RateRow, TokenRates, count, rate_rows
-from callboard.adapters.usage.text_traits import vocabulary_of
+from callboard.adapters.requests.estimate import RateRow, TokenRates, count, rate_rows
+from callboard.adapters.requests.text_traits import vocabulary_of
 
 from .rate_descent import Bounds, dot, solve
 from .recorded_requests import Sample, read_samples

@@ -1,7 +1,7 @@
 """Fits what each trait of a text comes to in tokens, for each vocabulary, and says how far the estimates are off.
 
     python -m labs.estimates.fit_vocabularies            (judges what is shipped)
-    python -m labs.estimates.fit_vocabularies --write    (writes adapters/usage/text_traits.py)
+    python -m labs.estimates.fit_vocabularies --write    (writes adapters/requests/text_traits.py)
 
 Texts of many kinds are made from seeds; their tokens were counted with the vendors' tokenizers
 (`texts/counted.py`). The rates are fitted to every other seed, and judged on the seeds between. When they have
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from callboard.adapters.usage import text_traits
-from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits
+from callboard.adapters.requests import text_traits
+from callboard.adapters.requests.text_traits import VOCABULARIES, TextRates, text_tokens, traits
 
 from .rate_descent import Bounds, solve
 from .texts.counted import CountedText, counted_texts
@@ -86,7 +86,7 @@ def write(rates: dict[str, TextRates]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the vocabularies of the token estimator.")
-    parser.add_argument("--write", action="store_true", help="write adapters/usage/text_traits.py")
+    parser.add_argument("--write", action="store_true", help="write adapters/requests/text_traits.py")
     if parser.parse_args().write:
         texts = fitted_texts()
         write({name: fit(name, texts) for name in texts[0].tokens})

@@ -2,7 +2,7 @@
 
     python -m labs.recordings.costs FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
-FOLDER is that of `recorded_agreement.py`. Every exchange whose reply carries the provider's own cost (OpenRouter's
+FOLDER is that of `agreement.py`. Every exchange whose reply carries the provider's own cost (OpenRouter's
 do) goes through the real adapter; its usage is priced by the shipped table at the moment of the recording. Printed
 is each exchange with both costs, and the disagreements by their reasons, which are worked out from the parts of
 the bill that the reply states: what the tokens in and out cost. Exits with 1 if the adapter lost a stated cost, or

@@ -2,7 +2,7 @@
 
     python -m labs.recordings.embeddings FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
-The sibling of `recorded_agreement`, for the files ``embeddings_*.jsonl``: each exchange goes through the real
+The sibling of `agreement`, for the files ``embeddings_*.jsonl``: each exchange goes through the real
 adapter, its body whole, byte by byte and cut at random. Compared are the number of vectors, their dimensions,
 their first values and their sums, the served model, the tokens and the class of an error. Values are float32: they
 agree when they are those of the wire, rounded to that. Exits with 1 at any disagreement.

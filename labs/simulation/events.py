@@ -1,6 +1,6 @@
 """Events that are read on other hosts: pages through the broker, and the shared store for what is missing.
 
-`Outgoing` and `Incoming` are those of production. A reader is given each event of a run once, in order, and
+`BridgeQueue` and `Incoming` are those of production. A reader is given each event of a run once, in order, and
 none is left out.
 """
 

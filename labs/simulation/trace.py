@@ -1,7 +1,7 @@
 """What hosts write: a file on each, the shared store, and the shipping between them.
 
-A host's file outlives its processes. `Course` ships it; the store takes a shipment in one transaction, with the
-mark of the file, and asks `belongs` whose a message is.
+A host's file outlives its processes. `ShippingPlan` ships it; the store takes a shipment in one transaction, with
+the mark of the file, and asks `belongs` whose a message is.
 """
 
 from __future__ import annotations

@@ -11,8 +11,15 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities
-from callboard.adapters.provider import FILE_NAME, ModelFile, ModelRow, ModelTable
-from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
+from callboard.adapters.provider import (
+    FILE_NAME,
+    ModelFile,
+    ModelRow,
+    ModelTable,
+    create_adapter,
+    model_table,
+    tabled_vendors,
+)
 from callboard.adapters.requests.settings import EFFORTS
 
 PROVIDERS = tuple(tabled_vendors())
@@ -142,15 +149,12 @@ def test_what_is_not_listed_may_be_like_a_model_that_is(tmp_path: Path) -> None:
     assert table.listed("toy-9") is None
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
-        ({"id": "a"}, {"id": "a"}),
-        ({"id": "a"}, {"id": "b", "also": ["a"]}),
-        ({"id": "a", "aliases": ["x"]}, {"id": "b", "aliases": ["x"]}),
-        ({"id": "a"}, {"id": "b", "aliases": ["a"]}),
-    ],
-)
+@pytest.mark.parametrize("models", [
+    ({"id": "a"}, {"id": "a"}),
+    ({"id": "a"}, {"id": "b", "also": ["a"]}),
+    ({"id": "a", "aliases": ["x"]}, {"id": "b", "aliases": ["x"]}),
+    ({"id": "a"}, {"id": "b", "aliases": ["a"]}),
+])  # fmt: skip
 def test_a_name_belongs_to_one_model(tmp_path: Path, models: tuple[dict[str, object], ...]) -> None:
     table = written(tmp_path, *models)
     with pytest.raises(ValueError, match="two models are called"):

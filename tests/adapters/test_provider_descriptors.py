@@ -115,7 +115,7 @@ callboard.adapters.providers.__path__.append(sys.argv[1])
 
 from callboard.adapters import AdapterConfig, ParleyAdapter, create_adapter
 from callboard.adapters.provider import published_vendor
-from callboard.adapters.usage.estimate import rates_for
+from callboard.adapters.requests.estimate import rates_for
 from callboard.bus import ConfigurationError
 from callboard.engine import list_models
 from callboard.engine.models.configured import read_models_yaml, registry_from_env

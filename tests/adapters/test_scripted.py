@@ -213,15 +213,12 @@ models:
     assert (third.thinking, third.stop_reason, third.usage) == ("Hm.", StopReason.MAX_TOKENS, TokenUsage(3, 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "replies: expected at least one"),
-        ({"replies": [{"texts": "x"}]}, "unknown field `texts`"),
-        ({"replies": [{"fails": {"kind": "tired"}}]}, "Invalid enum value 'tired'"),
-        ({"reply": "x"}, "unknown field `reply`"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({}, "replies: expected at least one"),
+    ({"replies": [{"texts": "x"}]}, "unknown field `texts`"),
+    ({"replies": [{"fails": {"kind": "tired"}}]}, "Invalid enum value 'tired'"),
+    ({"reply": "x"}, "unknown field `reply`"),
+])  # fmt: skip
 async def test_a_wrong_script_is_a_configuration_error(options: dict[str, Json], said: str) -> None:
     """Named by its option."""
     with pytest.raises(ConfigurationError, match=r"options of type scripted|adapters\.s\.options") as raised:

@@ -75,3 +75,17 @@ class Call:
 def test_what_is_found(said: str, listed: list[str]) -> None:
     """Names of the class itself in its paragraphs, and nothing in its sections."""
     assert [name for _, name in run_in_lists(CALL.format(said))] == listed
+
+
+MENTION = re.compile(r"(?<!`)`([A-Z][a-z]+\w*)[\w.]*(?:\(\))?`(?!`)")
+
+
+def test_a_class_in_backticks_exists() -> None:
+    known, mentions = {"Interval", "Len"}, []  # these two are classes of annotated-types
+    for package in (*PACKAGES, "callboard", "tests", "labs", "benchmarks", "examples", "scripts"):
+        for path in modules(package):
+            text = path.read_text("utf-8")
+            known.update(re.findall(r"\b[A-Z][a-z]+\w*", MENTION.sub("", text)))
+            mentions += [(name, path.relative_to(ROOT)) for name in MENTION.findall(text)]
+    missing = [f"{path}: {name}" for name, path in mentions if name not in known]
+    assert not missing, "these classes do not exist; write their present names"

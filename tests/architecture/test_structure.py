@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -98,6 +99,13 @@ def test_every_package_states_its_subject() -> None:
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
     ]
     assert silent == []
+
+
+def test_the_makefile_names_tests_that_exist() -> None:
+    """So that `make test ROOM=bus` runs after a file was renamed."""
+    named = re.findall(r"\btests/[\w/.]+(?![*\w/.])", (ROOT / "Makefile").read_text("utf-8"))
+    assert "tests/bus" in named
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 COMPOSE = {"engine/stores.py", "engine/runtime/runtime.py", "engine/watching/health.py"}

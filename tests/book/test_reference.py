@@ -39,6 +39,9 @@ ROOMS = (
 )
 
 
+of_the_book = pytest.mark.deep("builds the whole book")
+
+
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The book, built strictly; without search, sources and the layout of signatures, half of the time."""
@@ -58,6 +61,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+@of_the_book
 @pytest.mark.timeout(300)
 def test_the_book_builds_without_a_warning_and_needs_no_network(book: Path) -> None:
     """Nothing in it is fetched from elsewhere when it is read."""
@@ -66,6 +70,7 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(book: Path) -> N
         assert fetched == [], page
 
 
+@of_the_book
 @pytest.mark.timeout(300)
 def test_every_public_name_has_an_entry(book: Path) -> None:
     """Under the name of the package that it is imported from, or of the one that defines it."""
@@ -78,6 +83,7 @@ def test_every_public_name_has_an_entry(book: Path) -> None:
             assert any(f"{home}.{name}" in entries for home in homes), f"{room}.{name}"
 
 
+@of_the_book
 @pytest.mark.timeout(300)
 def test_every_command_and_option_is_there(book: Path) -> None:
     """As `--help` has them."""
@@ -90,6 +96,7 @@ def test_every_command_and_option_is_there(book: Path) -> None:
                 assert re.search(rf"<code>{option}[ <]", section), f"{parser.prog} {option}"
 
 
+@of_the_book
 @pytest.mark.timeout(300)
 def test_every_event_is_there(book: Path) -> None:
     """Those of the bus by topic, those of streams by type, each with its fields."""
@@ -100,6 +107,7 @@ def test_every_event_is_there(book: Path) -> None:
             assert f"<code>{field}</code>" in section
 
 
+@of_the_book
 @pytest.mark.timeout(300)
 def test_every_row_of_the_definition_of_done_leads_to_its_tests(book: Path) -> None:
     """To the line at which each begins."""
@@ -122,6 +130,7 @@ def test_keywords_of_the_search_belong_to_pages() -> None:
     assert {page for page in pages if page.startswith("how-to/")} <= set(keywords)
 
 
+@of_the_book
 @pytest.mark.timeout(300)
 def test_keywords_are_in_the_page_and_hidden(book: Path) -> None:
     """Below its title, so that the search finds the page and not one of its sections."""

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from callboard import PriceTable
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.models.configured import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tests.support.nats_server import own_nats_server, why_no_nats
@@ -36,6 +36,14 @@ PAGES = [
         for page in DOCS.rglob("*.md")
         if blocks(page) and (name := page.relative_to(DOCS).as_posix()) not in RUN_ELSEWHERE
     ),
+]
+
+IN_QUICK_RUNS = {"index.md", "generate.md", "objects.md", "sessions.md", "tools.md"}
+"""Each page takes a second of interpreters that start."""
+
+ALL_OR_FIRST = [
+    pytest.param(page, marks=[] if page in IN_QUICK_RUNS else pytest.mark.deep("every page of the book"))
+    for page in PAGES
 ]
 
 CALLED_ELSEWHERE = {
@@ -149,7 +157,7 @@ def write_scripted_models(page: str, folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_OR_FIRST)
 @pytest.mark.usefixtures("server")
 def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
     """Files are written, programs and commands run in the page's order, and outputs are as printed there."""
@@ -250,7 +258,12 @@ def test_files_that_a_page_writes_are_used_there() -> None:
 
 
 STANDING_ALONE = [
-    pytest.param(page, block, id=f"{Path(page).name}:{block.line}")
+    pytest.param(
+        page,
+        block,
+        id=f"{Path(page).name}:{block.line}",
+        marks=[] if page == README else pytest.mark.deep("quick runs have the whole page"),
+    )
     for page in (README, "index.md")
     for block in blocks(DOCS / page)
     if is_inline(block)

@@ -374,16 +374,13 @@ def test_an_error_is_described_without_its_locals() -> None:
 CHILDREN = ("a", "b", "c")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "failed", "restarted"),
-    [
-        ("one_for_one", "b", ("b",)),
-        ("one_for_all", "b", ("a", "b", "c")),
-        ("rest_for_one", "a", ("a", "b", "c")),
-        ("rest_for_one", "b", ("b", "c")),
-        ("rest_for_one", "c", ("c",)),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "failed", "restarted"), [
+    ("one_for_one", "b", ("b",)),
+    ("one_for_all", "b", ("a", "b", "c")),
+    ("rest_for_one", "a", ("a", "b", "c")),
+    ("rest_for_one", "b", ("b", "c")),
+    ("rest_for_one", "c", ("c",)),
+])  # fmt: skip
 def test_a_strategy_says_who_is_restarted(strategy: Strategy, failed: str, restarted: tuple[str, ...]) -> None:
     """Alone, all, or those that were started after it; always in the order of starting."""
     assert affected(strategy, CHILDREN, failed) == restarted
@@ -406,17 +403,14 @@ def test_the_backoff_doubles_up_to_its_cap_and_is_full_jitter() -> None:
     assert policy.delay(100_000, almost_one) <= 5.0
 
 
-@pytest.mark.parametrize(
-    ("restart", "crashed", "expected"),
-    [
-        ("permanent", False, "restart"),
-        ("permanent", True, "restart"),
-        ("transient", False, "stay"),
-        ("transient", True, "restart"),
-        ("temporary", False, "stay"),
-        ("temporary", True, "stay"),
-    ],
-)
+@pytest.mark.parametrize(("restart", "crashed", "expected"), [
+    ("permanent", False, "restart"),
+    ("permanent", True, "restart"),
+    ("transient", False, "stay"),
+    ("transient", True, "restart"),
+    ("temporary", False, "stay"),
+    ("temporary", True, "stay"),
+])  # fmt: skip
 def test_the_restart_type_decides_below_the_limit(restart: str, crashed: bool, expected: str) -> None:
     """Permanent always, transient after a crash, temporary never."""
     assert verdict(restart, RestartPolicy(), crashed=crashed, failures=1) == expected  # type: ignore[arg-type]

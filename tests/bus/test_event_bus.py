@@ -59,24 +59,21 @@ def test_an_event_carries_where_it_belongs() -> None:
     assert (envelope.topic, envelope.event_id) == ("actor.started", "run_1-1")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "topic", "matches"),
-    [
-        ("llm.call_started", "llm.call_started", True),
-        ("llm.call_started", "llm.call_failed", False),
-        ("llm.*", "llm.call_started", True),
-        ("llm.*", "llm.call.deep", False),
-        ("llm.*", "llm", False),
-        ("*.started", "actor.started", True),
-        ("llm.>", "llm.call.deep", True),
-        ("llm.>", "llm.call_started", True),
-        ("llm.>", "llm", False),
-        ("llm.>", "llmx.call", False),
-        (">", "anything.at.all", True),
-        ("*", "one", True),
-        ("*.>", "one", False),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "topic", "matches"), [
+    ("llm.call_started", "llm.call_started", True),
+    ("llm.call_started", "llm.call_failed", False),
+    ("llm.*", "llm.call_started", True),
+    ("llm.*", "llm.call.deep", False),
+    ("llm.*", "llm", False),
+    ("*.started", "actor.started", True),
+    ("llm.>", "llm.call.deep", True),
+    ("llm.>", "llm.call_started", True),
+    ("llm.>", "llm", False),
+    ("llm.>", "llmx.call", False),
+    (">", "anything.at.all", True),
+    ("*", "one", True),
+    ("*.>", "one", False),
+])  # fmt: skip
 def test_patterns_match_by_whole_tokens(pattern: str, topic: str, matches: bool) -> None:
     """A star is one token, a tail is one or more, everything else is literal."""
     assert topic_matches(pattern, topic) is matches

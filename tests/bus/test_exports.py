@@ -20,20 +20,10 @@ INTERNAL = {"CallSettings", "ErrorRow"}
 """Public classes of these modules that only our own rooms pass to each other."""
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "errors",
-        "events.calls",
-        "events.envelope",
-        "events.operation",
-        "events.sessions",
-        "streams.events",
-        "values.content",
-        "values.messages",
-        "values.usage",
-    ],
-)
+@pytest.mark.parametrize("module", [
+    "errors", "events.calls", "events.envelope", "events.operation", "events.sessions", "streams.events",
+    "values.content", "values.messages", "values.usage",
+])  # fmt: skip
 def test_every_value_is_offered(module: str) -> None:
     """Every public class of the vocabulary can be imported from `bus` itself, with one documented exception."""
     source = importlib.import_module(f"{bus.__name__}.{module}")

@@ -15,18 +15,15 @@ def test_one_text_block_is_plain_text(role: Role, text: str) -> None:
     assert Message(role, (TextBlock(text),)).plain_text == text
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        (),
-        (TextBlock(""),),
-        (TextBlock(" \n"),),
-        (TextBlock("half \ud83d"),),
-        (TextBlock("one"), TextBlock("two")),
-        (TextBlock("signed", provider_raw=ProviderRaw("gemini", {})),),
-        (ImageBlock(url="https://example.org/a.png"),),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    (),
+    (TextBlock(""),),
+    (TextBlock(" \n"),),
+    (TextBlock("half \ud83d"),),
+    (TextBlock("one"), TextBlock("two")),
+    (TextBlock("signed", provider_raw=ProviderRaw("gemini", {})),),
+    (ImageBlock(url="https://example.org/a.png"),),
+])  # fmt: skip
 def test_a_message_that_some_target_may_have_to_change_is_not_plain_text(
     content: tuple[TextBlock | ImageBlock, ...],
 ) -> None:

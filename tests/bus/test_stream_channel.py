@@ -419,16 +419,10 @@ async def test_a_discarded_log_is_forgotten_and_still_read() -> None:
 def test_only_adjacent_deltas_of_one_block_are_merged() -> None:
     """Not across blocks, messages, kinds, or a signature; and the seq is that of the last that went in."""
     events = [
-        TextDelta("a", 0, "m"),
-        TextDelta("b", 0, "m"),
-        TextDelta("c", 1, "m"),
-        TextDelta("d", 1, "n"),
-        ThinkingDelta("e", None, 1, "n"),
-        ThinkingDelta("f", "sig", 1, "n"),
-        ThinkingDelta("g", None, 1, "n"),
-        ToolUseInputDelta("t", "{", 2, "n"),
-        ToolUseInputDelta("t", "}", 2, "n"),
-    ]
+        TextDelta("a", 0, "m"), TextDelta("b", 0, "m"), TextDelta("c", 1, "m"), TextDelta("d", 1, "n"),
+        ThinkingDelta("e", None, 1, "n"), ThinkingDelta("f", "sig", 1, "n"), ThinkingDelta("g", None, 1, "n"),
+        ToolUseInputDelta("t", "{", 2, "n"), ToolUseInputDelta("t", "}", 2, "n"),
+    ]  # fmt: skip
     merged, seqs = coalesce(events, 10)
     assert merged == [
         TextDelta("ab", 0, "m"),
@@ -465,16 +459,11 @@ def test_what_is_told_beside_the_content_is_for_those_who_were_there() -> None:
 def test_an_unfinished_message_folds_to_one_delta_per_block() -> None:
     """Text, thinking and arguments are joined; folding again changes nothing but what is new."""
     events: list[TurnEvent] = [
-        MessageStart("m"),
-        ThinkingDelta("a", None, 0, "m"),
-        ThinkingDelta("b", "sig", 0, "m"),
-        ToolUseStart("t", "tool", 1, "m"),
-        ToolUseInputDelta("t", '{"a"', 1, "m"),
-        ToolUseInputDelta("t", ":1}", 1, "m"),
-        ToolUseEnd("t", {"a": 1}, False, 1, "m"),
-        TextDelta("c", 2, "m"),
+        MessageStart("m"), ThinkingDelta("a", None, 0, "m"), ThinkingDelta("b", "sig", 0, "m"),
+        ToolUseStart("t", "tool", 1, "m"), ToolUseInputDelta("t", '{"a"', 1, "m"),
+        ToolUseInputDelta("t", ":1}", 1, "m"), ToolUseEnd("t", {"a": 1}, False, 1, "m"), TextDelta("c", 2, "m"),
         TextDelta("d", 2, "m"),
-    ]
+    ]  # fmt: skip
     folded = fold(events)
     assert folded == (
         MessageStart("m"),

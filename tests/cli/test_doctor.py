@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from callboard import ConfigurationError, Engine
-from callboard.adapters import registry
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters import provider as registry
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.cli import command_line
 from callboard.engine.cli.doctor import age_in_days
 from callboard.engine.models.configured import read_models_yaml
@@ -329,7 +329,6 @@ def written(home: Path) -> Path:
     return path
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_adapter_of_a_plugin_is_a_type_in_models_yaml(installed: Path, home: Path) -> None:
     """It answers, although another adapter of the same package can't be loaded."""

@@ -410,11 +410,9 @@ def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
     """Each command says what the next one needs."""
     saved = call("chat", "--save", "--system", "Be kind.", home=talkative, said="hello\nagain\n", exits=0)
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
-
     listed = call("sessions", home=talkative, exits=0)
     (line,) = [line for line in listed.stdout.splitlines() if session in line]
     assert re.search(r"first +2 +2 +.* 4 +yes$", line.rstrip()), line
-
     shown = call("sessions", session, home=talkative)
     assert shown.stdout.splitlines() == [
         "system> Be kind.",
@@ -423,7 +421,6 @@ def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
         "user> again",
         "one:parrot> one heard 3 messages, last: again",
     ]
-
     resumed = call(
         "chat", "--resume", session, "--model", "second", home=talkative, said="still there?\n", exits=0
     )

@@ -118,10 +118,8 @@ ENDINGS: Mapping[str, Mapping[str, Ending]] = {
 """By the wire's name and its word. Regular ends are `END`, whichever word has them: calls make them `TOOLS`."""
 
 STREAMED: Mapping[tuple[str, str], Ending] = {
-    ("openai", NOTHING): END,  # the event that ends the stream says how
-    ("openai_compatible", NOTHING): StreamError,
-    ("gemini", NOTHING): StreamError,
-}
+    ("openai", NOTHING): END, ("openai_compatible", NOTHING): StreamError, ("gemini", NOTHING): StreamError,
+}  # fmt: skip
 """Where a stream differs from a whole reply: what a body of JSON shows to be over, a stream must say."""
 
 

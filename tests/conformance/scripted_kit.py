@@ -28,16 +28,10 @@ from callboard.bus.errors import NetworkError, OverloadedError
 from callboard.bus.values.usage import StopReason
 
 KINDS = {
-    "rate limit": "rate_limit",
-    "overload": "overloaded",
-    "quota": "quota",
-    "bad key": "auth",
-    "forbidden": "access_denied",
-    "no model": "not_found",
-    "overflow": "context_overflow",
-    "bad request": "invalid_request",
-    "server": "server",
-}
+    "rate limit": "rate_limit", "overload": "overloaded", "quota": "quota", "bad key": "auth",
+    "forbidden": "access_denied", "no model": "not_found", "overflow": "context_overflow",
+    "bad request": "invalid_request", "server": "server",
+}  # fmt: skip
 STOPS = {"end": StopReason.END_TURN, "tools": StopReason.TOOL_USE, "length": StopReason.MAX_TOKENS}
 
 

@@ -20,7 +20,6 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.call import HttpCall
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
@@ -28,9 +27,9 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.replies.whole import WholeStream
-from callboard.adapters.requests.host_options import merge_options
-from callboard.adapters.requests.settings import EFFORTS
-from callboard.adapters.schemas.sanitizer import without_booleans
+from callboard.adapters.requests.fitted import WireCall
+from callboard.adapters.requests.schemas import without_booleans
+from callboard.adapters.requests.settings import EFFORTS, merge_options
 from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -49,13 +48,9 @@ from ..support.fake_http import FakeTransport, request
 pytestmark = pytest.mark.anyio
 
 WIRES: Mapping[str, Callable[..., HttpAdapter]] = {
-    "anthropic": AnthropicAdapter,
-    "openai": OpenAIAdapter,
-    "openai_compatible": OpenAICompatibleAdapter,
-    "gemini": GeminiAdapter,
-    "ollama": OllamaAdapter,
-    "tgi": TGIAdapter,
-}
+    "anthropic": AnthropicAdapter, "openai": OpenAIAdapter, "openai_compatible": OpenAICompatibleAdapter,
+    "gemini": GeminiAdapter, "ollama": OllamaAdapter, "tgi": TGIAdapter,
+}  # fmt: skip
 OPTIONS: Mapping[str, JsonObject] = {
     "openai_compatible": {"quirks": {"base": "openai", "replays": "tool_loop"}},
     "ollama": {"discover": False},
@@ -154,14 +149,9 @@ CALLED = (
     Message.user("And?"),
 )
 TOOL_WORDS = (
-    b"tool_calls",
-    b"tool_use",
-    b"function_call",
-    b"functionCall",
-    b"functionResponse",
-    b'"tool"',
+    b"tool_calls", b"tool_use", b"function_call", b"functionCall", b"functionResponse", b'"tool"',
     b"tool_call_id",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "tgi"])
@@ -197,10 +187,8 @@ async def test_reasoning_does_not_go_back_to_a_model_that_has_none(wire: str) ->
     call = ToolUseBlock("tu_1", "look", {}, provider_raw=ProviderRaw(wire, {"id": "c1", "after": "rs_1"}))
     thought = ThinkingBlock("Deeply hidden.", "c2lnbmVk", ProviderRaw(wire, reasoning))
     history = (
-        Message.user("Look."),
-        Message.assistant((thought, call)),
-        Message.tool_result("tu_1", "a cat"),
-    )
+        Message.user("Look."), Message.assistant((thought, call)), Message.tool_result("tu_1", "a cat"),
+    )  # fmt: skip
     thinks = await sent(wire, asking(*history, capabilities=ALL))
     assert b"Deeply hidden." in thinks.body or b"c2lnbmVk" in thinks.body
     wire_call = await sent(wire, asking(*history, capabilities=without("thinking")))
@@ -316,14 +304,11 @@ def test_a_request_without_a_message_is_refused_here(wire: str, messages: tuple[
         body_of(wire, messages=messages)
 
 
-@pytest.mark.parametrize(
-    ("wire", "path", "longest"),
-    [
-        ("openai", ("user",), 64),
-        ("openai_compatible", ("user",), 64),
-        ("anthropic", ("metadata", "user_id"), 256),
-    ],
-)
+@pytest.mark.parametrize(("wire", "path", "longest"), [
+    ("openai", ("user",), 64),
+    ("openai_compatible", ("user",), 64),
+    ("anthropic", ("metadata", "user_id"), 256),
+])  # fmt: skip
 def test_a_long_id_of_a_user_becomes_a_digest(wire: str, path: tuple[str, ...], longest: int) -> None:
     """The same one from call to call; a short one goes as it is."""
 

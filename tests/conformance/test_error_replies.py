@@ -85,24 +85,15 @@ _RESPONSES: list[tuple[int, JsonObject, Kind]] = [
     (503, {"code": "slow_down", "message": "m"}, OverloadedError),
 ]
 _CHAT: list[tuple[int, Json | bytes, Kind]] = [
-    (
-        400,
-        {"error": {"code": 400, "message": "too large", "type": "exceed_context_size_error", "n_ctx": 512}},
-        ContextOverflowError,
-    ),
+    (400, {"error": {"code": 400, "message": "too large", "type": "exceed_context_size_error", "n_ctx": 512}},
+        ContextOverflowError),
     (400, {"object": "error", "message": "bad", "type": "BadRequestError", "code": 400}, InvalidRequestError),
     (400, {"error": {"message": "x", "code": "tool_use_failed", "failed_generation": "y"}}, InvalidRequestError),
     (400, {"error": {"message": "filtered", "code": "content_filter"}}, ContentFilterError),
-    (
-        400,
-        {"error": {"message": "string too long. maximum length 40", "code": "string_above_max_length"}},
-        InvalidRequestError,
-    ),
-    (
-        400,
-        {"error": {"message": "maximum context length is 8 tokens", "type": "BadRequestError", "code": 400}},
-        ContextOverflowError,
-    ),
+    (400, {"error": {"message": "string too long. maximum length 40", "code": "string_above_max_length"}},
+        InvalidRequestError),
+    (400, {"error": {"message": "maximum context length is 8 tokens", "type": "BadRequestError", "code": 400}},
+        ContextOverflowError),
     (400, {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: x"}, AuthError),
     (400, {"code": "Client specified an invalid argument", "error": "no such parameter"}, InvalidRequestError),
     (400, {"error": {"code": "1261", "message": "prompt too long"}}, ContextOverflowError),
@@ -111,18 +102,15 @@ _CHAT: list[tuple[int, Json | bytes, Kind]] = [
     (413, b"<html>413</html>", InvalidRequestError),
     (422, {"detail": [{"msg": "field required"}]}, InvalidRequestError),
     (422, {"object": "error", "message": {"detail": []}, "type": "invalid", "code": None}, InvalidRequestError),
-    (
-        429,
-        {"error": {"code": 429, "message": "Provider returned error", "metadata": {"raw": "y"}}},
-        RateLimitError,
-    ),
+    (429, {"error": {"code": 429, "message": "Provider returned error", "metadata": {"raw": "y"}}},
+        RateLimitError),
     (429, [{"error": {"code": 429, "message": "x", "status": "RESOURCE_EXHAUSTED"}}], RateLimitError),
     (429, {"error": {"code": "1113", "message": "balance"}}, QuotaExceededError),
     (498, {"error": {"message": "capacity"}}, OverloadedError),
     (502, b"<html><body>Bad gateway</body></html>", ServerError),
     (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}, ServerError),
     (529, b"", OverloadedError),
-]
+]  # fmt: skip
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 _GEMINI: list[tuple[tuple[int, Json], Kind]] = [
     (google(400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."), AuthError),
@@ -148,17 +136,14 @@ _OLLAMA: list[tuple[int, str, Kind]] = [
     (400, 'invalid think value: "x"', InvalidRequestError),
     (400, "json: cannot unmarshal array into Go struct field", InvalidRequestError),
     (400, "the prompt is longer than the context length currently available; shorten it", ContextOverflowError),
-    (
-        400,
-        "input length (9000 tokens) exceeds the model's maximum context length (8192 tokens)",
-        ContextOverflowError,
-    ),
+    (400, "input length (9000 tokens) exceeds the model's maximum context length (8192 tokens)",
+        ContextOverflowError),
     (404, 'model "x" not found, try pulling it first', NotFoundError),
     (429, "you've reached your weekly usage limit, please upgrade", QuotaExceededError),
     (499, "request canceled", ServerError),
     (500, "model requires more system memory (9.0 GiB) than is available (3.1 GiB)", ServerError),
     (502, "upstream is gone", ServerError),
-]
+]  # fmt: skip
 _TGI: list[tuple[int, str, str | None, Kind]] = [
     (422, "`inputs` must have less than 1000 tokens. Given: 1500", "validation", ContextOverflowError),
     (422, "`top_p` must be > 0.0 and < 1.0", "validation", InvalidRequestError),

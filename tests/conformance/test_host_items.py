@@ -10,12 +10,12 @@ import pytest
 from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -132,11 +132,9 @@ def test_neither_half_goes_back_without_the_other(call: JsonObject, answer: Json
     assert len(dropped(wire)) == 1
 
 
-@pytest.mark.parametrize(
-    "adapter",
-    [AnthropicAdapter, GeminiAdapter, OllamaAdapter, OpenAICompatibleAdapter],
-    ids=lambda adapter: str(adapter.__name__),
-)
+@pytest.mark.parametrize("adapter", [
+    AnthropicAdapter, GeminiAdapter, OllamaAdapter, OpenAICompatibleAdapter,
+], ids=lambda adapter: str(adapter.__name__))  # fmt: skip
 def test_another_provider_is_told_nothing_of_them_and_the_loss_is_reported(adapter: type[HttpAdapter]) -> None:
     history = (
         Message.user("Go"),
@@ -227,12 +225,9 @@ def test_a_programs_calls_and_its_end_go_back_with_it(streamed: bool) -> None:
     )
     [call] = [block for block in begun if isinstance(block, ToolUseBlock)]
     history = (
-        Message.user("Go"),
-        Message.assistant(begun),
-        Message.tool_result(call.id, "3"),
-        Message.assistant(over),
+        Message.user("Go"), Message.assistant(begun), Message.tool_result(call.id, "3"), Message.assistant(over),
         Message.user("Thanks"),
-    )
+    )  # fmt: skip
     lost, items = sent_by(MODEL, *history)
     assert lost == []
     assert [item.get("type") for item in items[1:5]] == [
@@ -298,14 +293,11 @@ def mine(**fields: Json) -> ProviderRaw:
 
 ASKED: list[ContentBlock] = [
     DocumentBlock(url="https://www.youtube.com/watch?v=x", provider_raw=mine(videoMetadata=OWN["videoMetadata"])),
-    ImageBlock(
-        data=b"\x89PNG\r\n\x1a\n",
-        media_type="image/png",
-        provider_raw=mine(mediaResolution=OWN["mediaResolution"]),
-    ),
+    ImageBlock(data=b"\x89PNG\r\n\x1a\n", media_type="image/png",
+        provider_raw=mine(mediaResolution=OWN["mediaResolution"])),
     OpaqueBlock("fileData", mine(fileData={"fileUri": "gs://mine/x", "mimeType": "image/png"})),
     TextBlock("What is in these?", mine(partMetadata=OWN["partMetadata"])),
-]
+]  # fmt: skip
 SAID: list[JsonObject] = [
     g.thought("Hm.", SIGNATURE),
     {"executableCode": {"language": "PYTHON", "code": "count()", "id": "x"}},

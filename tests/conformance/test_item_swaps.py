@@ -19,7 +19,7 @@ from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import AdapterError, InvalidRequestError
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json, JsonObject
@@ -46,12 +46,9 @@ from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import WIRES, Wire
 
 MODELS: Mapping[str, str] = {
-    "anthropic": "claude-opus-5-5",
-    "openai": "gpt-5.6",
-    "openai_compatible": "gpt-5.6",
-    "gemini": "gemini-3-pro",
+    "anthropic": "claude-opus-5-5", "openai": "gpt-5.6", "openai_compatible": "gpt-5.6", "gemini": "gemini-3-pro",
     "interactions": "gemini-3-pro",
-}
+}  # fmt: skip
 
 
 class Side(NamedTuple):
@@ -390,6 +387,7 @@ def histories(body: JsonObject, home: str) -> Iterator[tuple[Message, ...]]:
             yield (Message(Role.USER, (odd,)), Message.assistant("Done."))
 
 
+@pytest.mark.deep("every field of every recorded item, with every value that is wrong there")
 @pytest.mark.parametrize("home", PROVIDERS)
 def test_odd_things_that_a_block_keeps_break_no_request(home: str) -> None:
     written = 0

@@ -16,9 +16,9 @@ from callboard.adapters.conformance import CHECKS, KEY, Check, HttpKit, Kit, Ser
 from callboard.adapters.contract import AdapterCapabilities, AttemptObserver, CanonicalRequest, CanonicalResponse
 from callboard.adapters.health import AdapterHealth
 from callboard.adapters.http.stream import HttpStream
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.whole import WholeStream
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.transport.transport import HttpReply, Transport
 from callboard.bus.clock import Clock
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
@@ -62,6 +62,7 @@ def test_an_adapter_passes_on_trio(wire: Kit, check: Check) -> None:
     passes(wire, check, "virtual-trio")
 
 
+@pytest.mark.deep("sixty checks of each server with quirks")
 @each_check
 @pytest.mark.parametrize("wire", QUIRKY, ids=lambda wire: wire.quirks)
 def test_a_server_with_quirks_passes(wire: ChatWire, check: Check) -> None:

@@ -13,7 +13,7 @@ from callboard.adapters.conformance import Says
 from callboard.adapters.contract import ProviderAdapter, RateLimitInfo
 from callboard.adapters.health import AdapterHealth, ChecksHealth
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
+from callboard.adapters.provider import create_adapter, model_table, tabled_vendors
 from callboard.adapters.requests.settings import EFFORTS, PORTABLE
 from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
@@ -25,22 +25,12 @@ from ..support.wires import QUIRKY, WIRES, ChatWire, Wire
 
 EVERYWHERE = (*WIRES, *QUIRKY)
 SETTINGS: dict[str, object] = {
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "seed": 7,
-    "user": "u_1",
-    "verbosity": "low",
-    "background": True,
-}
+    "temperature": 0.5, "top_p": 0.5, "frequency_penalty": 0.5, "presence_penalty": -0.5, "seed": 7,
+    "user": "u_1", "verbosity": "low", "background": True,
+}  # fmt: skip
 AT_THE_EDGE: dict[str, object] = {
-    "temperature": 0.0,
-    "top_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "seed": 0,
-}
+    "temperature": 0.0, "top_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "seed": 0,
+}  # fmt: skip
 
 
 def named(wire: Wire) -> str:

@@ -49,23 +49,13 @@ from ..support.media_server import png
 from ..support.wire_history import history_faults
 
 CLAUDES = [
-    "claude-3-5-haiku-latest",
-    "claude-sonnet-4-5",
-    "claude-opus-4-5",
-    "claude-opus-4-8",
-    "claude-sonnet-5",
-    "claude-opus-5-5",
-    "claude-of-tomorrow",
-]
+    "claude-3-5-haiku-latest", "claude-sonnet-4-5", "claude-opus-4-5", "claude-opus-4-8", "claude-sonnet-5",
+    "claude-opus-5-5", "claude-of-tomorrow",
+]  # fmt: skip
 GPTS = ["gpt-4.1", "o3", "gpt-5-mini", "gpt-5.1", "gpt-5.6", "gpt-6-astra", "gpt-of-tomorrow"]
 GEMINIS = [
-    "gemma-3-27b-it",
-    "gemini-2.0-flash",
-    "gemini-2.5-flash",
-    "gemini-2.5-pro",
-    "gemini-3-pro",
-    "of-tomorrow",
-]
+    "gemma-3-27b-it", "gemini-2.0-flash", "gemini-2.5-flash", "gemini-2.5-pro", "gemini-3-pro", "of-tomorrow",
+]  # fmt: skip
 ANTHROPIC = AnthropicAdapter(AdapterConfig())
 RESPONSES = OpenAIAdapter(AdapterConfig())
 CHAT = OpenAICompatibleAdapter(AdapterConfig())
@@ -73,12 +63,8 @@ GEMINI = GeminiAdapter(AdapterConfig())
 INTERACTIONS = GeminiAdapter(AdapterConfig(options={"api": "interactions"}), name="interactions")
 OLLAMA = OllamaAdapter(AdapterConfig())
 MODELS = {
-    "anthropic": CLAUDES,
-    "openai": GPTS,
-    "openai_compatible": GPTS,
-    "gemini": GEMINIS,
-    "interactions": GEMINIS,
-}
+    "anthropic": CLAUDES, "openai": GPTS, "openai_compatible": GPTS, "gemini": GEMINIS, "interactions": GEMINIS,
+}  # fmt: skip
 
 examples = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -195,17 +181,14 @@ def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAd
 BOAT = ImageBlock(data=png())
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "judge"),
-    [
-        ("openai", "gpt-image-2", images_faults),
-        ("openai", "gpt-image-1.5", images_faults),
-        ("openai_compatible", "gpt-image-2", images_faults),
-        ("openai", "gpt-5", responses_faults),
-        ("gemini", "gemini-3-pro-image", contents_faults),
-        ("gemini", "gemini-2.5-flash-image", contents_faults),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "judge"), [
+    ("openai", "gpt-image-2", images_faults),
+    ("openai", "gpt-image-1.5", images_faults),
+    ("openai_compatible", "gpt-image-2", images_faults),
+    ("openai", "gpt-5", responses_faults),
+    ("gemini", "gemini-3-pro-image", contents_faults),
+    ("gemini", "gemini-2.5-flash-image", contents_faults),
+])  # fmt: skip
 @given(
     inputs=st.integers(0, 2),
     masked=st.booleans(),
@@ -255,16 +238,13 @@ def test_requests_for_images_are_such_as_the_vendor_s_types_allow(
     assert set(files) <= {"image", "image[]", "mask"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "judge"),
-    [
-        ("openai", "sora-2", videos_faults),
-        ("openai", "sora-2-pro", videos_faults),
-        ("gemini", "veo-3.1-generate-preview", video_parameters_faults),
-        ("gemini", "veo-2.0-generate-001", video_parameters_faults),
-        ("gemini", "of-tomorrow", video_parameters_faults),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "judge"), [
+    ("openai", "sora-2", videos_faults),
+    ("openai", "sora-2-pro", videos_faults),
+    ("gemini", "veo-3.1-generate-preview", video_parameters_faults),
+    ("gemini", "veo-2.0-generate-001", video_parameters_faults),
+    ("gemini", "of-tomorrow", video_parameters_faults),
+])  # fmt: skip
 @given(
     seconds=st.sampled_from([None, 4, 6, 8]),
     size=st.sampled_from([None, "1280x720", "720x1280", "1080x1920", "1792x1024"]),
@@ -298,17 +278,14 @@ def test_requests_for_videos_are_such_as_the_vendor_s_types_allow(
     assert set(files) == {"input_reference"}
 
 
-@pytest.mark.parametrize(
-    ("judge", "body"),
-    [
-        (images_faults, {"model": "m"}),
-        (images_faults, {"prompt": "p", "quality": "best"}),
-        (videos_faults, {"prompt": "p", "seconds": 8}),
-        (videos_faults, {"prompt": "p", "audio": True}),
-        (video_parameters_faults, {"instances": [], "parameters": {"seconds": 8}}),
-        (video_parameters_faults, {"instances": [], "parameters": {}, "config": {}}),
-    ],
-)
+@pytest.mark.parametrize(("judge", "body"), [
+    (images_faults, {"model": "m"}),
+    (images_faults, {"prompt": "p", "quality": "best"}),
+    (videos_faults, {"prompt": "p", "seconds": 8}),
+    (videos_faults, {"prompt": "p", "audio": True}),
+    (video_parameters_faults, {"instances": [], "parameters": {"seconds": 8}}),
+    (video_parameters_faults, {"instances": [], "parameters": {}, "config": {}}),
+])  # fmt: skip
 def test_the_judges_find_what_is_wrong(judge: Callable[[bytes], list[str]], body: JsonObject) -> None:
     assert judge(msgspec.json.encode(body))
 
@@ -369,17 +346,14 @@ def test_requests_for_vectors_are_such_as_the_vendor_s_types_allow(
     assert body is None or judge(body) == []
 
 
-@pytest.mark.parametrize(
-    ("judge", "body"),
-    [
-        (embeddings_faults, {"model": "m"}),
-        (embeddings_faults, {"model": "m", "input": ["x"], "encoding_format": "hex"}),
-        (embeddings_faults, {"model": "m", "input": ["x"], "input_type": "query"}),
-        (embed_contents_faults, {"requests": [{"model": "m", "content": {"parts": []}}]}),
-        (embed_contents_faults, {"requests": [{"model": "models/m", "content": {"parts": []}, "task": "x"}]}),
-        (ollama_embed_faults, {"model": "m", "input": ["x"], "dimensions": "x"}),
-        (ollama_embed_faults, {"model": "m", "input": ["x"], "input_type": "x"}),
-    ],
-)
+@pytest.mark.parametrize(("judge", "body"), [
+    (embeddings_faults, {"model": "m"}),
+    (embeddings_faults, {"model": "m", "input": ["x"], "encoding_format": "hex"}),
+    (embeddings_faults, {"model": "m", "input": ["x"], "input_type": "query"}),
+    (embed_contents_faults, {"requests": [{"model": "m", "content": {"parts": []}}]}),
+    (embed_contents_faults, {"requests": [{"model": "models/m", "content": {"parts": []}, "task": "x"}]}),
+    (ollama_embed_faults, {"model": "m", "input": ["x"], "dimensions": "x"}),
+    (ollama_embed_faults, {"model": "m", "input": ["x"], "input_type": "x"}),
+])  # fmt: skip
 def test_the_judges_of_embeddings_find_what_is_wrong(judge: Judge, body: JsonObject) -> None:
     assert judge(msgspec.json.encode(body))

@@ -34,11 +34,9 @@ HOSTS = {
 PATHS = {
     "openai": ("/v1/responses", "/v1/responses"),
     "anthropic": ("/v1/messages", "/v1/messages"),
-    "gemini": (
-        "/v1beta/models/gemini-2.5-flash:generateContent",
-        "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse",
-    ),
-}
+    "gemini": ("/v1beta/models/gemini-2.5-flash:generateContent",
+        "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse"),
+}  # fmt: skip
 
 
 def canonical(model: str, **more: object) -> CanonicalRequest:
@@ -167,27 +165,16 @@ async def test_the_system_prompt_stands_where_the_provider_wants_it(wire: Wire) 
 
 
 FIVE_ROLES: dict[str, list[Json]] = {
-    "openai": [
-        {"instructions": "S"},
-        {"role": "developer", "content": "D"},
-        {"role": "user", "content": "U"},
-        {"type": "message", "role": "assistant"},
-        {"type": "function_call", "call_id": "call_0"},
-        {"type": "function_call_output", "call_id": "call_0", "output": "R"},
-    ],
-    "anthropic": [
-        {"system": "S\n\nD"},
-        {"role": "user", "content": [{"type": "text", "text": "U"}]},
+    "openai": [{"instructions": "S"}, {"role": "developer", "content": "D"}, {"role": "user", "content": "U"},
+        {"type": "message", "role": "assistant"}, {"type": "function_call", "call_id": "call_0"},
+        {"type": "function_call_output", "call_id": "call_0", "output": "R"}],
+    "anthropic": [{"system": "S\n\nD"}, {"role": "user", "content": [{"type": "text", "text": "U"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "A"}, {"type": "tool_use", "id": "toolu_00"}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_00"}]},
-    ],
-    "gemini": [
-        {"systemInstruction": {"parts": [{"text": "S\n\nD"}]}},
-        {"role": "user", "parts": [{"text": "U"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_00"}]}],
+    "gemini": [{"systemInstruction": {"parts": [{"text": "S\n\nD"}]}}, {"role": "user", "parts": [{"text": "U"}]},
         {"role": "model", "parts": [{"text": "A"}, {"functionCall": {"id": "call_0", "name": "read_file"}}]},
-        {"role": "user", "parts": [{"functionResponse": {"id": "call_0", "response": {"output": "R"}}}]},
-    ],
-}
+        {"role": "user", "parts": [{"functionResponse": {"id": "call_0", "response": {"output": "R"}}}]}],
+}  # fmt: skip
 
 
 @each_provider
@@ -198,11 +185,9 @@ async def test_all_five_roles_become_what_the_provider_has(wire: Wire) -> None:
         called = await at.engine.generate(at.model, "U", max_tool_rounds=0)
         (call,) = called.tool_uses
         conversation = [
-            Message(Role.SYSTEM, (TextBlock("S"),)),
-            Message(Role.DEVELOPER, (TextBlock("D"),)),
-            *called.messages,
+            Message(Role.SYSTEM, (TextBlock("S"),)), Message(Role.DEVELOPER, (TextBlock("D"),)), *called.messages,
             Message.tool_result(call.id, "R"),
-        ]
+        ]  # fmt: skip
         await at.engine.generate(at.model, messages=conversation)
         for part in FIVE_ROLES[wire.name]:
             assert holds(at.body(), part), (part, at.body())

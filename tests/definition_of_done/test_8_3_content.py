@@ -152,12 +152,10 @@ def images(body: Json) -> list[tuple[ImageBlock, Json]]:
 
 DOCUMENTS: dict[str, Json] = {
     "openai": {"type": "input_file", "file_data": f"data:application/pdf;base64,{base64(PDF)}"},
-    "anthropic": {
-        "type": "document",
-        "source": {"type": "base64", "media_type": "application/pdf", "data": base64(PDF)},
-    },
+    "anthropic": {"type": "document", "source": {"type": "base64", "media_type": "application/pdf",
+        "data": base64(PDF)}},
     "gemini": {"inlineData": {"mimeType": "application/pdf", "data": base64(PDF)}},
-}
+}  # fmt: skip
 
 
 @each_provider
@@ -242,11 +240,9 @@ def streaming(body: JsonObject) -> list[bytes]:
             case {"type": "thinking"}:
                 start, deltas = (
                     {"type": "thinking", "thinking": "", "signature": ""},
-                    [
-                        {"type": "thinking_delta", "thinking": block["thinking"]},
-                        {"type": "signature_delta", "signature": block["signature"]},
-                    ],
-                )
+                    [{"type": "thinking_delta", "thinking": block["thinking"]},
+                        {"type": "signature_delta", "signature": block["signature"]}],
+                )  # fmt: skip
             case {"type": "text"}:
                 start, deltas = {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
             case {"type": "tool_use"}:

@@ -21,13 +21,9 @@ each_way = pytest.mark.parametrize("streamed", [False, True])
 THOUGHT_ABOUT: dict[str, JsonObject] = {
     "openai": {"input_tokens": 12, "output_tokens": 70, "output_tokens_details": {"reasoning_tokens": 50}},
     "anthropic": {"input_tokens": 12, "output_tokens": 70, "output_tokens_details": {"thinking_tokens": 50}},
-    "gemini": {
-        "promptTokenCount": 12,
-        "candidatesTokenCount": 20,
-        "thoughtsTokenCount": 50,
-        "totalTokenCount": 82,
-    },
-}
+    "gemini": {"promptTokenCount": 12, "candidatesTokenCount": 20, "thoughtsTokenCount": 50,
+        "totalTokenCount": 82},
+}  # fmt: skip
 """Usage of a reply of 70 tokens, 50 of them reasoning."""
 
 

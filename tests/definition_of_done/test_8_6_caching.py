@@ -47,29 +47,13 @@ async def contents(arguments: JsonObject) -> str:
 # -- what is counted
 
 COUNTED: dict[str, tuple[JsonObject, tuple[int, int, int]]] = {
-    "openai": (
-        {"input_tokens": 2000, "input_tokens_details": {"cached_tokens": 1500}, "output_tokens": 9},
-        (500, 1500, 0),
-    ),
-    "anthropic": (
-        {
-            "input_tokens": 100,
-            "cache_read_input_tokens": 1500,
-            "cache_creation_input_tokens": 400,
-            "output_tokens": 9,
-        },
-        (100, 1500, 400),
-    ),
-    "gemini": (
-        {
-            "promptTokenCount": 2000,
-            "cachedContentTokenCount": 1500,
-            "candidatesTokenCount": 9,
-            "totalTokenCount": 2009,
-        },
-        (500, 1500, 0),
-    ),
-}
+    "openai": ({"input_tokens": 2000, "input_tokens_details": {"cached_tokens": 1500}, "output_tokens": 9},
+        (500, 1500, 0)),
+    "anthropic": ({"input_tokens": 100, "cache_read_input_tokens": 1500, "cache_creation_input_tokens": 400,
+        "output_tokens": 9}, (100, 1500, 400)),
+    "gemini": ({"promptTokenCount": 2000, "cachedContentTokenCount": 1500, "candidatesTokenCount": 9,
+        "totalTokenCount": 2009}, (500, 1500, 0)),
+}  # fmt: skip
 """What is reported, and the input that was new, read from a cache and written to one: never counted twice."""
 
 

@@ -136,18 +136,11 @@ async def fails(arguments: JsonObject) -> str:
 
 
 @each_provider
-@pytest.mark.parametrize(
-    ("tool", "told"),
-    [
-        pytest.param(Tool(TOOLS[0], fails), "There is no such file.", marks=row("8.7.7"), id="failure"),
-        pytest.param(
-            Tool(ToolDefinition("write_file"), answer),
-            "There is no tool named 'read_file'. Available tools: write_file.",
-            marks=row("8.7.8"),
-            id="unknown",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("tool", "told"), [
+    pytest.param(Tool(TOOLS[0], fails), "There is no such file.", marks=row("8.7.7"), id="failure"),
+    pytest.param(Tool(ToolDefinition("write_file"), answer),
+        "There is no tool named 'read_file'. Available tools: write_file.", marks=row("8.7.8"), id="unknown"),
+])  # fmt: skip
 async def test_a_call_that_fails_goes_to_the_model(wire: Wire, tool: Tool, told: str) -> None:
     """As an error, in the tool's own words or with the names of the tools there are, and the turn goes on."""
     async with asking(wire, wire.whole("", 1, "tools"), wire.whole("Sorry.")) as at:
@@ -157,25 +150,18 @@ async def test_a_call_that_fails_goes_to_the_model(wire: Wire, tool: Tool, told:
 
 
 CHOICES: dict[str, dict[str, Json]] = {
-    "openai": {
-        "auto": {"tool_choice": "auto"},
-        "none": {"tool_choice": "none"},
-        "required": {"tool_choice": "required"},
-        "named": {"tool_choice": {"type": "function", "name": "read_file"}},
-    },
-    "anthropic": {
-        "auto": {"tool_choice": {"type": "auto"}},
-        "none": {"tool_choice": {"type": "none"}},
-        "required": {"tool_choice": {"type": "any"}},
-        "named": {"tool_choice": {"type": "tool", "name": "read_file"}},
-    },
-    "gemini": {
-        "auto": {"toolConfig": {"functionCallingConfig": {"mode": "AUTO"}}},
+    "openai": {"auto": {"tool_choice": "auto"}, "none": {"tool_choice": "none"},
+        "required": {"tool_choice": "required"}, "named": {"tool_choice": {"type": "function",
+        "name": "read_file"}}},
+    "anthropic": {"auto": {"tool_choice": {"type": "auto"}}, "none": {"tool_choice": {"type": "none"}},
+        "required": {"tool_choice": {"type": "any"}}, "named": {"tool_choice": {"type": "tool",
+        "name": "read_file"}}},
+    "gemini": {"auto": {"toolConfig": {"functionCallingConfig": {"mode": "AUTO"}}},
         "none": {"toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
         "required": {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
-        "named": {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["read_file"]}}},
-    },
-}
+        "named": {"toolConfig": {"functionCallingConfig": {"mode": "ANY",
+        "allowedFunctionNames": ["read_file"]}}}},
+}  # fmt: skip
 
 
 @each_provider
@@ -228,11 +214,9 @@ async def replayed(wire: Wire, loop: Loop) -> GenerateResult:
     """A recorded conversation once more: its replies, its tools, and what is sent is what was sent then."""
     async with asking(wire, *[exchange.reply() for exchange in loop.exchanges]) as at:
         given: dict[str, Any] = {
-            "messages": loop.messages(),
-            "system_prompt": loop.asked[0].system,
-            "tools": loop.tools(),
+            "messages": loop.messages(), "system_prompt": loop.asked[0].system, "tools": loop.tools(),
             "max_tool_rounds": loop.rounds,
-        }
+        }  # fmt: skip
         model = name_of(wire, loop.exchanges[0])
         if loop.streamed:
             result = await at.engine.stream(model, **given).result()

@@ -11,9 +11,8 @@ from .rows import PROVIDERS, ROWS, SECTIONS, row
 @pytest.fixture(scope="module")
 def table(request: pytest.FixtureRequest) -> dict[str, list[Proof]]:
     """From the tests of this run; those of files that don't run, or not all of them, are collected apart."""
-    partly = bool(
-        request.config.option.keyword or request.config.option.markexpr or ":" in str(request.config.args)
-    )
+    option = request.config.option
+    partly = bool(option.keyword or option.markexpr not in ("", "not deep") or ":" in str(request.config.args))
     here = [] if partly else request.session.items
     elsewhere = [path for path in marked_files() if path not in {item.path for item in here}]
     return table_of([*proofs_in(here), *(collect(elsewhere) if elsewhere else [])])

@@ -30,9 +30,6 @@ from ..support.engines import model as listed
 from ..support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from ..support.scripted import CAPABILITIES, Say, scripted_type
 
-pytestmark = pytest.mark.anyio
-
-
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 
@@ -106,14 +103,8 @@ def test_failures_in_a_row_first_degrade_a_provider_then_stop_it() -> None:
     """The third is published as degraded, the fifth as unavailable, a sixth is silent."""
     table = AvailabilityTable()
     changes = [said(table.observe(failed("NetworkError"), 0)) for _ in range(6)]
-    assert changes == [
-        [],
-        [],
-        [(None, "available", "degraded")],
-        [],
-        [(None, "degraded", "unavailable")],
-        [],
-    ]
+    degraded, stopped = (None, "available", "degraded"), (None, "degraded", "unavailable")
+    assert changes == [[], [], [degraded], [], [stopped], []]
     assert table.state("p") == "unavailable"
     (row,) = table.snapshot()
     assert (row.reason, row.retry_at_us) == ("network: NetworkError", 30 * SECOND)
@@ -155,11 +146,8 @@ def test_a_model_that_is_not_there_counts_against_the_model_only(kind: str) -> N
     """The provider's other models stay available."""
     table = AvailabilityTable()
     assert said(table.observe(failed(kind, status=404), 0)) == [("p:m", "available", "unavailable")]
-    assert (table.state("p", "p:m"), table.state("p", "p:other"), table.state("p")) == (
-        "unavailable",
-        "available",
-        "available",
-    )
+    assert table.state("p", "p:m") == "unavailable"
+    assert table.state("p", "p:other") == table.state("p") == "available"
 
 
 def test_a_rate_limit_sets_a_model_back_for_as_long_as_the_provider_says() -> None:
@@ -180,11 +168,8 @@ def test_a_broken_model_stops_though_its_provider_answers() -> None:
     for _ in range(5):
         table.observe(failed("ServerError", model="p:bad"), 0)
         table.observe(succeeded("p:good"), 0)
-    assert (table.state("p"), table.state("p", "p:bad"), table.state("p", "p:good")) == (
-        "available",
-        "unavailable",
-        "available",
-    )
+    assert table.state("p", "p:bad") == "unavailable"
+    assert table.state("p") == table.state("p", "p:good") == "available"
 
 
 def test_one_call_probes_and_all_others_keep_away() -> None:
@@ -201,18 +186,8 @@ def test_one_call_probes_and_all_others_keep_away() -> None:
     assert said(table.observe(succeeded(), 33 * SECOND, request_id="req_1")) == [(None, "probing", "available")]
 
 
-def test_a_probe_that_gets_a_400_has_found_the_provider_alive() -> None:
-    """An answer is an answer, even if it is no."""
-    table = AvailabilityTable()
-    down(table)
-    table.begin("p", "p:m", "req_1", 30 * SECOND)
-    changes = table.observe(failed("InvalidRequestError", status=400), 30 * SECOND, request_id="req_1")
-    assert said(changes) == [(None, "probing", "available")]
-    assert table.observe(failed("NetworkError"), 31 * SECOND) == (), "the old row of failures is forgotten"
-
-
-def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
-    """It proves nothing: unavailable as before, and the next call may probe at once."""
+def test_a_probe_that_gets_a_400_has_found_the_provider_alive_and_a_cancelled_one_proves_nothing() -> None:
+    """An answer is an answer, even if it is no; without one it is unavailable as before, and free for a probe."""
     table = AvailabilityTable()
     down(table)
     table.begin("p", "p:m", "req_1", 30 * SECOND)
@@ -221,6 +196,10 @@ def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
     assert table.standing("p", "p:m", 31 * SECOND).kind == "ready"
     table.begin("p", "p:m", "req_2", 31 * SECOND)
     assert said(table.abandon("req_2", 31 * SECOND)) == [(None, "probing", "unavailable")]
+    table.begin("p", "p:m", "req_3", 31 * SECOND)
+    changes = table.observe(failed("InvalidRequestError", status=400), 31 * SECOND, request_id="req_3")
+    assert said(changes) == [(None, "probing", "available")]
+    assert table.observe(failed("NetworkError"), 31 * SECOND) == (), "the old row of failures is forgotten"
 
 
 def test_the_cool_down_doubles_up_to_ten_minutes() -> None:
@@ -349,7 +328,6 @@ def test_whatever_happens_the_published_changes_tell_the_tables_states(
 
 # What the configuration adds to requests for one model's sake, and that it adds nothing unless it is told to.
 
-
 TOOLS = [Tool(ToolDefinition(name), lambda arguments: "done") for name in ("read", "write", "list", "ask")]
 
 
@@ -358,17 +336,11 @@ async def asked(
     turns: int = 1,
     adapter: dict[str, object] | None = None,
     model: dict[str, object] | None = None,
-    supports_tool_choice: bool = True,
-    supports_parallel_tool_calls: bool = True,
+    can: dict[str, bool] | None = None,
     **options: object,
 ) -> list[CanonicalRequest]:
     """The requests of a conversation under these settings of adapter and model."""
-    can = msgspec.structs.replace(
-        CAPABILITIES,
-        supports_tool_choice=supports_tool_choice,
-        supports_parallel_tool_calls=supports_parallel_tool_calls,
-    )
-    kind = scripted_type(*replies, capabilities=can)
+    kind = scripted_type(*replies, capabilities=msgspec.structs.replace(CAPABILITIES, **(can or {})))
     models = serving(listed("s:m", **(model or {})), s=entry("s", kind, **(adapter or {})))
     async with Engine(models=models, trace=False) as engine:
         session = engine.session("s:m", system_prompt="You are brief.", tools=TOOLS)
@@ -394,9 +366,8 @@ async def test_an_addendum_follows_the_system_prompt_and_a_models_own_replaces_i
     assert (await asked(Say("x"), adapter=above))[0].system_prompt == "You are brief.\n\nUse the tools."
     other = await asked(Say("x"), adapter=above, model={"prompt_addendum": "Read first."})
     assert other[0].system_prompt == "You are brief.\n\nRead first."
-    assert (await asked(Say("x"), adapter=above, model={"prompt_addendum": ""}))[0].system_prompt == (
-        "You are brief."
-    )
+    (one,) = await asked(Say("x"), adapter=above, model={"prompt_addendum": ""})
+    assert one.system_prompt == "You are brief."
 
 
 async def test_a_tool_is_forced_in_the_first_reply_of_a_conversation_only() -> None:
@@ -411,7 +382,7 @@ async def test_nothing_is_forced_against_the_callers_word_or_the_models_ability(
     forcing = {"tools": ToolSettings(force_first_turn=True)}
     (one,) = await asked(Say("x"), adapter=forcing, tool_choice=ToolChoice("none"))
     assert one.tool_choice == ToolChoice("none")
-    (one,) = await asked(Say("x"), adapter=forcing, supports_tool_choice=False)
+    (one,) = await asked(Say("x"), adapter=forcing, can={"supports_tool_choice": False})
     assert one.tool_choice is None
     (one,) = await asked(Say("x"), adapter=forcing, model={"tools": ToolSettings(force_first_turn=False)})
     assert one.tool_choice is None
@@ -422,14 +393,8 @@ async def test_parallel_calls_are_as_configured_where_the_caller_and_the_model_l
     off = {"tools": ToolSettings(parallel=False)}
     assert (await asked(Say("x"), adapter=off))[0].parallel_tool_calls is False
     assert (await asked(Say("x"), adapter=off, parallel_tool_calls=True))[0].parallel_tool_calls is True
-    assert (await asked(Say("x"), adapter=off, supports_parallel_tool_calls=False))[0].parallel_tool_calls is None
-
-
-async def test_a_model_is_sent_no_more_tools_than_it_may_have() -> None:
-    """With its core among them."""
-    limited = {"tools": ToolSettings(max=2, core=("ask",))}
-    (one,) = await asked(Say("x"), adapter=limited)
-    assert [tool.name for tool in one.tools] == ["read", "ask"]
+    (one,) = await asked(Say("x"), adapter=off, can={"supports_parallel_tool_calls": False})
+    assert one.parallel_tool_calls is None
 
 
 async def test_retries_of_a_model_go_with_the_request_unless_the_call_has_its_own() -> None:
@@ -453,14 +418,8 @@ async def test_an_adapters_usual_output_is_asked_for_as_far_as_the_model_goes() 
 
 def given_to(tools: list[str], settings: ToolSettings, *messages: Message, named: str | None = None) -> ModelInput:
     choice = ToolChoice("named", named) if named else None
-    return model_input(
-        settings,
-        None,
-        tools=[ToolDefinition(name) for name in tools],
-        system_prompt=None,
-        messages=messages,
-        choice=choice,
-    )
+    given = [ToolDefinition(name) for name in tools]
+    return model_input(settings, None, tools=given, system_prompt=None, messages=messages, choice=choice)
 
 
 def test_what_stays_of_many_tools_is_the_chosen_then_the_core_then_the_used_then_the_first() -> None:

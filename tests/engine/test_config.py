@@ -68,12 +68,16 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
-    """Seed 1 §8's file gives two adapters with their keys and four models with tiers and aliases."""
+    """Seed 1 §8's file gives two adapters with keys, and models with tiers, aliases and no compensation."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     assert registry.adapters["anthropic"].config.api_key == "sk-ant"
     assert registry.models["anthropic:claude-opus-4-7"].aliases == ("opus", "deep")
-    assert registry.models["openai:gpt-5"].tier == "balanced"
-    assert registry.models["openai:gpt-5"].can_delegate
+    model = registry.models["openai:gpt-5"]
+    assert (model.tier, model.can_delegate, model.tools, model.defaults) == (
+        *("balanced", True),
+        *(ToolSettings(), ModelDefaults()),
+    )
+    assert (model.prompt_addendum, model.retry, model.max_retries, model.usual_max_output) == (None,) * 4
 
 
 @pytest.mark.parametrize(
@@ -227,25 +231,13 @@ def test_an_adapters_settings_are_for_all_its_models_and_each_model_may_differ(t
     assert own.prompt_addendum == ""
 
 
-def test_nothing_is_set_that_the_file_does_not_say(tmp_path: Path) -> None:
-    """Every compensation is off unless it is configured."""
-    model = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS).models["openai:gpt-5"]
-    assert model.tools == ToolSettings()
-    assert model.defaults == ModelDefaults()
-    assert (model.prompt_addendum, model.retry, model.max_retries, model.usual_max_output) == (None,) * 4
-
-
-def test_a_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
-    """Only the default file may be absent."""
-    with pytest.raises(ConfigurationError, match=r"can't be read"):
-        load_registry(tmp_path / "absent.yaml")
-
-
 def test_the_home_folder_moves_with_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CALLBOARD_HOME decides where models.yaml is looked for."""
+    """CALLBOARD_HOME decides where models.yaml is looked for; a missing file that was named is an error."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     written(tmp_path, SEED_EXAMPLE)
     assert load_registry(None, KEYS).source == str(tmp_path / "models.yaml")
+    with pytest.raises(ConfigurationError, match=r"can't be read"):
+        load_registry(tmp_path / "absent.yaml")
 
 
 def test_a_key_written_into_the_file_works_and_is_warned_about(
@@ -334,29 +326,18 @@ def test_a_provider_that_no_adapter_serves_is_what_the_error_is_about(tmp_path: 
         registry.resolve("gemini:gemini-3-pro")
 
 
-ONE_ALIAS = """
-models:
-  "anthropic:claude-haiku-4-5": {adapter: anthropic, aliases: [quick]}
-"""
-
-
 def test_a_file_for_one_alias_leaves_what_the_environment_offers(tmp_path: Path) -> None:
-    """Adapters whose keys are set, the local models, and the environment's default provider."""
-    registry = read_models_yaml(written(tmp_path, ONE_ALIAS), KEYS)
+    """Adapters whose keys are set, the local models, the default provider; with `only: true` none of them."""
+    one_alias = 'models:\n  "anthropic:claude-haiku-4-5": {adapter: anthropic, aliases: [quick]}\n'
+    registry = read_models_yaml(written(tmp_path, one_alias), KEYS)
     assert registry.resolve("quick").model.id == "anthropic:claude-haiku-4-5"
     assert registry.resolve("openai:gpt-5.2").model.adapter == "openai"
     assert registry.resolve("local-chat").model.adapter == "local-chat"
     assert registry.default_provider == registry_from_env(KEYS).default_provider
     assert "gemini" not in registry.adapters, "it has no key"
-
-
-def test_a_file_that_says_only_is_all_there_is(tmp_path: Path) -> None:
-    """A list of what may be used, for hosts that want one."""
     text = "only: true\nadapters:\n  mine: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}\n"
     registry = read_models_yaml(written(tmp_path, text), KEYS)
-    assert [*registry.adapters] == ["mine"]
-    assert registry.models == {}
-    assert registry.default_provider is None
+    assert ([*registry.adapters], registry.models, registry.default_provider) == (["mine"], {}, None)
 
 
 def test_what_the_file_names_goes_before_what_the_environment_offers(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tests.support.engines import entry, serving
 
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio", "uvloop")
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -123,35 +122,21 @@ async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine
         assert (server.accepted, len(server.open)) == (1, 1)
 
 
-async def test_a_cancelled_call_closes_its_connection() -> None:
-    """At once, while the engine goes on."""
-    async with engine_and_server() as (engine, server):
-        server.script = silent
-        await first_word(engine.session("s:m"))
-        with anyio.fail_after(10):
-            await server.all_closed()
-
-
-@pytest.mark.parametrize("script", [breaking, nonsense])
-async def test_a_failed_call_closes_its_connection(
-    script: Callable[[asyncio.StreamWriter], Awaitable[None]],
+@pytest.mark.parametrize(
+    ("script", "timeout"), [(breaking, None), (nonsense, None), (silent, 0.05), (silent, None)]
+)
+async def test_a_call_that_ends_early_closes_its_connection(
+    script: Callable[[asyncio.StreamWriter], Awaitable[None]], timeout: float | None
 ) -> None:
-    """Whether the server broke off or sent what nobody can read."""
+    """At once, while the engine goes on: broken off, unreadable, out of time, or left by its reader."""
     async with engine_and_server() as (engine, server):
-        server.script = script
-        async with engine.session("s:m").stream("Hello") as turn:
+        server.script, session = script, engine.session("s:m")
+        if script is silent and timeout is None:
+            await first_word(session)
+        else:
             with pytest.raises(AdapterError):
-                await turn.message()
-        with anyio.fail_after(10):
-            await server.all_closed()
-
-
-async def test_a_call_out_of_time_closes_its_connection() -> None:
-    """The time limit of a turn ends its call in order."""
-    async with engine_and_server() as (engine, server):
-        server.script = silent
-        with pytest.raises(AdapterError):
-            await engine.session("s:m").send("Hello", timeout=0.05)
+                async with session.stream("Hello", timeout=timeout) as turn:
+                    await turn.message()
         with anyio.fail_after(10):
             await server.all_closed()
 

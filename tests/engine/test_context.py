@@ -57,9 +57,8 @@ from callboard.tracestore import PriceTable
 
 from ..support.engines import entry, model, running, serving, topics
 from ..support.fake_http import FakeReply, FakeTransport
+from ..support.present import present
 from ..support.scripted import Say, adapter_type, noting, scripted_type
-
-pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
@@ -95,34 +94,20 @@ async def test_without_a_policy_a_prompt_that_is_too_long_says_what_to_do() -> N
 
 
 async def test_truncate_leaves_out_the_oldest_turns_and_keeps_the_history() -> None:
-    """The prompt fits again; the session still has every message."""
-    replies = [Say(str(number)) for number in range(4)]
-    async with small_window(*replies, limit=40, context=Truncate(keep=0.8)) as (session, sent):
-        await talk(session, "a", "b", "c", "d")
-        assert [texts(request) for request in sent] == [
-            ["a"],
-            ["a", "0", "b"],
-            ["a", "0", "b", "1", "c"],
-            ["c", "2", "d"],
-        ]
-        assert len(session.messages) == 8
-
-
-async def test_what_was_left_out_stays_out_until_it_is_too_long_again() -> None:
-    """The beginning of the prompt stays the same from turn to turn, so that it can be cached."""
+    """The prompt fits again; its beginning stays the same until it is too long again, so that it can be cached."""
     replies = [Say(str(number)) for number in range(6)]
     async with small_window(*replies, limit=40, context=Truncate(keep=0.8)) as (session, sent):
         await talk(session, "a", "b", "c", "d", "e", "f")
-    assert [texts(request)[0] for request in sent] == ["a", "a", "a", "c", "c", "e"]
+        assert [texts(request) for request in sent[:3]] == [["a"], ["a", "0", "b"], ["a", "0", "b", "1", "c"]]
+        assert [texts(request)[0] for request in sent[3:]] == ["c", "c", "e"]
+        assert texts(sent[3]) == ["c", "2", "d"]
+        assert len(session.messages) == 12
 
 
 async def test_a_provider_s_refusal_is_healed_like_our_own() -> None:
     """Where our estimate was too low, the provider says that the prompt is too long: then it is shortened, too."""
     replies = [Say("0"), Say("1"), Say(fails=ContextOverflowError("too long")), Say("2")]
-    async with small_window(*replies, limit=900, context=Truncate()) as (
-        session,
-        sent,
-    ):
+    async with small_window(*replies, limit=900, context=Truncate()) as (session, sent):
         await talk(session, "a", "b", "c")
         assert session.messages[-1].text == "2"
     assert [texts(request) for request in sent[-2:]] == [["a", "0", "b", "1", "c"], ["b", "1", "c"]]
@@ -146,24 +131,16 @@ async def test_the_last_turns_alone_are_sent() -> None:
 
 
 async def test_a_summary_stands_in_the_place_of_what_it_summarises() -> None:
-    """One more call writes it, of what a transcript tells; the history stays whole."""
+    """One more call writes it, of what a transcript tells; the history stays whole, and the turn counts both."""
     replies = [Say("0"), Say("Alphabet."), Say("1")]
     async with small_window(*replies, limit=10, context=Summarise(keep_turns=1)) as (session, sent):
-        await talk(session, "a", "b")
+        with session._runtime.bus.subscribe("session.turn_completed", policy=Lossless()) as ends:
+            await talk(session, "a", "b")
+            assert [end.data.calls for end in ends.take() if end.session_id == session.id] == [1, 2]
         assert [message.text for message in session.messages] == ["a", "0", "b", "1"]
     summary, last = sent[-2:]
     assert "user: a\nassistant: 0" in texts(summary)[0]
     assert texts(last) == ["Summary of the conversation so far:\n\nAlphabet.", "b"]
-
-
-async def test_what_a_summary_cost_is_part_of_the_turn() -> None:
-    """The turn's end counts both calls."""
-    replies = [Say("0"), Say("Alphabet."), Say("1")]
-    async with small_window(*replies, limit=10, context=Summarise(keep_turns=1)) as (session, _):
-        with session._runtime.bus.subscribe("session.turn_completed", policy=Lossless()) as ends:
-            await talk(session, "a", "b")
-            mine = [end for end in ends.take() if end.session_id == session.id]
-            assert [end.data.calls for end in mine] == [1, 2]
 
 
 async def test_a_long_past_is_summarised_in_parts() -> None:
@@ -275,7 +252,6 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: Callable[[], object]) ->
 
 # What an engine asks of a model reaches the wire in a form that the provider takes.
 
-
 PNG = b"\x89PNG\r\n\x1a\n"
 JSON = {"content-type": "application/json"}
 
@@ -305,14 +281,7 @@ WIRES: dict[str, tuple[type[HttpAdapter], str]] = {
 
 
 async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None, **said: object) -> Json:
-    """The limit in what is sent to a model that models.yaml names and no table knows; None if there is none.
-
-    Args:
-        wire: A key of `WIRES`.
-        prompt: What is asked.
-        asked: The limit that the caller wants.
-        said: What models.yaml says of the model.
-    """
+    """The limit sent to a model of which models.yaml has `said`, when the caller `asked` for one."""
     kind, path = WIRES[wire]
     transport = FakeTransport(FakeReply(b"no reply", status=401))
     options = {"discover": False} if wire == "ollama" else {}
@@ -333,19 +302,13 @@ async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None,
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_declared_window_has_room_for_prompt_and_reply(wire: str) -> None:
-    """Where nobody asks for a length, the default shrinks to what the prompt leaves of the window."""
+    """Where nobody asks for a length, the default shrinks to what the prompt leaves; else it is sent."""
     small = {"capabilities": {"max_context_tokens": 8192}}
     brief = await limit_sent(wire, **small)
-    assert isinstance(brief, int)
-    assert 8000 < brief < 8192
     long = await limit_sent(wire, prompt="word " * 4000, **small)
+    assert isinstance(brief, int)
     assert isinstance(long, int)
-    assert 2000 < long < brief - 3000
-
-
-@pytest.mark.parametrize("wire", WIRES)
-async def test_a_length_that_somebody_asks_for_is_sent(wire: str) -> None:
-    """The caller, or models.yaml."""
+    assert (8000 < brief < 8192, 2000 < long < brief - 3000) == (True, True)
     assert await limit_sent(wire, asked=16_384) == 16_384
     assert await limit_sent(wire, max_output_tokens=3000) == 3000
 
@@ -357,12 +320,7 @@ async def test_nothing_is_said_of_a_length_that_nobody_asked_for_and_nobody_know
 
 
 def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTransport]:
-    """An engine with Anthropic's adapter, and its network.
-
-    Args:
-        replies: The replies of the network.
-        can: The capabilities that models.yaml corrects of the model.
-    """
+    """An engine with Anthropic's adapter of a model that `can` do that, and its network."""
     transport = FakeTransport(*replies)
 
     class Wired(AnthropicAdapter):
@@ -408,48 +366,30 @@ def asked(**more: object) -> CanonicalRequest:
     return CanonicalRequest(**{**fields, **more})  # type: ignore[arg-type]
 
 
-async def test_a_request_is_answered_under_its_own_ids() -> None:
-    """The response, its event and the message on the stream carry the ids that the caller gave."""
-    async with running(Say("Hello")) as (engine, events):
-        response = await engine.complete(asked(message_id="msg_mine"))
+async def test_a_request_is_answered_under_its_own_ids_and_belongs_to_no_session(tmp_path: Path) -> None:
+    """Response, event, stream and trace carry the caller's ids; of `session.*` only the turn is published."""
+    async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, events):
+        response = await engine.complete(asked(message_id="msg_mine"), tags={"team": "red"})
         published = events.take()
+        assert not engine._runtime.sessions.states
+        await engine.flush()
+        store = present(engine.store)
+        (row,) = await store.calls()
+        assert (row.request_id, row.session_id, row.status) == ("req_mine", None, "completed")
+        assert await store.sessions() == []
     assert (response.text, response.request_id) == ("Hello", "req_mine")
     ends = [envelope for envelope in published if isinstance(envelope.data, LlmCallCompleted)]
     assert [(end.request_id, end.message_id, end.session_id) for end in ends] == [("req_mine", "msg_mine", None)]
-
-
-async def test_a_request_belongs_to_no_session() -> None:
-    """Nothing of `session.*` is published but the turn, which has no session; the engine holds none."""
-    async with running(Say("Hello")) as (engine, events):
-        await engine.complete(asked())
-        published = events.take()
-        assert not engine._runtime.sessions.states
     assert topics(published, "session.") == ["session.turn_started", "session.turn_completed"]
 
 
-async def test_a_call_without_a_session_stands_in_the_trace(tmp_path: Path) -> None:
-    """The store has the call, its tags and no session."""
-    async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, _):
-        await engine.complete(asked(), tags={"team": "red"})
-        await engine.flush()
-        assert engine.store is not None
-        (row,) = await engine.store.calls()
-        assert (row.request_id, row.session_id, row.status) == ("req_mine", None, "completed")
-        assert await engine.store.sessions() == []
-
-
 async def test_the_model_s_calls_are_returned_and_not_run() -> None:
-    """A request has definitions only, so a reply that calls a tool is the answer."""
-    async with running(Say(calls=[("add", {"a": 1})])) as (engine, _):
+    """A request has definitions only, so a reply that calls a tool is the answer; an error is raised."""
+    async with running(Say(calls=[("add", {"a": 1})]), Say(fails=NotFoundError("no such model"))) as (engine, _):
         response = await engine.complete(asked(tools=(ToolDefinition("add"),)))
-    assert [use.name for use in response.tool_uses] == ["add"]
-
-
-async def test_a_request_fails_as_its_call_did() -> None:
-    """What the provider answered is raised."""
-    async with running(Say(fails=NotFoundError("no such model"))) as (engine, _):
         with pytest.raises(NotFoundError):
             await engine.complete(asked())
+    assert [use.name for use in response.tool_uses] == ["add"]
 
 
 async def test_a_reply_that_paused_is_returned_as_it_is() -> None:

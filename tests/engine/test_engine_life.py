@@ -13,7 +13,7 @@ from typing import ClassVar
 import anyio
 import pytest
 
-from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
+from callboard import AbortController, Middleware, tool
 from callboard.adapters import AdapterConfig, AuthError
 from callboard.bus import CancelledError, ConfigurationError, Json, StoreError, WrongLoop
 from callboard.bus.log import ROOT
@@ -29,11 +29,8 @@ from ..support.scripted import Say, ScriptedAdapter
 from ..support.virtual_time import runs_on
 from .tools.rounds import call, result_of, run
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
-
-CHECKOUT = Path(__file__).parents[2]
 
 PRICES = """
 label: {label}
@@ -98,13 +95,6 @@ async def test_an_engine_is_entered_in_one_task_and_left_in_another(tmp_path: Pa
         await engine.session("s:m").send("too late")
 
 
-async def test_the_first_turn_starts_the_engine(tmp_path: Path) -> None:
-    """Without `async with`, an engine starts when it is first needed."""
-    engine = Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db")
-    assert (await engine.session("s:m").send("Hi")).text == "Hello"
-    await engine.aclose()
-
-
 async def test_a_call_under_way_ends_in_a_row_when_the_engine_stops(tmp_path: Path) -> None:
     """Stopping fails what runs, and the trace knows it: no started call is left without an end."""
     engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), store=tmp_path / "trace.db")
@@ -159,7 +149,6 @@ async def test_an_engine_that_was_closed_leaves_its_run_ended(tmp_path: Path) ->
 
 # What the engine logs of others' code that raises, and that none of it gets onto a stream.
 
-
 DIES = """
 import asyncio, os, sys
 from pathlib import Path
@@ -206,25 +195,19 @@ def raises(*_: object) -> str:
     raise ValueError("no")
 
 
-async def a_tool() -> None:
-    def boom() -> str:
-        raise ValueError("no")
+WORKS = tool(lambda: "well", name="t", description="Works.")
 
-    assert (await result_of(tool(boom, name="boom", description="Fails."))).is_error
+
+async def a_tool() -> None:
+    assert (await result_of(tool(lambda: raises(), name="boom", description="Fails."))).is_error
 
 
 async def an_approval() -> None:
-    made = tool(raises_never, name="t", description="Works.")
-    assert (await result_of(made, approve=raises)).is_error
+    assert (await result_of(WORKS, approve=raises)).is_error
 
 
 async def a_repair() -> None:
-    made = tool(raises_never, name="t", description="Works.")
-    assert (await run([call("t", {"x": 1})], [made], repair=raises)).results[0].is_error
-
-
-def raises_never() -> str:
-    return "well"
+    assert (await run([call("t", {"x": 1})], [WORKS], repair=raises)).results[0].is_error
 
 
 async def a_callback_of_an_abort() -> None:
@@ -235,8 +218,7 @@ async def a_callback_of_an_abort() -> None:
 
 async def a_middleware() -> None:
     class Broken(Middleware):
-        def settle(self, call: CallInfo, end: CallEnd) -> None:
-            raise ValueError("no")
+        settle = raises  # type: ignore[assignment]
 
     async with running(Say("a"), middleware=[Broken()]) as (engine, _):
         await engine.generate("s:m", "Hi")
@@ -266,16 +248,7 @@ def test_a_script_has_its_streams_to_itself(tmp_path: Path) -> None:
     assert done.stdout == '["done", null, null, "process_lost"]\n'
 
 
-async def test_a_failed_call_is_no_line_on_a_stream(capfd: pytest.CaptureFixture[str]) -> None:
-    """It is an exception for who asked."""
-    async with running(Say(fails=ServerError("down"))) as (engine, _):
-        with pytest.raises(ServerError):
-            await engine.generate("s:m", "Hi")
-    assert capfd.readouterr() == ("", "")
-
-
 # `engine.health()`: what is checked while the engine runs, and that checking disturbs nothing.
-
 
 KEY = "sk-a-key-that-nobody-may-see"
 
@@ -417,14 +390,18 @@ async def test_a_running_adapter_is_asked_over_its_own_connections() -> None:
         assert (await engine.health()).ok  # closed: over connections of its own
 
 
-async def test_an_adapter_type_that_is_not_there_is_a_finding() -> None:
-    """Elsewhere it would come up with the first call."""
+async def test_an_adapter_type_or_a_default_model_that_is_not_there_is_a_finding() -> None:
+    """Elsewhere the type would come up with the first call, and the model when somebody names none."""
     report = await health_of(of("no_such_module:Adapter", "odd"))
     found = check(report, "adapter:odd")
+    assert ("no_such_module" in found.detail, "adapters.odd" in found.fix) == (True, True)
     assert not found.ok
-    assert "no_such_module" in found.detail
-    assert "adapters.odd" in found.fix
     assert not check(report, "usable").ok
+    models = of(f"{__name__}:Checked", "own")
+    models.default_model = "none-such"
+    found = check(await health_of(models), "configuration")
+    assert not found.ok
+    assert "none-such" in found.detail
 
 
 async def test_a_models_file_that_was_spoilt_after_the_start_is_found(tmp_path: Path) -> None:
@@ -439,15 +416,6 @@ async def test_a_models_file_that_was_spoilt_after_the_start_is_found(tmp_path: 
     assert "is not valid YAML" in found.detail
 
 
-async def test_a_default_model_that_does_not_exist_is_found() -> None:
-    """It is only ever resolved when somebody names no model."""
-    models = of(f"{__name__}:Checked", "own")
-    models.default_model = "none-such"
-    found = check(await health_of(models), "configuration")
-    assert not found.ok
-    assert "none-such" in found.detail
-
-
 async def test_a_damaged_trace_file_fails_while_the_rest_is_told(tmp_path: Path) -> None:
     """Both with a page overwritten and with the header gone."""
     path = tmp_path / "trace.db"
@@ -460,47 +428,44 @@ async def test_a_damaged_trace_file_fails_while_the_rest_is_told(tmp_path: Path)
     assert checks["store:disk"].ok
 
 
-async def test_a_folder_in_place_of_the_trace_file_is_a_finding(tmp_path: Path) -> None:
-    """As is any other thing that is no regular file."""
-    checks = {found.name: found for found in await check_store(TraceStore(tmp_path))}
-    assert not checks["store"].ok
-    assert "not a regular file" in checks["store"].detail
+LOCKED = WriterStatistics("spilling", 40, 30, 10, 0, None, None, 4, "database is locked")
+A_HOLE = WriterStatistics("ok", 0, 0, 10, 3, 4, 6, 0, "disk full")
 
 
-async def test_a_disk_that_is_nearly_full_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The advice names the folder."""
-    monkeypatch.setattr("callboard.engine.watching.health.LEAST_FREE_BYTES", 1 << 62)
-    checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"))}
-    assert not checks["store:disk"].ok
-    assert str(tmp_path) in checks["store:disk"].fix
-
-
-async def test_a_place_that_can_not_be_written_fails_before_the_first_call_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "patched", "behind", "words"),
+    [
+        ("store", None, None, ["not a regular file"]),
+        ("store:disk", ("callboard.engine.watching.health.LEAST_FREE_BYTES", 1 << 62), None, ["{folder}"]),
+        ("store:writable", ("os.access", lambda path, mode: False), None, ["{folder}"]),
+        ("store:writer", None, LOCKED, ["spilling", "database is locked"]),
+        ("store:writer", None, A_HOLE, ["3 lost"]),
+    ],
+    ids=[
+        "a folder in its place",
+        "a full disk",
+        "no right to write",
+        "a store that fails",
+        "events lost for good",
+    ],
+)
+async def test_what_ails_a_trace_file_is_a_finding(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    patched: tuple[str, object] | None,
+    behind: WriterStatistics | None,
+    words: list[str],
 ) -> None:
-    """For a file that is still to be made it is the folder that counts. (Root may write anywhere.)"""
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"))}
-    assert checks["store"].ok
-    assert not checks["store:writable"].ok
-    assert str(tmp_path) in checks["store:writable"].fix
-
-
-async def test_a_writer_whose_store_fails_is_named_with_the_reason(tmp_path: Path) -> None:
-    """Calls go on meanwhile, so nobody else would tell."""
-    behind = WriterStatistics("spilling", 40, 30, 10, 0, None, None, 4, "database is locked")
-    checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"), behind)}
-    assert not checks["store:writer"].ok
-    assert "spilling" in checks["store:writer"].detail
-    assert "database is locked" in checks["store:writer"].detail
-
-
-async def test_a_writer_that_lost_events_fails_for_good(tmp_path: Path) -> None:
-    """Also when it has recovered: the trace has a hole."""
-    lost = WriterStatistics("ok", 0, 0, 10, 3, 4, 6, 0, "disk full")
-    checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"), lost)}
-    assert not checks["store:writer"].ok
-    assert "3 lost" in checks["store:writer"].detail
+    """Before the first call fails, and though calls go on; the finding names the reason or the folder."""
+    if patched is not None:
+        monkeypatch.setattr(*patched)
+    path = tmp_path if name == "store" else tmp_path / "trace.db"
+    checks = {found.name: found for found in await check_store(TraceStore(path), behind)}
+    assert not checks[name].ok
+    assert checks["store"].ok is (name != "store")
+    said = checks[name].detail + checks[name].fix
+    assert [word for word in words if word.format(folder=tmp_path) not in said] == []
 
 
 async def test_another_loop_is_told_that_it_is_the_wrong_one() -> None:

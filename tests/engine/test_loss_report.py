@@ -59,9 +59,7 @@ from ..support.virtual_time import runs_on
 from ..support.wires import responses as r
 from .slow_engines import WAYS, an_engine, drained
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
-
 
 INTERACTIONS = "interactions:gemini-3-pro-preview"
 CLAUDE, GPT, GEMINI = "claude:claude-opus-4-6", "gpt:gpt-5.2", "gemini:gemini-3-pro-preview"
@@ -135,7 +133,6 @@ LOST = {
 }
 """What each model would not be told, and where it is."""
 
-
 ADAPTERS: dict[str, type[HttpAdapter]] = {
     "anthropic": AnthropicAdapter,
     "openai": OpenAIAdapter,
@@ -185,19 +182,12 @@ def elsewhere(preview: RequestPreview) -> list[RequestLoss]:
 
 @pytest.mark.parametrize("name", LOST)
 async def test_a_preview_names_each_part_of_the_history_that_its_model_is_not_told(name: str) -> None:
-    """The same provider, every other, and one whose tools are emulated: with message, block and part."""
+    """With message, block and part; no warning about content is without its loss."""
     async with Engine(models=models()) as engine:
         preview = await engine.preview(conversation(engine, *HISTORY), model=name)
         assert preview.refused is None
         assert places(preview) == LOST[name]
         assert {loss.message_id for loss in preview.losses if loss.message == 1} <= {"msg_1"}
-
-
-@pytest.mark.parametrize("name", LOST)
-async def test_every_block_that_a_call_would_warn_of_is_in_the_report(name: str) -> None:
-    """The report and the warnings are two views of one thing: no warning about content is without its loss."""
-    async with Engine(models=models()) as engine:
-        preview = await engine.preview(conversation(engine, *HISTORY), model=name)
         dropped = [each.message for each in preview.warnings if each.code == WarningCode.CONTENT_DROPPED]
         reasons = [loss.reason for loss in preview.losses]
         assert all(any(message.endswith(reason) for reason in reasons) for message in dropped)
@@ -221,9 +211,7 @@ async def test_options_that_are_for_another_provider_are_in_the_report() -> None
             (None, "provider_options.anthropic.context_management"),
             (None, "provider_options.anthropic.mcp_servers"),
             ("look", "provider_options.anthropic.defer_loading"),
-            (None, WarningCode.PARAMETER_DROPPED),
-            (None, WarningCode.PARAMETER_DROPPED),
-            (None, WarningCode.PARAMETER_DROPPED),
+            *[(None, WarningCode.PARAMETER_DROPPED)] * 3,
         ]
         why = " ".join(loss.reason for loss in elsewhere(preview)[3:])
         assert [name in why for name in ("temperature", "seed", "stop_sequences")] == [True] * 3
@@ -239,9 +227,8 @@ async def test_a_schema_that_is_told_in_another_way_is_in_the_report() -> None:
     async with Engine(models=registry_) as engine:
         session = engine.session("chat:m", tools=[look])
         told = await engine.preview(session, output_schema=schema, schema_mode="auto")
-        assert [loss.what for loss in told.losses if "provider_options" not in loss.what] == [
-            WarningCode.SCHEMA_AS_INSTRUCTION
-        ]
+        kinds = [loss.what for loss in told.losses if "provider_options" not in loss.what]
+        assert kinds == [WarningCode.SCHEMA_AS_INSTRUCTION]
         refused = await engine.preview(session, output_schema=schema)
         assert (refused.losses, refused.refused is not None) == ((), True)
 
@@ -263,29 +250,20 @@ async def test_what_the_next_message_holds_is_placed_behind_the_history() -> Non
 async def test_a_block_that_is_said_twice_is_lost_twice() -> None:
     """Each has its own place, though it is one object."""
     said = AudioBlock(data=b"ID3x")
-    twice = [
-        Message.user([TextBlock("One"), said]),
-        Message.assistant("So."),
-        Message.user([said, TextBlock("Two")]),
-    ]
+    so, asked = Message.assistant("So."), (Message.user([TextBlock("One"), said]), Message.user([said]))
     async with Engine(models=models()) as engine:
-        session = conversation(engine, *twice, Message.assistant("So."))
+        session = conversation(engine, asked[0], so, asked[1], so)
         assert places(await engine.preview(session, model=GPT)) == {(0, 1, None, "audio"), (2, 0, None, "audio")}
 
 
-async def test_signatures_that_the_provider_has_refused_are_in_the_report() -> None:
-    """The call that they stand with is sent all the same."""
+async def test_reasoning_and_signatures_that_the_provider_has_refused_are_in_the_report() -> None:
+    """They are left out of every later request; the call that a signature stands with is sent all the same."""
     async with Engine(models=models()) as engine:
         called = msgspec.structs.replace(HISTORY[4], id="msg_4")
         session = conversation(engine, Message.user("Hi"), called)
         session._state.refused_reasoning._refused["gemini"] = {"msg_4"}
         preview = await engine.preview(session, model=GEMINI)
         assert places(preview) == {(1, 0, None, "tool_use.signature")}
-
-
-async def test_reasoning_that_the_provider_has_refused_is_in_the_report() -> None:
-    """It is left out of every later request, so a preview says so."""
-    async with Engine(models=models()) as engine:
         session = conversation(engine, Message.user("Hi"), HISTORY[1], HISTORY[2])
         session._state.refused_reasoning._refused["claude"] = {"msg_1"}
         preview = await engine.preview(session)
@@ -302,9 +280,8 @@ async def test_a_text_model_loses_the_reasoning_of_calls_that_it_is_told_of_in_w
         session = engine.session(CLAUDE)
         session._state.messages.extend([Message.user("Hi"), HISTORY[1], HISTORY[2]])
         preview = await engine.preview(session)
-        assert {(1, 0, None, "thinking"), (1, 1, None, "redacted_thinking"), (1, 5, None, "tool_use")} <= places(
-            preview
-        )
+        lost = {(1, 0, None, "thinking"), (1, 1, None, "redacted_thinking"), (1, 5, None, "tool_use")}
+        assert lost <= places(preview)
 
 
 async def test_a_conversation_of_plain_text_loses_nothing() -> None:
@@ -357,7 +334,6 @@ async def test_what_a_preview_shows_is_what_a_turn_sends(name: str) -> None:
 
 
 # A turn of a model whose provider's own tools ask the host to act, over the Responses API.
-
 
 MAY_I: JsonObject = {
     "type": "mcp_approval_request",
@@ -427,7 +403,6 @@ async def test_a_tool_of_ours_beside_an_approval_runs_and_the_request_stays_open
 
 
 # An engine that is used where or when it can't be: every way in says what is wrong, and harms nothing.
-
 
 OTHERS: dict[str, Callable[[Engine], Awaitable[object]]] = {
     "submit": lambda engine: engine.session("s:m").submit({}),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from callboard import ConfigurationError, ConfiguredModel, Engine, ModelRegistry, RateLimitError
-from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.adapters.provider import model_table, tabled_vendors
 from callboard.bus import CallboardError, Clock
 from callboard.engine import ModelInfo, get_latest_model, get_model_info, list_models
 from callboard.engine.models.catalogue import Catalogue
@@ -27,7 +27,6 @@ from ..support.scripted import Say
 from ..support.virtual_time import FakeClock
 
 # What a name means where models.yaml doesn't list it, and which provider is meant where none is named (C10).
-
 
 ALL_KEYS = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}
 WORK = """
@@ -525,7 +524,6 @@ def test_without_a_file_it_is_the_local_model_and_what_the_keys_open() -> None:
     assert by_id(engine)["local-chat:smollm2"].input_cost_per_million == 0
 
 
-@pytest.mark.anyio
 async def test_a_model_in_trouble_says_how_it_stands_and_why() -> None:
     refused = RateLimitError("slow down", retryable=False)
     async with running(Say(fails=refused), other=[Say("Hi")]) as (engine, _):

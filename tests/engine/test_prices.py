@@ -44,12 +44,9 @@ from ..support.reply_server import USAGE_OUT, reply_server
 from ..support.scripted import Say, scripted_type
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
-
 # The table of new calls changes by an act that says so, and by nothing else.
-
 
 CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_000_000)], "cheap")
 DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], "dear")
@@ -158,7 +155,6 @@ def test_a_call_that_has_just_ended_is_counted(tmp_path: Path) -> None:
             assert row.calls == number
 
 
-@pytest.mark.anyio
 async def test_a_call_of_this_loop_is_counted_too(tmp_path: Path) -> None:
     """Asked on the engine's own loop, and from a thread beside it."""
     path = tmp_path / "own.db"
@@ -170,7 +166,6 @@ async def test_a_call_of_this_loop_is_counted_too(tmp_path: Path) -> None:
 
 
 # A call without a price, and one that was cancelled: what every surface says of their cost and their usage.
-
 
 OTHERS = PriceTable([PriceRow(model="known:m", input=1_000_000, output=2_000_000)], label="others")
 OTHERS_LATER = PriceTable([PriceRow(model="known:m", input=2_000_000, output=2_000_000)], label="others, later")
@@ -350,7 +345,6 @@ async def test_a_cancelled_stream_has_usage_that_says_what_it_is(path: Path, pro
 
 
 # What is told of a repricing under way, and what another provider would be sent.
-
 
 TABLE = PriceTable([PriceRow(model="s:*", input=1_000_000, output=2_000_000)])
 

@@ -19,8 +19,6 @@ from tests.support.present import present
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend
 
-pytestmark = pytest.mark.anyio
-
 
 def adapter(name: str, *replies: Say, key: str = "k") -> AdapterEntry:
     return entry(name, scripted_type(*replies), AdapterConfig(api_key=key))

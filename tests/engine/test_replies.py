@@ -41,12 +41,9 @@ from ..support.scripted import ADD, CALLS_ADD, Say, adapter_type, scripted_type
 from ..support.virtual_time import runs_on
 from ..support.wires.chat import ChatWire, chunk
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
-
 # What a turn gives back: a message that says how it came about, and that is a message in all else.
-
 
 ASKING = Say("Who?", calls=[("ask", {})])
 PASSIVE = Tool(ToolDefinition("ask"))
@@ -163,7 +160,6 @@ async def test_a_cut_turn_warns_in_its_reply() -> None:
 
 # Empty replies: a reply that ended well without a text and without a call.
 
-
 WAYS = ["session streamed", "generate", "generate streamed"]
 
 
@@ -278,7 +274,6 @@ def test_what_is_empty(content: Any, reason: StopReason, empty: bool) -> None:
 
 
 # Replies as their providers sent them, by every way to ask, and where they may be kept.
-
 
 # A real loop: the store works in threads, and virtual time would run ahead of them
 
@@ -408,7 +403,6 @@ async def test_a_cache_answers_with_it_only_who_asks_for_it() -> None:
 
 
 # What a reply says beside its content, by every way to ask, and where it may be kept.
-
 
 # A real loop: the store works in threads, and virtual time would run ahead of them
 

@@ -50,9 +50,7 @@ from ..support.scripted import Say
 from ..support.virtual_time import run_virtual, runs_on
 from ..tracestore.trace_making import Maker
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
-
 
 PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
 WEATHER = ToolDefinition("weather", "Tells it.")
@@ -80,43 +78,34 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
         await session.send("Sure?")
         before = session.messages
     assert len(before) == 6
-
-    models = registry(Say("Still here."))
-    async with keeping(path, models=models) as engine:
+    async with keeping(path, Say("Still here.")) as engine:
         resumed = await engine.resume("ses_1", tools=[tool])
         assert (resumed.id, resumed.model, resumed.messages) == ("ses_1", "s:m", before)
         await resumed.send("And now?")
         state = engine._runtime.sessions.states["ses_1"]
         assert (state.system_prompt, state.tools, state.tags) == ("You are brief.", (tool,), {"team": "a"})
+        (request,) = requests_of(engine)
+        assert (request.system_prompt, [each.name for each in request.tools]) == ("You are brief.", ["weather"])
         after = resumed.messages
+        assert request.messages == after[:7]
         await engine.flush()
-        assert engine.store is not None
-        (row,) = await engine.store.sessions()
+        store = present(engine.store)
+        (row,) = await store.sessions()
         assert (row.turns, row.calls, row.messages, row.resumable) == (3, 4, 8, True)
-        assert await engine.store.messages("ses_1") == list(after)
+        assert await store.messages("ses_1") == list(after)
     assert after[:6] == before
-
     async with keeping(path) as engine:
         assert (await engine.resume("ses_1")).messages == after
 
 
-async def test_a_resumed_sessions_history_reaches_the_model(path: Path) -> None:
-    """What the adapter is asked includes the messages of the earlier process, the system prompt and the tools."""
-    async with keeping(path, Say("One.")) as engine:
-        await engine.session("s:m", system_prompt="Be kind.", tools=[Tool(WEATHER)], session_id="x").send("First")
-    async with keeping(path, Say("Two.")) as engine:
-        await (await engine.resume("x")).send("Second")
-        (request,) = requests_of(engine)
-    assert [message.text for message in request.messages] == ["First", "One.", "Second"]
-    assert request.system_prompt == "Be kind."
-    assert [tool.name for tool in request.tools] == ["weather"]
-
-
 async def test_resuming_is_not_creating(path: Path) -> None:
-    """Who watches is told of one session, and of its setup only where content is captured."""
+    """Who watches is told of one session, and there is one Session of each id: an open one is not resumed."""
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
+        with pytest.raises(CallboardError, match="already open"):
+            await engine.resume("x")
+        assert len(session.messages) == 2
         del session
         resumed = await engine.resume("x")
         await resumed.send("Second")
@@ -151,16 +140,6 @@ async def test_a_session_of_the_same_id_begins_anew(path: Path) -> None:
         await session.send("Hello?")
     async with keeping(path) as engine:
         assert [message.text for message in (await engine.resume("x")).messages] == ["Hello?", "Anew."]
-
-
-async def test_a_session_that_is_open_is_not_resumed_beside_itself(path: Path) -> None:
-    """There is one Session of each id; the error says so."""
-    async with keeping(path, Say("One.")) as engine:
-        session = engine.session("s:m", session_id="x")
-        await session.send("First")
-        with pytest.raises(CallboardError, match="already open"):
-            await engine.resume("x")
-        assert len(session.messages) == 2
 
 
 async def test_the_model_that_was_swapped_to_is_the_one_resumed_with(path: Path) -> None:
@@ -265,17 +244,10 @@ async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> No
     """Its messages are adopted before the history is read."""
     make = Maker()
     said = [Message.user("First"), Message.assistant("One.")]
-    setup = configured(SessionState("x", "s:m", None, (), {}))
+    appended = [SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)]
+    events = [configured(SessionState("x", "s:m", None, (), {})), *appended]
     spill = SpillFile(path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
-    spill.append(
-        [
-            Capture().apply(make(event, session_id="x"))
-            for event in (
-                setup,
-                *(SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)),
-            )
-        ]
-    )
+    spill.append([Capture().apply(make(event, session_id="x")) for event in events])
     spill.close()
     async with keeping(path) as engine:
         assert (await engine.resume("x")).messages == tuple(said)
@@ -432,17 +404,9 @@ async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) 
 
 # Who attaches late gets what was said as events, also when the stream's log was folded meanwhile.
 
-
 FOLDED_AT_ONCE = Limits(retain_streams_seconds=0)
 A_TEXT = ["message.start", "text.delta", "message.complete", "step.finish"]
-A_CALL = [
-    "message.start",
-    "text.delta",
-    "tool.use_start",
-    "tool.use_input_delta",
-    "tool.use_end",
-    "message.complete",
-]
+A_CALL = ["message.start", "text.delta", "tool.use_start", "tool.use_input_delta", "tool.use_end"]
 
 
 def folding(*replies: Say) -> Engine:
@@ -459,11 +423,19 @@ async def over(session: Session) -> str:
 
 
 async def test_a_folded_turn_is_read_as_events() -> None:
-    """The text in one piece, and the end."""
-    async with folding(Say("Hel", "lo")) as engine:
-        late = [event async for event in engine.attach(await over(engine.session("s:m")))]
+    """The text in one piece, and the end: by the turn's own iterator, a late reader and one that attaches."""
+    async with folding(Say("Hel", "lo"), Say("Hel", "lo")) as engine:
+        async with engine.session("s:m").stream("Hi") as turn:
+            await turn.message()
+            await anyio.wait_all_tasks_blocked()
+            assert [event.type async for event in turn] == [*A_TEXT, "turn.complete"]
+        late = [event async for event in engine.attach(turn.stream_id)]
+        async with engine.stream("s:m", "Hi") as reply:
+            await reply.response()
+            viewed = [event.text async for event in reply.reader() if isinstance(event, TextDelta)]
+            attached = [e.text async for e in engine.attach(reply.stream_id) if isinstance(e, TextDelta)]
     assert [event.type for event in late] == [*A_TEXT, "turn.complete"]
-    assert [event.text for event in late if isinstance(event, TextDelta)] == ["Hello"]
+    assert [event.text for event in late if isinstance(event, TextDelta)] == viewed == attached == ["Hello"]
 
 
 async def test_a_folded_turn_with_tools_is_read_in_its_order() -> None:
@@ -473,27 +445,9 @@ async def test_a_folded_turn_with_tools_is_read_in_its_order() -> None:
         late = [event async for event in engine.attach(await over(engine.session("s:m", tools=[tool])))]
     types = [event.type for event in late if not event.type.startswith("tool.execution")]
     of_tools = types.index("step.finish")
-    assert types[: len(A_CALL)] == A_CALL
+    assert types[: len(A_CALL) + 1] == [*A_CALL, "message.complete"]
     assert types[of_tools + 1 :] == [*A_TEXT, "turn.complete"]
     assert [event.text for event in late if isinstance(event, TextDelta)] == ["I add.", "Three"]
-
-
-async def test_attaching_late_and_a_late_reader_of_a_reply_give_the_same_text() -> None:
-    """A stream without a session has both."""
-    async with folding(Say("Hel", "lo")) as engine:
-        async with engine.stream("s:m", "Hi") as reply:
-            await reply.response()
-            viewed = [event.text async for event in reply.reader() if isinstance(event, TextDelta)]
-            attached = [e.text async for e in engine.attach(reply.stream_id) if isinstance(e, TextDelta)]
-    assert (viewed, attached) == (["Hello"], ["Hello"])
-
-
-async def test_who_first_reads_a_turn_when_it_is_folded_gets_its_events() -> None:
-    """The turn's own iterator is as good as one that attaches."""
-    async with folding(Say("Hel", "lo")) as engine, engine.session("s:m").stream("Hi") as turn:
-        await turn.message()
-        await anyio.wait_all_tasks_blocked()
-        assert [event.type async for event in turn] == [*A_TEXT, "turn.complete"]
 
 
 async def test_who_goes_on_in_a_folded_part_is_told_to_begin_anew() -> None:

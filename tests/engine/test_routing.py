@@ -44,8 +44,6 @@ from ..support.engines import entry, model, serving
 from ..support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
 from .routed_engines import rig, routing_of
 
-pytestmark = pytest.mark.anyio
-
 
 def capable(**changes: object) -> AdapterCapabilities:
     return msgspec.structs.replace(CAPABILITIES, **changes)
@@ -329,7 +327,6 @@ async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() ->
 
 
 # -- the router's own choice
-
 
 PRICES = PriceTable.from_rows(
     [

@@ -15,7 +15,6 @@ from callboard.adapters import (
     ImageBlock,
     Message,
     MessageComplete,
-    MessageMetadata,
     Role,
     ServerError,
     StopReason,
@@ -42,9 +41,6 @@ from ..support.engines import keeping, requests_of, running, talking, topics
 from ..support.present import present
 from ..support.scripted import ADD, Say
 
-pytestmark = pytest.mark.anyio
-
-
 PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
@@ -66,45 +62,32 @@ async def test_a_fork_goes_its_own_way() -> None:
     assert (fork.system_prompt, fork.name, dict(fork.tags)) == ("Brief.", "Talk", {"team": "red"})
 
 
-async def test_a_fork_may_begin_earlier() -> None:
-    """With at=2 it has the first two messages; a place that there isn't is refused."""
-    async with talking(Say("one"), Say("two")) as (session, _):
+async def test_a_fork_may_begin_earlier_and_is_as_short_as_its_origin() -> None:
+    """With at=2 it has two messages and what was left out again; its session.created names its origin."""
+    async with talking(Say("one"), Say("two"), Say("three"), context=LastTurns(1)) as (session, events):
         await session.send("a")
         await session.send("b")
-        assert [message.text for message in session.fork(at=2).messages] == ["a", "one"]
+        whole, early = session.fork(), session.fork(at=2)
+        assert [message.text for message in early.messages] == ["a", "one"]
+        assert (whole._state.context, early._state.context) == (Context(2), Context(0))
         with pytest.raises(CallboardError, match="has 4 messages; it can't be forked at 5"):
             session.fork(at=5)
-
-
-async def test_a_fork_of_a_shortened_conversation_is_as_short() -> None:
-    """What is left out stays left out; an earlier beginning has it again."""
-    async with talking(Say("one"), Say("two"), context=LastTurns(1)) as (session, _):
-        await session.send("a")
-        await session.send("b")
-        assert session.fork()._state.context == Context(2)
-        assert session.fork(at=2)._state.context == Context(0)
-
-
-async def test_where_a_fork_comes_from_is_told() -> None:
-    """Its session.created names the session whose history it has."""
-    async with talking(Say("one"), Say("two")) as (session, events):
-        await session.send("a")
-        await session.fork().send("b")
+        await whole.send("c")
         created = [each.data for each in events.take() if each.topic == "session.created"]
     assert [each.forked_from for each in created] == [None, session.id]
 
 
-async def test_a_fork_can_be_resumed(tmp_path: Path) -> None:
-    """With capture_content what it began with is stored as its own."""
+async def test_a_fork_can_be_resumed_and_has_its_name(tmp_path: Path) -> None:
+    """With capture_content what it began with is stored as its own, and the name with the session."""
     store = tmp_path / "t.db"
     async with keeping(store, Say("one"), Say("two")) as engine:
-        session = engine.session("s:m")
+        session = engine.session("s:m", name="Draft")
         await session.send("a")
         fork = session.fork()
         await fork.send("b")
-        before = fork.messages
     async with keeping(store) as engine:
-        assert (await engine.resume(fork.id)).messages == before
+        again = await engine.resume(fork.id)
+        assert (again.messages, again.name) == (fork.messages, "Draft")
 
 
 async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
@@ -122,85 +105,45 @@ async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
             session.rename("")
 
 
-async def test_a_resumed_session_has_its_name(tmp_path: Path) -> None:
-    """The name is stored with the session."""
-    async with keeping(tmp_path / "t.db", Say("one")) as engine:
-        session = engine.session("s:m", name="Draft")
-        await session.send("a")
-    async with keeping(tmp_path / "t.db") as engine:
-        assert (await engine.resume(session.id)).name == "Draft"
-
-
 async def test_sessions_that_are_open_and_those_of_the_trace_are_listed_once(tmp_path: Path) -> None:
-    """Open ones come first, those that were never used included."""
+    """Open ones come first, those that were never used included; of tags that are asked for all must be there."""
     async with running(Say("one"), store=tmp_path / "t.db") as (engine, _):
-        old = engine.session("s:m")
+        old = engine.session("s:m", tags={"tenant": "red", "plan": "free"})
         await old.send("a")
     async with running(Say("two"), store=tmp_path / "t.db") as (engine, _):
-        used, fresh = engine.session("s:m"), engine.session("s:m")
+        used, fresh = engine.session("s:m"), engine.session("s:m", tags={"tenant": "red"})
         await used.send("b")
         found = {info.session_id: info for info in await engine.sessions()}
         assert set(found) == {old.id, used.id, fresh.id}
         assert [info.open for info in found.values()] == [True, True, False]
         assert found[fresh.id].stored is None
         assert len(await engine.sessions(limit=2)) == 2
-
-
-async def test_sessions_are_listed_by_their_tags(tmp_path: Path) -> None:
-    """Open ones, also those that were never used, and those of the trace; all the tags must be there."""
-    async with running(Say("one"), store=tmp_path / "t.db") as (engine, _):
-        old = engine.session("s:m", tags={"tenant": "red", "plan": "free"})
-        await old.send("a")
-    async with running(store=tmp_path / "t.db") as (engine, _):
-        fresh, _other = engine.session("s:m", tags={"tenant": "red"}), engine.session("s:m")
         assert {each.session_id for each in await engine.sessions(tags={"tenant": "red"})} == {old.id, fresh.id}
-        (found,) = await engine.sessions(tags={"tenant": "red", "plan": "free"})
-        assert found.session_id == old.id
-
-
-async def test_without_a_trace_the_open_sessions_are_listed() -> None:
-    """There are no others to know of."""
+        (tagged,) = await engine.sessions(tags={"tenant": "red", "plan": "free"})
+        assert tagged.session_id == old.id
     async with running() as (engine, _):
         session = engine.session("s:m")
-        assert [info.session_id for info in await engine.sessions()] == [session.id]
+        assert [info.session_id for info in await engine.sessions()] == [session.id], "without a trace"
 
 
 async def test_an_exported_session_is_the_same_elsewhere() -> None:
-    """Another engine imports messages, settings, tags and name, and goes on with it."""
+    """Another engine imports messages with signatures and metadata, settings, tags and name, and goes on."""
     lookup = Tool(ToolDefinition("lookup", "Finds"))
+    brief = {"system_prompt": "Brief.", "tags": {"team": "red"}, "name": "Talk"}
     async with running(Say("one")) as (engine, _):
-        session = engine.session(
-            ["s:m"],
-            system_prompt="Brief.",
-            tools=[lookup],
-            tags={"team": "red"},
-            name="Talk",
-            requires=Requirements(("tools",)),
-        )
+        session = engine.session(["s:m"], tools=[lookup], requires=Requirements(("tools",)), **brief)  # type: ignore[arg-type]
         await session.send([TextBlock("look"), ImageBlock(data=PIXEL, media_type="image/png")])
+        signed = Message(Role.ASSISTANT, (ThinkingBlock("hm", "sig"), TextBlock("b")), id="msg_1")
+        session._state.messages.append(signed)
         document = session.export()
     async with running(Say("two")) as (engine, _):
         again = await engine.import_session(document)
         assert (again.id, again.messages) == (session.id, session.messages)
-        assert (again.system_prompt, again.name, dict(again.tags)) == ("Brief.", "Talk", {"team": "red"})
+        assert {"system_prompt": again.system_prompt, "tags": dict(again.tags), "name": again.name} == brief
         assert [tool.name for tool in again.tools] == ["lookup"]
+        assert present(again.messages[1].metadata).model == "s:m"
         assert (await again.send("more")).text == "two"
-
-
-async def test_signatures_and_how_a_reply_came_about_are_exported() -> None:
-    """Thinking keeps its signature, and each message its model, usage and cost."""
-    async with running(Say("one")) as (engine, _):
-        session = engine.session("s:m")
-        await session.send("a")
-        signed = Message(Role.ASSISTANT, (ThinkingBlock("hm", "sig"), TextBlock("b")), id="msg_1")
-        session._state.messages.append(signed)
-        document = session.export()
-    async with running() as (engine, _):
-        again = await engine.import_session(document, session_id="ses_new")
-    assert again.id == "ses_new"
-    assert again.messages[-1] == signed
-    assert isinstance(again.messages[1].metadata, MessageMetadata)
-    assert again.messages[1].metadata.model == "s:m"
+        assert (await engine.import_session(document, session_id="ses_new")).id == "ses_new"
 
 
 async def test_what_is_no_exported_session_is_refused() -> None:
@@ -225,18 +168,13 @@ async def test_a_session_of_a_model_that_is_unknown_here_says_what_to_do() -> No
 
 async def test_an_imported_session_is_stored_at_once(tmp_path: Path) -> None:
     """It is in the trace, and can be resumed, before anything is said in it."""
-    async with running(Say("one")) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("one")) as (session, _):
         await session.send("a")
         document = session.export()
-    path = tmp_path / "t.db"
-    for _ in range(2):
-        engine = keeping(path)
-        async with engine:
-            if _ == 0:
-                await engine.import_session(document)
-            else:
-                assert (await engine.resume(session.id)).messages == session.messages
+    async with keeping(tmp_path / "t.db") as engine:
+        await engine.import_session(document)
+    async with keeping(tmp_path / "t.db") as engine:
+        assert (await engine.resume(session.id)).messages == session.messages
 
 
 async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
@@ -249,35 +187,22 @@ async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
 
 
 async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_path: Path) -> None:
-    """It is listed and resumed no more, its words are nowhere in the file, and what it cost still counts."""
-    path = tmp_path / "t.db"
-    async with keeping(path, Say("the answer is xylophone"), Say("other")) as engine:
+    """Its words are nowhere in the file, its costs still count, and what another session said too stays there."""
+    async with keeping(tmp_path / "t.db", Say("the answer is xylophone"), Say("same"), Say("same")) as engine:
         session, other = engine.session("s:m"), engine.session("s:m")
         await session.send("my secret is marmalade")
-        await other.send("hello")
+        await session.send("alike")
+        await other.send("alike")
         assert await engine.delete_session(session.id)
         assert [info.session_id for info in await engine.sessions()] == [other.id]
-        assert engine.store is not None
-        assert len(await engine.store.calls()) == 2
+        store = present(engine.store)
+        assert len(await store.calls()) == 3
         with pytest.raises(CallboardError, match="has no stored messages"):
             await engine.resume(session.id)
-        assert (await engine.store.saved_session(other.id)) is not None
+        assert tuple(await store.messages(other.id)) == other.messages
         assert not await engine.delete_session(session.id)
     everything = all_bytes(tmp_path)
-    assert b"hello" in everything
-    for word in (b"marmalade", b"xylophone"):
-        assert word not in everything
-
-
-async def test_what_two_sessions_said_stays_with_the_other_one(tmp_path: Path) -> None:
-    """The same text is stored once; deleting one session takes it from no other."""
-    async with keeping(tmp_path / "t.db", Say("same"), Say("same")) as engine:
-        one, two = engine.session("s:m"), engine.session("s:m")
-        await one.send("alike")
-        await two.send("alike")
-        before = two.messages
-        await engine.delete_session(one.id)
-        assert tuple(await present(engine.store).messages(two.id)) == before
+    assert [word in everything for word in (b"alike", b"marmalade", b"xylophone")] == [True, False, False]
 
 
 async def test_a_session_whose_turn_runs_is_not_deleted() -> None:
@@ -321,19 +246,13 @@ async def test_a_stream_has_each_event_once_and_ends_with_the_turn() -> None:
     async with running(Say("Hel", "lo")) as (engine, _), engine.session("s:m").stream("Hi") as turn:
         types = [event.type async for event in turn]
         assert (await turn.message()).text == "Hello"
-    assert types == [
-        "message.start",
-        "text.delta",
-        "text.delta",
-        "message.complete",
-        "step.finish",
-        "turn.complete",
-    ]
+    message = ["message.start", "text.delta", "text.delta", "message.complete"]
+    assert types == [*message, "step.finish", "turn.complete"]
 
 
 async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along() -> None:
-    """After assigning `model`, the next turn goes to the other provider with everything said before."""
-    async with running(Say("from s"), other=[Say("from other")]) as (engine, events):
+    """After assigning `model` the next turn goes elsewhere with all before; `model=` is for one turn alone."""
+    async with running(Say("from s"), Say("back"), other=[Say("from other")]) as (engine, events):
         session = engine.session("s:m")
         await session.send("one")
         session.model = "other:m"
@@ -341,15 +260,9 @@ async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along
         assert message.text == "from other"
         assert present(message.metadata).provider == "other"
         assert [m.text for m in requests_of(engine, "other")[0].messages] == ["one", "from s", "two"]
+        assert (await session.send("x", model="s:m")).text == "back"
+        assert session.model == "other:m"
         assert topics(events.take(), "session.model_changed") == ["session.model_changed"]
-
-
-async def test_one_turn_can_go_elsewhere_without_moving_the_session() -> None:
-    """`model=` on a send is for that turn alone."""
-    async with running(Say("s"), other=[Say("other")]) as (engine, _):
-        session = engine.session("s:m")
-        assert (await session.send("x", model="other:m")).text == "other"
-        assert session.model == "s:m"
 
 
 async def test_an_unanswered_turn_leaves_the_history_as_it_was() -> None:
@@ -395,9 +308,9 @@ async def test_a_crash_inside_an_adapter_fails_that_call_alone() -> None:
 
 async def test_a_cancelled_reply_ends_everywhere_at_once() -> None:
     """Session.cancel ends the stream in message.complete(cancelled), keeps the partial text, frees the session."""
-    gate = anyio.Event()
-    async with running(Say("one", "two", "three", pause=lambda: _after(2, gate)), Say("next")) as (engine, events):
-        session = engine.session("s:m")
+    pauses = iter([anyio.lowlevel.checkpoint, anyio.lowlevel.checkpoint, anyio.sleep_forever])
+    say = Say("one", "two", "three", pause=lambda: next(pauses)())
+    async with talking(say, Say("next")) as (session, events):
         seen: list[TurnEvent] = []
         with pytest.raises(CancelledError):
             async with session.stream("Hi") as turn:
@@ -414,18 +327,6 @@ async def test_a_cancelled_reply_ends_everywhere_at_once() -> None:
         failed = [e.data for e in events.take() if isinstance(e.data, LlmCallFailed)]
         assert [(event.error_class, event.will_retry) for event in failed] == [("cancelled", False)]
         assert failed[0].usage is not None, "a cancelled call is priced too"
-
-
-_steps = 0
-
-
-async def _after(free_steps: int, gate: anyio.Event) -> None:
-    """Let some steps pass, then hang until the gate opens."""
-    global _steps
-    _steps += 1
-    if _steps > free_steps:
-        _steps = 0
-        await gate.wait()
 
 
 async def test_turns_of_one_session_run_one_after_the_other_in_the_order_of_asking() -> None:

@@ -58,9 +58,6 @@ from ..support.present import present
 from ..support.scripted import CAPABILITIES, Say, scripted_type
 from ..support.virtual_time import FakeClock, run_virtual
 
-pytestmark = pytest.mark.anyio
-
-
 WORK = Say(calls=[("work", {})])
 PIXEL = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(8), media_type="image/png")
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -601,7 +598,6 @@ async def test_a_budget_that_refuses_the_next_step_gives_the_message_back(stage:
 
 
 # The queue between a host that steers and its turn: nothing is lost, nothing comes twice.
-
 
 Act: TypeAlias = Literal["add", "take", "close", "close_if_empty"]
 ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")

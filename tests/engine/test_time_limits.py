@@ -36,11 +36,7 @@ from ..support.scripted import Say, ScriptedAdapter, scripted_type
 from ..support.virtual_time import run_virtual
 from .slow_engines import WAYS, Slow, an_engine
 
-pytestmark = pytest.mark.anyio
-
-
 # Time limits of turns, calls and tools, and calls that do not want to end.
-
 
 SLOW = anyio.sleep_forever
 
@@ -352,7 +348,6 @@ def test_no_slot_is_lost_whatever_is_cancelled_when(seed: int, total: int, calls
 
 # An engine that is closed under whatever runs in it: callers get one kind of error, and each call has one end.
 
-
 CLOSED = "the engine was closed"
 
 
@@ -498,7 +493,6 @@ async def test_an_engine_that_is_being_closed_takes_nothing_more() -> None:
 
 
 # A stream with an owner can be attached to by that owner only.
-
 
 OWNED = {"owner": "ada"}
 

@@ -29,9 +29,7 @@ from ..support.scripted import Say
 from ..support.scripted_server import Connection, serving
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
-
 
 Ask = Callable[..., Awaitable[object]]
 
@@ -201,7 +199,6 @@ async def test_a_session_has_defaults_that_a_turn_may_replace(restarted: bool, t
 
 # A reply that broke off and went on is one message, and two attempts in the trace, on the bill and in budgets.
 
-
 TEXT = "The tide comes in,\n\n  and the tide goes out;  twice a day.\n"
 MODEL = "anthropic:claude-sonnet-4-5"
 SENT_RATE, SAID_RATE = 333_337, 1_777_783
@@ -271,7 +268,6 @@ async def test_the_budget_must_have_room_for_the_rest_as_well() -> None:
 
 
 # A request that was sent twice is one attempt, and its event and its row say so.
-
 
 REPLY = (
     b'{"model":"m","choices":[{"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],'

@@ -36,9 +36,7 @@ from ..support.postgres_server import why_not
 from ..support.scripted import Say, scripted_type
 from ..support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
-
 
 REFUND = Say("Let me see.", calls=[("refund", {"order": "1"})])
 

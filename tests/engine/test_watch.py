@@ -36,7 +36,6 @@ async def next_of(calls: object, number: int) -> list[EndedCall]:
         return [await anext(calls) for _ in range(number)]  # type: ignore[call-overload]
 
 
-@pytest.mark.anyio
 async def test_it_has_the_calls_of_engines_before_and_after(in_the_sync_thread: Engine) -> None:
     """Of engines that lived when it was made, of those that come up later, and of other loops."""
     async with an_engine(Say("a")) as before:
@@ -55,7 +54,6 @@ async def test_it_has_the_calls_of_engines_before_and_after(in_the_sync_thread: 
     assert next(call for call in found if call.run_id == runs[1]).session_id == session.id
 
 
-@pytest.mark.anyio
 async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
     """A fallback is a call of its own; who was cancelled says so."""
     begun = asyncio.Event()
@@ -77,7 +75,6 @@ async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
     assert (cancelled.status, cancelled.usage is not None) == ("cancelled", True)
 
 
-@pytest.mark.anyio
 async def test_other_kinds_of_calls_say_what_they_are() -> None:
     """And a line of text has it."""
     models = serving(small("a"), a=embedder_type("Watched"))
@@ -88,7 +85,6 @@ async def test_other_kinds_of_calls_say_what_they_are() -> None:
     assert str(call).startswith("a:small embeddings completed, 1,000 + 0 tokens, unpriced, 0.")
 
 
-@pytest.mark.anyio
 async def test_the_calls_of_one_engine_keep_their_order() -> None:
     """However many run side by side."""
     async with an_engine(*[Say("x") for _ in range(50)]) as engine, watch() as calls:
@@ -106,7 +102,6 @@ async def test_the_calls_of_one_engine_keep_their_order() -> None:
         assert sorted(ended) == sorted(filter(None, published))
 
 
-@pytest.mark.anyio
 async def test_a_slow_reader_is_told_what_it_has_missed() -> None:
     """The row is bounded; the oldest go, and the next one that is read says how many."""
     async with an_engine(*[Say("x") for _ in range(6)]) as engine, watch(capacity=2) as calls:
@@ -122,7 +117,6 @@ async def test_a_slow_reader_is_told_what_it_has_missed() -> None:
         watch(capacity=0)
 
 
-@pytest.mark.anyio
 async def test_nothing_is_left_when_nobody_watches() -> None:
     """A loop that was left and forgotten ends with the next call; closing ends it at once, and the reader."""
     async with an_engine(*[Say("x") for _ in range(3)]) as engine:
@@ -292,7 +286,6 @@ def test_a_line_fits_on_a_line() -> None:
     assert str(call) == "s:m failed, ServerError: x, 1,200 + 34 tokens, unpriced, 1.2 s"
 
 
-@pytest.mark.anyio
 async def test_a_retried_call_is_one_call() -> None:
     """With all its attempts."""
     kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])

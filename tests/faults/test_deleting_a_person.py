@@ -47,21 +47,10 @@ MARK = "Zanzibar"
 """A word that is in everything that is to go, each time with the place where it stood."""
 
 PLACES = (
-    *(
-        "name",
-        "title",
-        "tag",
-        "tagname",
-        "system",
-        "prompt",
-        "reply",
-        "argument",
-        "toolname",
-        "progress",
-        "result",
-    ),
+    *("name", "title", "tag", "tagname", "system", "prompt", "reply", "argument", "toolname", "progress",
+        "result"),
     *("toolerror", "error", "plainerror", "host"),
-)
+)  # fmt: skip
 
 
 def mark(place: str) -> str:

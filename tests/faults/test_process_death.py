@@ -178,21 +178,11 @@ CALLS_TOOL = {
     "id": "c",
     "object": "chat.completion",
     "model": "m",
-    "choices": [
-        {
-            "index": 0,
-            "finish_reason": "tool_calls",
-            "message": {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [
-                    {"id": "t", "type": "function", "function": {"name": "look", "arguments": '{"place": "Rome"}'}}
-                ],
-            },
-        }
-    ],
+    "choices": [{"index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant", "content": None,
+        "tool_calls": [{"id": "t", "type": "function", "function": {"name": "look",
+        "arguments": '{"place": "Rome"}'}}]}}],
     "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
-}
+}  # fmt: skip
 OVERLOADED: dict[str, Any] = {"error": {"message": "The server is overloaded.", "type": "server_error"}}
 BEFORE: dict[str, tuple[int, dict[str, Any]]] = {
     "chat-tool": (200, CALLS_TOOL),
@@ -202,20 +192,10 @@ BEFORE: dict[str, tuple[int, dict[str, Any]]] = {
 """The reply to the first request of a kind whose second request is the last thing that its process does."""
 
 KINDS = (
-    "chat-send",
-    "messages-stream",
-    "chat-tool",
-    "responses-generate",
-    "gemini-plain-stream",
-    "responses-background",
-    "responses-embed",
-    "responses-image",
-    "responses-video",
-    "messages-batch",
-    "chat-retry",
-    "chat-fallback",
-    "silent-send",
-)
+    "chat-send", "messages-stream", "chat-tool", "responses-generate", "gemini-plain-stream",
+    "responses-background", "responses-embed", "responses-image", "responses-video", "messages-batch",
+    "chat-retry", "chat-fallback", "silent-send",
+)  # fmt: skip
 
 
 class Book:

@@ -385,17 +385,10 @@ async def watched(engine: Engine, watcher: Watcher) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(
-    "watcher",
-    [
-        publishes_ten_times_its_capacity,
-        never_reads_the_bus,
-        sleeps_on_each_event,
-        crashes_on_each_event,
-        never_reads_a_stream,
-        sleeps_in_a_stream,
-    ],
-)
+@pytest.mark.parametrize("watcher", [
+    publishes_ten_times_its_capacity, never_reads_the_bus, sleeps_on_each_event, crashes_on_each_event,
+    never_reads_a_stream, sleeps_in_a_stream,
+])  # fmt: skip
 async def test_a_bad_observer_costs_no_stream_anything(watcher: Watcher) -> None:
     """Streams take exactly the time that their provider takes, and the stop is clean."""
 

@@ -23,6 +23,7 @@ from labs.faults.replies import make_reply
 from labs.faults.round import TOOLS, run_round
 from labs.faults.server import FaultyServer
 from tests.support.certificate import local_tls
+from tests.support.depth import first_is_quick
 
 from ..support.virtual_time import FakeClock
 
@@ -39,7 +40,7 @@ def quiet() -> Iterator[None]:
     ours.setLevel(before)
 
 
-@pytest.mark.parametrize("seed", [1, 8, 21, 27])
+@pytest.mark.parametrize("seed", first_is_quick([1, 8, 21, 27], "more seeds of a lab"))
 def test_the_engine_keeps_its_promises_under_fire(seed: int, tmp_path: Path) -> None:
     """Whatever server and chaos do: no hang, one end per attempt, equal readers, valid histories, nothing left."""
     report = run_round(seed, tmp_path, sessions=5, turns=6)
@@ -47,6 +48,7 @@ def test_the_engine_keeps_its_promises_under_fire(seed: int, tmp_path: Path) -> 
     assert report.counts["attempts"] >= 10
 
 
+@pytest.mark.deep("the lab of the quick seed, elsewhere")
 @pytest.mark.parametrize("how", ["uvloop", "tls"])
 def test_it_keeps_them_on_another_loop_and_over_tls(how: str, tmp_path: Path) -> None:
     """The same faults, seen through uvloop's transports and through an encrypted connection."""

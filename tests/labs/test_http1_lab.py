@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from callboard.adapters.transport.http1.connection import AgedConnectionError, Connection
-from callboard.adapters.transport.http1.protocol import ReplyParser
+from callboard.adapters.transport.http1_connection import AgedConnectionError, Connection
+from callboard.adapters.transport.http1_protocol import ReplyParser
 from labs.http1.__main__ import run
 from labs.http1.rounds import read_round, talk_round
+from tests.support.depth import first_is_quick
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_is_quick(range(4), "more seeds of a lab"))
 def test_nothing_is_found(seed: int) -> None:
     """Every kind of round is played, and both readers take some of what is spoilt."""
     counts, failures = asyncio.run(run(seed))

@@ -12,6 +12,7 @@ from labs.kills.round import plans, run_round
 from tests.support.reply_server import reply_server
 
 
+@pytest.mark.deep("a round of a lab")
 @pytest.mark.timeout(240)  # it starts whole engines, on a machine that may be busy
 @pytest.mark.parametrize("seeds", [(4,), (12,)])
 def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_path: Path) -> None:
@@ -24,6 +25,7 @@ def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_
     assert report.counts["attempts in the file"]  # how many, is a matter of how busy the machine is
 
 
+@pytest.mark.deep("a round of a lab")
 @pytest.mark.timeout(240)
 def test_the_providers_book_of_requests_equals_the_rows_after_kills() -> None:
     """Calls of every kind; kills at the provider and between journal and send; a reader, then the next engine."""

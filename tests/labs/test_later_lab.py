@@ -16,6 +16,7 @@ BATCH = Batch("b", "openai", ("one", "fail"), most=2, cancelled=False, handed_ou
 QUESTION = Question("q", "say so", "whole")
 
 
+@pytest.mark.deep("a round of a lab")
 @pytest.mark.timeout(240)  # it starts whole engines, on a machine that may be busy
 def test_what_comes_later_is_paid_once_and_whole(tmp_path: Path) -> None:
     """Programs are killed over batches and replies in the background, and the last one has all of it."""

@@ -13,6 +13,7 @@ SHORT = 7
 MISSING = why_not() or why_no_nats()
 
 
+@pytest.mark.deep("a round of a lab")
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_node_loop() -> None:
     """Readers of an owner that is killed, and the shared store afterwards, keep what was promised."""

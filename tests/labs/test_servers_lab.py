@@ -63,6 +63,7 @@ async def _sixty() -> list[str]:
     return failures
 
 
+@pytest.mark.deep("a round of a lab")
 @pytest.mark.timeout(240)  # it plays a thousand requests, on a machine that may be busy
 def test_no_server_refuses_a_conversation_and_none_is_poisoned() -> None:
     """`python -m labs.servers --conversations 1 --seed N` plays the seed of a failure again."""

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.child import find_model
 from callboard.engine.cli.command_line import COMMANDS as ALL_COMMANDS
 from tests.book.snippets import blocks
 from tests.support.media_server import mp4
@@ -27,7 +27,7 @@ from tests.support.wheel import PIP, ROOT
 
 from .chat_server import chat_server
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.deep("an environment of its own, with all requirements")]
 
 ROOMS = ("bus", "adapters", "tracestore", "engine")
 

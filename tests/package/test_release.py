@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
         "pyproject.toml": PROJECT,
         "CHANGELOG.md": CHANGELOG,
         "callboard/__init__.py": "",
-        "Makefile": "test:\n\tgrep -q 0.2.0 pyproject.toml\n",
+        "Makefile": "test test-all:\n\tgrep -q 0.2.0 pyproject.toml\n",
         ".gitignore": ".venv/\ndist/\n",
         ".venv/bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
     }

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.child import find_model
 from tests.book.snippets import codes
 from tests.support.wheel import ROOT, WheelEnvironment, make_environment
 
@@ -34,8 +34,8 @@ asyncio.run(main())
 DATA = """
 import callboard
 from callboard import PriceTable
-from callboard.adapters.registry import model_table, tabled_vendors
-from callboard.adapters.usage.estimate import rate_rows
+from callboard.adapters.provider import model_table, tabled_vendors
+from callboard.adapters.requests.estimate import rate_rows
 
 print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
 print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)
@@ -111,11 +111,13 @@ def test_a_program_runs_beside_folders_called_like_ours(installed: WheelEnvironm
     assert run(installed, host, "-c", PROGRAM) == "Hello\n"
 
 
+@pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_a_program_runs_beside_a_package_called_like_ours(installed: WheelEnvironment, tmp_path: Path) -> None:
     """Whose folder stands beside `callboard`, and would be the first to be found."""
     assert run(installed, tmp_path, "-c", PROGRAM) == "Hello\n"
 
 
+@pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_readmes_programs_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
     """On the local model, as they are printed."""
     if find_model() is None or importlib.util.find_spec("xllamacpp") is None:
@@ -129,6 +131,7 @@ def strict_mypy(installed: WheelEnvironment) -> tuple[str | Path, ...]:
     return "-m", "mypy", "--strict", "--cache-dir", installed.wheel.with_name("mypy_cache")
 
 
+@pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_readmes_programs_are_typed_beside_folders_called_like_ours(
     installed: WheelEnvironment, host: Path
 ) -> None:
@@ -137,6 +140,7 @@ def test_readmes_programs_are_typed_beside_folders_called_like_ours(
     run(installed, host, *strict_mypy(installed), *programs(host))
 
 
+@pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_the_example_of_an_adapter_is_typed_by_the_wheel(installed: WheelEnvironment, tmp_path: Path) -> None:
     """The adapter and its kit, which a provider's author begins with."""
     pytest.importorskip("mypy")
@@ -168,6 +172,7 @@ def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) ->
     assert PurePosixPath("callboard/py.typed") in ours
 
 
+@pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_a_wheel_from_the_sdist_is_the_same(installed: WheelEnvironment, tmp_path: Path) -> None:
     """An sdist has all that a wheel is built from, and no tests."""
     build = [sys.executable, "-m", "hatchling", "build", "-d", tmp_path / "made", "-t"]

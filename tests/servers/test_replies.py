@@ -11,7 +11,7 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.protocols.embeddings import read_reply as read_vectors
+from callboard.adapters.operations.openai_embeddings import read_reply as read_vectors
 from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest

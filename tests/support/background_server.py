@@ -216,22 +216,13 @@ def _script(reply: Made) -> list[dict[str, Any]]:
         {"type": "response.created", "response": _response(reply, "in_progress", [], None)},
         {"type": "response.in_progress", "response": _response(reply, "in_progress", [], None)},
         {"type": "response.output_item.added", "output_index": 0, "item": {**thought, "summary": []}},
-        *(
-            {
-                "type": "response.reasoning_summary_text.delta",
-                "output_index": 0,
-                "summary_index": 0,
-                "delta": piece,
-            }
-            for piece in _pieces(THOUGHT)
-        ),
+        *({"type": "response.reasoning_summary_text.delta", "output_index": 0, "summary_index": 0,
+            "delta": piece} for piece in _pieces(THOUGHT)),
         {"type": "response.output_item.done", "output_index": 0, "item": {**thought, "encrypted_content": "x"}},
         {"type": "response.output_item.added", "output_index": 1, "item": {**message, "content": []}},
-        *(
-            {"type": "response.output_text.delta", "output_index": 1, "content_index": 0, "delta": piece}
-            for piece in spoken
-        ),
-    ]
+        *({"type": "response.output_text.delta", "output_index": 1, "content_index": 0,
+            "delta": piece} for piece in spoken),
+    ]  # fmt: skip
     if fate == "fail":
         error = {"code": "server_error", "message": "The model fell asleep."}
         failed = _response(reply, "failed", [], None)

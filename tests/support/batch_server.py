@@ -91,12 +91,8 @@ def reply_of(wire: str, model: str, text: str) -> dict[str, Any]:
         case "openai":
             content = [{"type": "output_text", "text": words, "annotations": []}]
             item = {
-                "type": "message",
-                "id": "msg_1",
-                "role": "assistant",
-                "status": "completed",
-                "content": content,
-            }
+                "type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content,
+            }  # fmt: skip
             usage = {"input_tokens": sent, "output_tokens": said, "total_tokens": sent + said}
             return {
                 "id": "resp_1",
@@ -467,11 +463,9 @@ def _describe(job: dict[str, Any]) -> dict[str, Any]:
             }
         case "mistral":
             words = {
-                "running": "RUNNING",
-                "cancelling": "CANCELLATION_REQUESTED",
-                "completed": "SUCCESS",
+                "running": "RUNNING", "cancelling": "CANCELLATION_REQUESTED", "completed": "SUCCESS",
                 "expired": "TIMEOUT_EXCEEDED",
-            }
+            }  # fmt: skip
             return {
                 "id": job["id"],
                 "status": words.get(job["status"], job["status"].upper()),

@@ -5,15 +5,12 @@ from __future__ import annotations
 from callboard.adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
 from callboard.adapters.batches import BatchItem, BatchJob, BatchRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.registry import create_adapter
+from callboard.adapters.provider import create_adapter
 
 MODELS = {
-    "anthropic": "claude-haiku-4-5",
-    "openai": "gpt-5-mini",
-    "gemini": "gemini-2.5-flash",
-    "mistral": "mistral-small-latest",
-    "groq": "openai/gpt-oss-20b",
-}
+    "anthropic": "claude-haiku-4-5", "openai": "gpt-5-mini", "gemini": "gemini-2.5-flash",
+    "mistral": "mistral-small-latest", "groq": "openai/gpt-oss-20b",
+}  # fmt: skip
 """The wires, and a model of each that has a price in batches."""
 
 QUICKLY = RetryPolicy(base_delay=0.001, max_delay=0.002, jitter=False)

@@ -45,16 +45,14 @@ SCHEMAS: st.SearchStrategy[JsonObject] = st.sampled_from(
 _REASONING: JsonObject = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
 _RAWS: dict[str, list[JsonObject]] = {
     "anthropic": [{}, {"id": "toolu_1"}, {"id": "toolu_2", "caller": {"type": "direct"}}],
-    "openai": [{}, {"id": "call_9", "item_id": "fc_1"}, {"item_id": "msg_1", "phase": "final_answer"}, _REASONING],
+    "openai": [{}, {"id": "call_9", "item_id": "fc_1"}, {"item_id": "msg_1", "phase": "final_answer"},
+        _REASONING],
     "openai_compatible": [{}, {"id": "call_7"}],
-    "gemini": [
-        {},
-        {"id": "c_1", "thoughtSignature": "c2ln"},
-        {"signatures": [{"start": 0, "end": 1, "signature": "c2ln"}]},
-    ],
+    "gemini": [{}, {"id": "c_1", "thoughtSignature": "c2ln"}, {"signatures": [{"start": 0, "end": 1,
+        "signature": "c2ln"}]}],
     "ollama": [{}, {"id": "call_5"}],
     "somebody": [{}, {"id": "any"}],
-}
+}  # fmt: skip
 RAWS: st.SearchStrategy[ProviderRaw | None] = st.none() | st.one_of(
     [st.builds(ProviderRaw, st.just(name), st.sampled_from(datas)) for name, datas in _RAWS.items()]
 )
@@ -65,26 +63,16 @@ def opaque(provider: str, *items: JsonObject) -> list[OpaqueBlock]:
 
 
 _SEARCH: JsonObject = {
-    "type": "server_tool_use",
-    "id": "srvtoolu_1",
-    "name": "web_search",
-    "input": {"query": "x"},
-}
+    "type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"},
+}  # fmt: skip
 _FOUND: JsonObject = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
 _SEARCHED: JsonObject = {
-    "type": "web_search_call",
-    "id": "ws_1",
-    "status": "completed",
-    "action": {"type": "search", "query": "x"},
-}
+    "type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"},
+}  # fmt: skip
 _COMPACTED: JsonObject = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA"}
 _SHELL: JsonObject = {
-    "type": "custom_tool_call",
-    "id": "ctc_1",
-    "call_id": "call_c",
-    "name": "run",
-    "input": "ls",
-}
+    "type": "custom_tool_call", "id": "ctc_1", "call_id": "call_c", "name": "run", "input": "ls",
+}  # fmt: skip
 _SHELL_OUTPUT: JsonObject = {"type": "custom_tool_call_output", "call_id": "call_c", "output": "a"}
 OPAQUE: st.SearchStrategy[list[OpaqueBlock]] = st.sampled_from(
     [
@@ -107,12 +95,10 @@ _SAID_OF: dict[str, list[JsonObject]] = {
     "anthropic": [_MARK, {"citations": {"enabled": True}, "context": "Of May.", "title": "Said"}, {"unknown": 1}],
     "openai": [{"prompt_cache_breakpoint": {"mode": "explicit"}}],
     "openai_compatible": [{"prompt_cache_breakpoint": {"mode": "explicit"}}],
-    "gemini": [
-        {"videoMetadata": {"fps": 2.0}, "mediaResolution": {"level": "MEDIA_RESOLUTION_LOW"}},
-        {"unknown": 1},
-    ],
+    "gemini": [{"videoMetadata": {"fps": 2.0}, "mediaResolution": {"level": "MEDIA_RESOLUTION_LOW"}},
+        {"unknown": 1}],
     "somebody": [{"x": 1}],
-}
+}  # fmt: skip
 FIELDS: st.SearchStrategy[ProviderRaw | None] = st.none() | st.one_of(
     [st.builds(ProviderRaw, st.just(name), st.sampled_from(datas)) for name, datas in _SAID_OF.items()]
 )

@@ -80,12 +80,8 @@ class TextProvider:
 
     def _messages(self, said: str, sent: int, whole: bool) -> list[bytes]:
         start = {
-            "id": "msg_1",
-            "type": "message",
-            "role": "assistant",
-            "model": "claude-sonnet-4-5",
-            "content": [],
-        }
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5", "content": [],
+        }  # fmt: skip
         usage = {"input_tokens": sent, "output_tokens": 1}
         events: list[dict[str, Any]] = [
             {"type": "message_start", "message": {**start, "stop_reason": None, "usage": usage}},

@@ -9,44 +9,20 @@ import msgspec
 from callboard.adapters.conformance.http_kit import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.classify import build_error, read_error_value
 from callboard.adapters.http.wire import ChatWire
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.refusals.classify import build_error, read_error_value
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 __all__ = [
-    "CALL",
-    "CALL_OVER",
-    "DONE",
-    "EVERYTHING",
-    "HALF",
-    "HANG",
-    "HELLO",
-    "MORE",
-    "REST",
-    "SIGNED",
-    "TEXT",
-    "THOUGHT",
-    "THOUGHT_OVER",
-    "USAGE",
-    "WANTS_TOOL",
-    "FakeReply",
-    "FakeTransport",
-    "Step",
-    "ToyAdapter",
-    "ToyWire",
-    "ask",
-    "failing",
-    "pieces",
-    "request",
-    "sse",
-    "understand",
-    "whole",
-]
+    "CALL", "CALL_OVER", "DONE", "EVERYTHING", "HALF", "HANG", "HELLO", "MORE", "REST", "SIGNED", "TEXT",
+    "THOUGHT", "THOUGHT_OVER", "USAGE", "WANTS_TOOL", "FakeReply", "FakeTransport", "Step", "ToyAdapter",
+    "ToyWire", "ask", "failing", "pieces", "request", "sse", "understand", "whole",
+]  # fmt: skip
 
 
 class _ToyNormaliser(SseNormaliser):

@@ -107,13 +107,11 @@ BAD = {
     "a status that is none": b"HTTP/1.1 2x0 OK\r\nContent-Length: 2\r\n\r\nok",
     "a status below a hundred": b"HTTP/1.1 099 OK\r\nContent-Length: 2\r\n\r\nok",
     "other protocols": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\nx",
-    "hints in chunks": b"HTTP/1.1 103 Early Hints\r\nTransfer-Encoding: chunked\r\n\r\n"
-    + OK
-    + b"Content-Length: 2\r\n\r\nok",
+    "hints in chunks": (
+        b"HTTP/1.1 103 Early Hints\r\nTransfer-Encoding: chunked\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok"),
     "other protocols, without a word": b"HTTP/1.1 101 Switching Protocols\r\n\r\nx",
-    "a reply behind other protocols": b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
-    + OK
-    + b"Content-Length: 2\r\n\r\nok",
+    "a reply behind other protocols": (
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok"),
     "two lengths": OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok!",
     "a list of lengths": OK + b"Content-Length: 2, 3\r\n\r\nok!",
     "a negative length": OK + b"Content-Length: -2\r\n\r\nok",
@@ -137,8 +135,8 @@ BAD = {
     "a negative chunk": OK + b"Transfer-Encoding: chunked\r\n\r\n-2\r\nok\r\n",
     "a chunk beyond all": OK + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nok",
     "a chunk that is longer than it says": OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nokay\r\n0\r\n\r\n",
-    "a transfer coding among the trailers": OK
-    + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a transfer coding among the trailers": (
+        OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n"),
     "a length among the trailers": OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n",
-}
+}  # fmt: skip
 """What no reply can be. Nothing of it may be taken for a whole one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from callboard.adapters.transport.http1.connection import Connection, Reply
+from callboard.adapters.transport.http1_connection import Connection, Reply
 
 HEAD = b"POST / HTTP/1.1\r\n\r\n"
 

@@ -72,13 +72,10 @@ def contents_faults(body: bytes | JsonObject) -> list[str]:
         warnings.simplefilter("ignore")
         from google.genai import types as vendor
     kinds: dict[str, type[pydantic.BaseModel]] = {
-        "contents": vendor.Content,
-        "tools": vendor.Tool,
-        "safetySettings": vendor.SafetySetting,
-        "systemInstruction": vendor.Content,
-        "toolConfig": vendor.ToolConfig,
+        "contents": vendor.Content, "tools": vendor.Tool, "safetySettings": vendor.SafetySetting,
+        "systemInstruction": vendor.Content, "toolConfig": vendor.ToolConfig,
         "generationConfig": vendor.GenerationConfig,
-    }
+    }  # fmt: skip
     found: list[str] = []
     for name, value in _decoded(body).items():
         if name == "continuationToken" and isinstance(value, str):  # which the SDK lifts out of its config

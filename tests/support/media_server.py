@@ -116,17 +116,11 @@ class MediaServer:
         with self.lock:
             self.made["video"] += 1
             job: JsonObject = {
-                "id": f"video_{self.made['video']}",
-                "object": "video",
-                "model": fields.get("model", "sora-2"),
-                "prompt": fields.get("prompt"),
-                "seconds": fields.get("seconds", "4"),
-                "size": fields.get("size", "720x1280"),
-                "status": "queued",
-                "progress": 0,
-                "created_at": 4_000_000_000,
-                "looks": 0,
-            }
+                "id": f"video_{self.made['video']}", "object": "video", "model": fields.get("model", "sora-2"),
+                "prompt": fields.get("prompt"), "seconds": fields.get("seconds", "4"),
+                "size": fields.get("size", "720x1280"), "status": "queued", "progress": 0,
+                "created_at": 4_000_000_000, "looks": 0,
+            }  # fmt: skip
             self.jobs[str(job["id"])] = job
         return shown(job)
 

@@ -37,15 +37,9 @@ NOBODY = 65534
 """The user and the group that the server runs as where the tests run as root, as which it would not start."""
 
 SETTINGS = {
-    "fsync": "off",  # a kill of the process loses nothing by that, only one of the machine
-    "max_connections": "200",
-    "shared_buffers": "64MB",
-    "max_wal_size": "1GB",
-    "autovacuum_naptime": "5s",
-    "log_min_messages": "fatal",
-    "scram_iterations": "64",  # connecting should cost what it must
-    "timezone": "UTC",
-}
+    "fsync": "off", "max_connections": "200", "shared_buffers": "64MB", "max_wal_size": "1GB",
+    "autovacuum_naptime": "5s", "log_min_messages": "fatal", "scram_iterations": "64", "timezone": "UTC",
+}  # fmt: skip
 
 MEMORY = Path("/dev/shm")
 """Where the data of a session's server is, if there is room: making and dropping databases is all about files."""
@@ -440,16 +434,8 @@ def _make_files(folder: Path, password: str) -> None:
     settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
     where = ("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}")
     common = (
-        "--username",
-        USER,
-        "--pwfile",
-        secret,
-        "--auth",
-        "scram-sha-256",
-        "--no-locale",
-        "--encoding",
-        "UTF8",
-    )
+        "--username", USER, "--pwfile", secret, "--auth", "scram-sha-256", "--no-locale", "--encoding", "UTF8",
+    )  # fmt: skip
     _as_server(_program(folder, "initdb"), "-D", folder / "data", "--no-sync", *common, *settings, *where)
 
 

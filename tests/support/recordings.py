@@ -28,11 +28,9 @@ needs_recordings = pytest.mark.skipif(
 )
 
 PROTOCOLS = {
-    "anthropic": "anthropic",
-    "openai_responses": "openai",
-    "openai_chat": "openai_compatible",
+    "anthropic": "anthropic", "openai_responses": "openai", "openai_chat": "openai_compatible",
     "gemini": "gemini",
-}
+}  # fmt: skip
 """The file's name, and the type of the adapter."""
 
 THRESHOLD = 98.0

@@ -121,11 +121,9 @@ class GenerateContent:
 class Messages:
     path = "/v1/messages"
     usage: ClassVar = {
-        "input_tokens": 900,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "input_tokens": 900, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
         "output_tokens": USAGE_OUT,
-    }
+    }  # fmt: skip
     head: ClassVar = {"id": "msg_b", "type": "message", "role": "assistant", "model": "bench"}
 
     @classmethod

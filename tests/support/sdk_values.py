@@ -17,12 +17,9 @@ from callboard.bus.values.base import Json
 from scripts.wire_coverage import bare, fields, is_list
 
 _PLAIN: Mapping[Any, st.SearchStrategy[Json]] = {
-    str: st.sampled_from(["text", "a\nb", "☃"]),
-    int: st.integers(0, 3),
-    float: st.just(0.5),
-    bool: st.booleans(),
+    str: st.sampled_from(["text", "a\nb", "☃"]), int: st.integers(0, 3), float: st.just(0.5), bool: st.booleans(),
     type(None): st.none(),
-}
+}  # fmt: skip
 _DEPTH = 6
 
 

@@ -127,12 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _HEAD: Body = {
-    "id": "msg_1",
-    "type": "message",
-    "role": "assistant",
-    "model": "claude-served",
-    "stop_reason": None,
-}
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-served", "stop_reason": None,
+}  # fmt: skip
 _USAGE: Body = {"input_tokens": 20, "output_tokens": 1}
 
 

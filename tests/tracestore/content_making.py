@@ -17,7 +17,6 @@ from .trace_making import Maker, sql
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 
-
 METADATA = MessageMetadata(
     provider="openai",
     model="openai:gpt-5",

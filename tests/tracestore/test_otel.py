@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from callboard.adapters import AdapterConfig, Role, ServerError
-from callboard.adapters.requests.text import mend_json
+from callboard.adapters.requests.content import mend_json
 from callboard.bus import (
     Bus,
     ConfigurationError,
@@ -51,9 +51,6 @@ from ..support.provider_server import provider_server
 from ..support.scripted import ADD, CALLS_ADD, Say
 from .trace_making import T0
 from .trace_making import Maker as UntimedMaker
-
-pytestmark = pytest.mark.anyio
-
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
 
@@ -113,7 +110,6 @@ USAGE = TokenUsage(
     cache_creation_1h_input_tokens=500,
     reasoning_tokens=3,
 )
-
 
 IDS = {"session_id": "ses_1", "turn_id": "trn_1"}
 
@@ -477,7 +473,6 @@ def test_times_are_the_events_own() -> None:
 
 
 # Spans in the trace of the host, and what a call was sent with.
-
 
 trace = pytest.importorskip("opentelemetry.trace")
 

@@ -16,7 +16,6 @@ from callboard.tracestore.sql.connection import Steps, read_steps
 from callboard.tracestore.sqlite import schema as sqlite
 from tests.support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 OLD_FILES = sorted(Path(__file__).with_name("old_files").glob("*.db.gz"))

@@ -43,9 +43,6 @@ from .content_making import CONVERSATION, METADATA, PICTURE, appended, captured,
 from .trace_making import Maker, make_file_before, sql
 from .writer_rig import DISK_FULL, QUICK, FakeSource, Rig, until
 
-pytestmark = pytest.mark.anyio
-
-
 # Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
 
 
@@ -184,12 +181,9 @@ def test_events_without_a_session_are_not_captured_as_one() -> None:
 
 # -- One writer at a time
 
-
 # The writer and content: what spills of it, what is stored when the store recovers, and how much may wait.
 
-
 SCREENSHOT = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
-
 
 SAID = [Message.user([TextBlock("My name is Bob"), SCREENSHOT]), Message.assistant("Hi.\nBob")]
 
@@ -306,12 +300,9 @@ def test_few_large_events_are_read_back_at_a_time(tmp_path: Path, make: Maker) -
 
 # Messages of any blocks come back from their bodies, and from a line, as they were.
 
-
 texts = st.text(max_size=20) | st.sampled_from(["x" * 3000, "half a pair: \ud800", "\n", "\0"])
 
-
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
-
 
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | texts,
@@ -319,15 +310,11 @@ json_values = st.recursive(
     max_leaves=6,
 )
 
-
 json_objects = st.dictionaries(texts, json_values, max_size=3)
-
 
 raws = st.builds(ProviderRaw, texts, json_objects, st.none() | texts)
 
-
 maybe_raws = st.none() | raws
-
 
 data = st.binary(min_size=1, max_size=40) | st.sampled_from([PICTURE, b"x" * 1024])
 
@@ -339,9 +326,7 @@ def media(kind: type[ImageBlock] | type[AudioBlock] | type[DocumentBlock]) -> st
 
 text_blocks = st.builds(TextBlock, texts, maybe_raws)
 
-
 images, documents = media(ImageBlock), media(DocumentBlock)
-
 
 results = st.builds(
     ToolResultBlock,
@@ -350,9 +335,7 @@ results = st.builds(
     st.booleans(),
 )
 
-
 said_by_user = text_blocks | images | media(AudioBlock) | documents
-
 
 said_by_assistant = (
     text_blocks
@@ -363,9 +346,7 @@ said_by_assistant = (
     | st.builds(OpaqueBlock, texts, raws)
 )
 
-
 counts = st.integers(0, 2**40)
-
 
 usages = st.builds(
     TokenUsage,
@@ -380,9 +361,7 @@ usages = st.builds(
     st.none() | counts,
 )
 
-
 words = st.text(st.characters(codec="utf-8"), max_size=20)
-
 
 metadatas = st.builds(
     MessageMetadata,
@@ -452,7 +431,6 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 
 # What stays of an event when its content is erased.
-
 
 MARK = "Zanzibar"
 FULL = {

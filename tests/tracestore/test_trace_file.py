@@ -24,9 +24,6 @@ from ..support.present import present
 from ..support.programs import started
 from .trace_making import Maker, sql
 
-pytestmark = pytest.mark.anyio
-
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -301,7 +301,6 @@ def test_published_dates_tiers_and_hours_are_taken_over() -> None:
     assert rates("gemini:m", 0, tier="batch") == (1_000_000, 5_000_000)
 
 
-@pytest.mark.anyio
 async def test_both_costs_of_a_call_are_kept(store: TraceStore, make: Maker) -> None:
     """What the provider says, and beside it what the table gives; details and tier come back too."""
     cost = Cost(700, CostSource.PROVIDER, "aaaaaaaaaaaa", None, 650)
@@ -311,7 +310,6 @@ async def test_both_costs_of_a_call_are_kept(store: TraceStore, make: Maker) -> 
     assert (row.cost, row.at_call_time, row.usage, row.priced_as) == (cost, cost, usage, "openai:gpt")
 
 
-@pytest.mark.anyio
 async def test_a_file_of_the_first_version_keeps_its_calls_and_prices(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,11 +19,7 @@ from callboard.tracestore.prompt_caches import CacheSavings, without_cache
 from ..support.present import present
 from .trace_making import Maker
 
-pytestmark = pytest.mark.anyio
-
-
 # Prices: integers, one rounding, the most specific row, and unknown is never zero.
-
 
 YEAR_2025 = 1_735_689_600_000_000
 YEAR_2026 = 1_767_225_600_000_000
@@ -362,7 +358,6 @@ def test_a_missing_price_file_is_named(tmp_path: Path) -> None:
 
 # A price table at other rates.
 
-
 ROWS = (
     PriceRow(model="anthropic:opus", input=5_000_000, output=25_000_000, cache_read=500_001, valid_to=1000),
     PriceRow(model="anthropic:opus", input=4_000_000, output=20_000_000, valid_from=1000, above=200_000),
@@ -419,7 +414,6 @@ def test_a_bill_under_a_discount_is_the_bill_times_the_factor(factor: Decimal, t
 
 
 # What prompt caches saved: the price without a cache, less the price as it was.
-
 
 PRICES = PriceTable(
     [

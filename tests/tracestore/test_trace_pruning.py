@@ -24,11 +24,7 @@ from .contract.test_pruning import NOVEMBER, fill
 from .test_trace_file import integrity
 from .trace_making import T0, Maker, call, sql
 
-pytestmark = pytest.mark.anyio
-
-
 # Retention: what is old goes whole, what stays keeps its sums, and nobody else may delete.
-
 
 SECOND = 1_000_000
 PRICES = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
@@ -255,7 +251,6 @@ async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
 
 
 # What was captured goes with the sessions that are pruned, and nothing of what another session still says.
-
 
 OLD, YOUNG, CUTOFF = T0, T0 + 10**12, T0 + 10**11
 PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)

@@ -32,9 +32,6 @@ from callboard.tracestore.sqlite.statements import SQLITE, statements_for
 
 from .trace_making import DAY_US, T0, Maker, fill, sql, three_calls
 
-pytestmark = pytest.mark.anyio
-
-
 # What can be asked of a trace: filters, sums, statistics, errors and free SQL.
 
 

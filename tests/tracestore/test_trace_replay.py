@@ -35,8 +35,6 @@ from callboard.tracestore.codec import decode_line, encode_event, encode_line
 
 from .trace_making import T0, Maker
 
-pytestmark = pytest.mark.anyio
-
 
 class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):
     """A host's own event, in its third form."""

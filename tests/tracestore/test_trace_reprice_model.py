@@ -450,7 +450,6 @@ def test_a_file_and_a_server_give_the_answers_of_the_model(
 ALL, GPT_5 = CallFilter(), CallFilter(model="openai:gpt-5")
 CALLS = [("call", kind, 1000 + kind) for kind in range(4)]
 
-
 STORIES = [
     [*CALLS, ("reprice", TABLES[1], ALL), ("undo",), ("reprice", TABLES[1], GPT_5)],
     [*CALLS, ("reprice", TABLES[0], ALL), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5)],

@@ -39,9 +39,6 @@ from .contract.test_queries import COUNTS, a_faulty_day
 from .contract.test_repricing import FIRST, SECOND, fill
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 
-pytestmark = pytest.mark.anyio
-
-
 # The costs of a repricing in a trace file, for other tools and for readers.
 
 
@@ -67,7 +64,6 @@ async def test_a_reader_can_ask_what_if(store: TraceStore, make: Maker) -> None:
 
 
 # The book of repricings: killed and resumed, undone, and what it says of each.
-
 
 DIES = """
 import asyncio, os, signal, sys
@@ -235,7 +231,6 @@ async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_ca
 
 
 # The sums that a file keeps are those of its calls, whatever was done to them.
-
 
 ENDINGS = [("server_error", 503), ("server_error", None), ("network", None), ("cancelled", None), ("auth", 401)]
 MODELS = ("openai:gpt-5", "openai:gpt-5-mini", "other:thing")
@@ -449,7 +444,6 @@ async def test_a_backup_carries_the_sums(store: TraceStore, make: Maker, tmp_pat
 
 # Costs belong to the repricing that gave them: in files of earlier versions, too, and the sums that are kept.
 
-
 BOOK = """
     DELETE FROM reprice_run;
     INSERT INTO reprice_run (id, version, filter, started_us, finished_us, last_call, done, replaced) VALUES
@@ -523,7 +517,6 @@ async def test_what_layers_of_repricings_differ_by_is_known_from_their_sums(
 
 
 # Unknown is a number of its own: what every sum over stored calls says of calls that got no answer.
-
 
 TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
 UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")

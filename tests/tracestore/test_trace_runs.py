@@ -33,8 +33,6 @@ from .test_trace_file import integrity
 from .test_trace_queries import story, written
 from .trace_making import Maker, sql
 
-pytestmark = pytest.mark.anyio
-
 
 def runs(path: Path) -> dict[str, str | None]:
     """How each run ended; None for those that are open."""

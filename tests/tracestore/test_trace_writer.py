@@ -48,8 +48,6 @@ from callboard.tracestore.writing.waiting import Waiting
 from .trace_making import Maker
 from .writer_rig import DISK_FULL, FakeSink, FakeSource, Rig, until
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:

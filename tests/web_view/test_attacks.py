@@ -53,24 +53,11 @@ def concrete(path: str) -> str:
 # -- hosts and origins
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "evil.example:8000",
-        "",
-        "127.0.0.1@evil.example",
-        "127.0.0.1:8000/evil.example",
-        "127.0.0.1:evil",
-        "[::1",
-        "0.0.0.0",
-        "127.0.0.2",
-        "LOCALHOST.",
-        "127.0.0.1,evil.example",
-    ],
-)
+@pytest.mark.parametrize("host", [
+    "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:8000", "",
+    "127.0.0.1@evil.example", "127.0.0.1:8000/evil.example", "127.0.0.1:evil", "[::1", "0.0.0.0", "127.0.0.2",
+    "LOCALHOST.", "127.0.0.1,evil.example",
+])  # fmt: skip
 async def test_another_host_is_refused_on_every_request(host: str) -> None:
     """DNS rebinding makes a page's own origin look like ours; only the list of hosts tells."""
     async with viewed() as (_, client):
@@ -103,16 +90,9 @@ async def test_a_list_of_hosts_has_names_and_nothing_else(bad: str) -> None:
             web(engine, hosts=[bad])
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://evil.example",
-        "null",
-        "http://127.0.0.1:9999",
-        "http://localhost:8000",
-        "http://127.0.0.1:8000.evil",
-    ],
-)
+@pytest.mark.parametrize("origin", [
+    "http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8000", "http://127.0.0.1:8000.evil",
+])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_another_origin_is_refused(method: str, origin: str) -> None:
     """Also another port of this machine, which a browser counts to the same site."""
@@ -370,23 +350,11 @@ async def test_a_host_may_ask_elsewhere_who_it_is() -> None:
 # -- paths, headers, markup
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "static/../app.py",
-        "static/../../../pyproject.toml",
-        "static/%2e%2e/app.py",
-        "static/..%2fapp.py",
-        "static//etc/passwd",
-        "static/%00",
-        "static/vendor/../../app.py",
-        "static/app.js%00.png",
-        "static/",
-        "static",
-        "static/\\..\\app.py",
-        "app.py",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "static/../app.py", "static/../../../pyproject.toml", "static/%2e%2e/app.py", "static/..%2fapp.py",
+    "static//etc/passwd", "static/%00", "static/vendor/../../app.py", "static/app.js%00.png", "static/", "static",
+    "static/\\..\\app.py", "app.py",
+])  # fmt: skip
 async def test_no_path_leaves_the_pages_files(path: str) -> None:
     """Over a real server, which doesn't tidy the path up."""
     async with running() as (engine, _), served(web(engine)) as address:
@@ -477,21 +445,11 @@ async def test_an_error_tells_nothing_of_the_inside() -> None:
             )
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "api/calls?limit=-1",
-        "api/calls?limit=x",
-        "api/calls?since=x",
-        "api/calls?status=nonsense",
-        "api/costs?by=nonsense",
-        "api/costs?by=day;drop table calls",
-        "api/events?topics=a..b",
-        "api/events?topics=>.a",
-        "api/events/history?topics=**",
-        "api/streams/x?after=y:1",
-    ],
-)
+@pytest.mark.parametrize("query", [
+    "api/calls?limit=-1", "api/calls?limit=x", "api/calls?since=x", "api/calls?status=nonsense",
+    "api/costs?by=nonsense", "api/costs?by=day;drop table calls", "api/events?topics=a..b",
+    "api/events?topics=>.a", "api/events/history?topics=**", "api/streams/x?after=y:1",
+])  # fmt: skip
 async def test_a_question_that_makes_no_sense_is_refused(query: str, tmp_path: Path) -> None:
     """With a reason, and not with a fault."""
     async with running(store=tmp_path / "t.db") as (engine, _):
@@ -503,18 +461,15 @@ async def test_a_question_that_makes_no_sense_is_refused(query: str, tmp_path: P
             assert answer.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("a.example", "a.example"),
-        ("A.Example:80", "a.example"),
-        ("[::1]:8", "::1"),
-        ("a@b", ""),
-        ("a:b", ""),
-        ("", ""),
-        ("a/b", ""),
-    ],
-)
+@pytest.mark.parametrize(("host", "name"), [
+    ("a.example", "a.example"),
+    ("A.Example:80", "a.example"),
+    ("[::1]:8", "::1"),
+    ("a@b", ""),
+    ("a:b", ""),
+    ("", ""),
+    ("a/b", ""),
+])  # fmt: skip
 def test_a_host_header_is_a_name_and_a_port(host: str, name: str) -> None:
     """Anything else is none."""
     assert host_name(host) == name

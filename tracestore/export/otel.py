@@ -354,7 +354,7 @@ class OtelExporter:
 
 
 def _host_context(trace_parent: str | None) -> Context:
-    """A context with the host's span, as `bus.trace_context` noted it; an empty context without one."""
+    """A context with the host's span, as `current_trace` noted it; an empty context without one."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 

@@ -45,7 +45,7 @@ class Read(msgspec.Struct, frozen=True):
     runs: list[int]
     """The numbers of their runs in the file."""
     columns: Sequence[Sequence[Any]]
-    """Their values, in the order of `packing.EVENT_COLUMNS`."""
+    """Their values, in the order of `EVENT_COLUMNS`."""
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -1,4 +1,4 @@
-"""The shipper of one trace file: it does the steps of its `Course`, and reports its state."""
+"""The shipper of one trace file: it does the steps of its `ShippingPlan`, and reports its state."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask the target for its position, and pass it to `Course.asked`."""
+    """Ask the target for its position, and pass it to `ShippingPlan.asked`."""
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Read behind a position, send, and report with `Course.sent` or `Course.unstorable`."""
+    """Read behind a position, send, and report with `ShippingPlan.sent` or `ShippingPlan.unstorable`."""
 
     after: Position
     limit: int

@@ -14,7 +14,6 @@ from ...batches import BatchJob, BatchLimits, BatchStatus
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from ...http.adapter import HttpAdapter
 from ...http.wire import ChatWire, OtherWires
-from ...http.wire_call import WireCall, get
 from ...operations.wires import (
     BatchLine,
     ListPage,
@@ -27,8 +26,9 @@ from ...operations.wires import (
 )
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall, get
 from ...requests.settings import SharedOptions
-from ...requests.text import encode_json
 from . import response
 from .data import ERROR_CODES, REPAIRS, find_model
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES

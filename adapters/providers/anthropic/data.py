@@ -12,9 +12,9 @@ from typing import Literal
 
 from callboard.bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
 
+from ...http.classify import ErrorType
+from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
-from ...refusals.classify import ErrorType
-from ...refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

@@ -33,10 +33,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
+from ...requests.content import is_remote, media_bytes, media_type_of, mend_text
 from ...requests.fitted import FittedHistory, Loss, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
-from ...requests.media import is_remote, media_bytes, media_type_of
-from ...requests.text import mend_text
 from .response import CONTAINER, FALLBACK
 
 # --- Opaque blocks in requests ---

@@ -17,14 +17,12 @@ from callboard.bus.values.base import Json, JsonObject, json_size
 from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...http.wire_call import WireCall
-from ...requests.fitted import Loss, Target, ToolIdRule
+from ...requests.content import encode_json
+from ...requests.fitted import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
-from ...requests.host_options import joined_options, merge_options, tool_options
-from ...requests.settings import check_demands, check_tool_choice
-from ...requests.text import encode_json
-from ...schemas.sanitizer import instruction
-from ...schemas.tools import fold_root
+from ...requests.schemas import instruction
+from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
+from ...requests.tools import fold_root
 from . import response
 from .data import find_model
 from .messages import (

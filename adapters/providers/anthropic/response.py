@@ -17,11 +17,11 @@ from callboard.bus.errors import AdapterError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
 
-from ...refusals.classify import error_without_status, read_error_value
+from ...http.classify import error_without_status, read_error_value
 from ...replies.assembler import Assembler
-from ...replies.json_text import parse_object
-from ...requests.text import as_text
-from ...usage.counts import reported_count, source_of
+from ...replies.decoders import parse_object
+from ...replies.usage import reported_count, source_of
+from ...requests.content import as_text
 from .data import ERROR_CODES
 
 # --- Fields of the API ---

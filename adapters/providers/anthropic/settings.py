@@ -13,9 +13,9 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
 from ...contract import CanonicalRequest
+from ...requests.schemas import describe, describe_constraints, merge_all_of, normalise_schema, remembered
 from ...requests.settings import changed, dropped, nearest_effort, short_id, write_settings
-from ...schemas.sanitizer import describe, describe_constraints, merge_all_of, normalise_schema, remembered
-from ...schemas.strict import NotStrict
+from ...requests.strict_schemas import NotStrict
 from .data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
 
 _WIRE_EFFORTS = ("low", "medium", "high", "xhigh", "max")

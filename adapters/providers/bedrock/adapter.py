@@ -25,16 +25,15 @@ from callboard.bus.values.messages import CallWarning
 from ...config import AdapterConfig
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
-from ...http.wire_call import WireCall
+from ...http.classify import ErrorType, build_error, read_error
 from ...operations.answers import EmbeddingOnlyWire
+from ...operations.openai_embeddings import ByType, cohere_capabilities, cohere_fields
 from ...operations.wires import EmbeddingReply, from_numbers
-from ...protocols.embeddings import ByType, cohere_capabilities, cohere_fields
-from ...refusals.classify import ErrorType, build_error, read_error
-from ...requests.host_options import merge_own_options
-from ...requests.settings import SharedOptions, read_options
-from ...requests.text import encode_json
+from ...replies.usage import reported_count
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall
+from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply, Transport
-from ...usage.counts import reported_count
 
 # --- InvokeModel for embeddings ---
 

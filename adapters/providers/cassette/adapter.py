@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from callboard.adapters.transport.opening import new_transport
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.values.base import Json
@@ -12,10 +11,10 @@ from callboard.bus.values.base import Json
 from ...cassettes import CassetteTransport, RecordingTransport
 from ...config import AdapterConfig
 from ...contract import ProviderAdapter
-from ...registry import create_adapter
+from ...provider import create_adapter
 from ...requests.settings import read_options
-from ...transport.headers import given_keys
-from ...transport.transport import Transport
+from ...transport.client import new_transport
+from ...transport.transport import Transport, given_keys
 
 
 class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

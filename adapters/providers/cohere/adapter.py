@@ -6,19 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.requests.host_options import merge_own_options
 from callboard.bus.errors import StreamError
 from callboard.bus.values.base import JsonObject
 
+from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
+from ...http.adapter import HttpAdapter
+from ...operations.answers import EmbeddingOnlyWire
+from ...operations.openai_embeddings import ByType, cohere_capabilities, cohere_fields
 from ...operations.wires import EmbeddingReply, from_numbers
-from ...protocols.embeddings import ByType, cohere_capabilities, cohere_fields
-from ...requests.settings import SharedOptions
-from ...requests.text import encode_json
-from ...usage.counts import reported_count
+from ...replies.usage import reported_count
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall
+from ...requests.settings import SharedOptions, merge_own_options
 
 PATH = "/v2/embed"
 

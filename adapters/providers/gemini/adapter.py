@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject
 
+from ...batches import BatchJob, BatchLimits, BatchStatus
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
+from ...http.classify import error_without_status, read_error_value
+from ...http.repair import RepairRules
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...http.wire_call import WireCall, get
-from ...operations.wires import EmbeddingReply, from_numbers
-from ...refusals.repair import RepairRules
+from ...operations.wires import (
+    BatchLine,
+    EmbeddingReply,
+    ListPage,
+    Written,
+    cancelled_item,
+    error_of_item,
+    expired_item,
+    fields_of,
+    from_numbers,
+    moment_of,
+)
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
-from ...requests.host_options import merge_own_options
-from ...requests.settings import SharedOptions
-from ...requests.text import encode_json
-from ...usage.counts import reported_count
+from ...replies.usage import reported_count
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall, get
+from ...requests.settings import SharedOptions, merge_own_options
 from . import interactions_response as response
-from .batch import GeminiBatches
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .data import CODES, REPAIRS, find_model
 from .interactions_request import build_interaction
@@ -34,6 +46,198 @@ from .interactions_stream import InteractionNormaliser
 from .media import GeminiImages, GeminiVideos
 from .request import build_request, model_name, path_of
 from .response import GeminiNormaliser, read_reply
+
+_STATUSES: dict[str, BatchStatus] = {
+    "PENDING": "queued",
+    "RUNNING": "in_progress",
+    "SUCCEEDED": "completed",
+    "FAILED": "failed",
+    "CANCELLED": "cancelled",
+    "EXPIRED": "expired",
+}
+_HTTP_STATUS = {
+    2: 500,
+    3: 400,
+    5: 404,
+    6: 409,
+    7: 403,
+    8: 429,
+    9: 400,
+    10: 409,
+    11: 400,
+    12: 501,
+    13: 500,
+    14: 503,
+    16: 401,
+}
+"""google.rpc's codes as the HTTP statuses of the same errors (github.com/googleapis/googleapis,
+google/rpc/code.proto).
+"""
+_PAGE = 100
+_KEY = "key"
+"""The name of a request's id in its metadata."""
+
+_ROOM = 64 * 1024
+"""Bytes left for the data around the requests."""
+
+
+class _Stats(msgspec.Struct, gc=False):
+    requestCount: Json = None
+    successfulRequestCount: Json = None
+    failedRequestCount: Json = None
+
+
+class _Inlined(msgspec.Struct, gc=False):
+    response: msgspec.Raw = msgspec.Raw(b"null")
+    error: Json = None
+    metadata: dict[str, Json] | None = None
+
+
+class _InlinedList(msgspec.Struct, gc=False):
+    inlinedResponses: list[_Inlined] | None = None
+
+
+class _Output(msgspec.Struct, gc=False):
+    inlinedResponses: _InlinedList | None = None
+    responsesFile: str | None = None
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    state: str | None = None
+    displayName: str | None = None
+    createTime: str | None = None
+    batchStats: _Stats | None = None
+    output: _Output | None = None
+
+
+class _Operation(msgspec.Struct, gc=False):
+    name: str
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    done: bool = False
+    error: Json = None
+    response: _Output | None = None
+
+    @property
+    def output(self) -> _Output:
+        return self.metadata.output or self.response or _Output()
+
+
+class _List(msgspec.Struct, gc=False):
+    operations: list[_Operation] | None = None
+    nextPageToken: str | None = None
+
+
+class _FileLine(msgspec.Struct, gc=False):
+    key: str
+    response: msgspec.Raw = msgspec.Raw(b"null")
+    error: Json = None
+
+
+_decode_operation = msgspec.json.Decoder(_Operation).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+_decode_line = msgspec.json.Decoder(_FileLine).decode
+
+
+class GeminiBatches(msgspec.Struct, frozen=True):
+    version: str
+    limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=20 * 1000 * 1000 - _ROOM)
+    """The provider's limit in bytes, and a number of requests that is never reached."""
+    marks: bool = True
+    in_lines: bool = False
+
+    def line(self, item: Written, model: str) -> bytes:
+        request: Json = {"model": model_name(model), **fields_of(item.call)}
+        return encode_json({"request": request, "metadata": {_KEY: item.id}})
+
+    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
+        return None
+
+    def create(
+        self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
+    ) -> WireCall:
+        head = b'{"batch":{"displayName":' + encode_json(mark) + b',"inputConfig":{"requests":{"requests":['
+        path = path_of(self.version, model_name(model), "batchGenerateContent")
+        return WireCall(path, head + b",".join(lines) + b"]}}}}")
+
+    def retrieve(self, job_id: str) -> WireCall:
+        return get(path_of(self.version, job_id))
+
+    def read(self, body: bytes, provider: str) -> BatchJob:
+        return _job(_decode_operation(body), provider)
+
+    def latest(self, mark: str, since: int) -> WireCall:
+        return get(f"/{self.version}/batches?pageSize={_PAGE}")
+
+    def read_latest(self, body: bytes, provider: str) -> ListPage:
+        page = _decode_list(body)
+        query = urlencode({"pageSize": _PAGE, "pageToken": page.nextPageToken or ""})
+        following = get(f"/{self.version}/batches?{query}") if page.nextPageToken else None
+        return ListPage([_job(operation, provider) for operation in page.operations or []], following)
+
+    def results(self, job: BatchJob) -> Sequence[WireCall]:
+        file_name = job.places.get("file")
+        if file_name is not None:
+            return [get(f"/download/{self.version}/{quote(file_name)}:download?alt=media")]
+        return [self.retrieve(job.id)]
+
+    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
+        try:
+            inlined = _decode_operation(text).output.inlinedResponses
+        except msgspec.MsgspecError:  # a file of lines
+            for line in filter(bytes.strip, text.split(b"\n")):
+                told = _decode_line(line)
+                yield _line(told.key, told.response, told.error, provider)
+            return
+        for item in (inlined.inlinedResponses if inlined is not None else None) or []:
+            key = (item.metadata or {}).get(_KEY)
+            if isinstance(key, str):
+                yield _line(key, item.response, item.error, provider)
+
+    def cancel(self, job_id: str) -> WireCall:
+        return WireCall(path_of(self.version, job_id, "cancel"), b"")
+
+
+def _line(key: str, response: msgspec.Raw, error: Json, provider: str) -> BatchLine:
+    match error:
+        case None:
+            return BatchLine(key, reply=bytes(response))
+        case {"code": 1}:  # CANCELLED among google.rpc's codes
+            return BatchLine(key, error=cancelled_item(provider))
+        case {"code": 4}:  # DEADLINE_EXCEEDED
+            return BatchLine(key, error=expired_item(provider))
+        case {"code": int(code)}:
+            return BatchLine(key, error=error_of_item(error, provider, CODES, _HTTP_STATUS.get(code, code)))
+        case _:
+            return BatchLine(key, error=error_of_item(error, provider, CODES))
+
+
+def _job(operation: _Operation, provider: str) -> BatchJob:
+    about = operation.metadata
+    stats = about.batchStats or _Stats()
+    status = _STATUSES.get((about.state or "").removeprefix("BATCH_STATE_").removeprefix("JOB_STATE_"))
+    if status is None:
+        status = "in_progress" if not operation.done else "failed" if operation.error else "completed"
+    error = None
+    if status == "failed":
+        error = error_without_status(read_error_value(operation.error), CODES, provider)
+    file_name = operation.output.responsesFile
+    return BatchJob(
+        id=operation.name,
+        provider=provider,
+        status=status,
+        total=_number(stats.requestCount),
+        succeeded=_number(stats.successfulRequestCount) or 0,
+        failed=_number(stats.failedRequestCount) or 0,
+        error=error,
+        created_at=moment_of(about.createTime),
+        mark=about.displayName,
+        places={"file": file_name} if file_name else {},
+    )
+
+
+def _number(value: Json) -> int | None:
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdigit()) else None
+
 
 # Gemini's ``batchEmbedContents``
 

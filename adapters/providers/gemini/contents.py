@@ -36,9 +36,9 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import CallWarning, Message, Role
 
 from ...contract import CanonicalRequest
+from ...requests.content import WEB, is_remote, media_bytes, media_type_of
 from ...requests.fitted import FittedHistory, Loss, Target, ToolIdRule, left_out
 from ...requests.history import FAILED_SILENTLY
-from ...requests.media import WEB, is_remote, media_bytes, media_type_of
 from . import wire
 from .data import Model
 

@@ -18,9 +18,9 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json
 
+from ...http.classify import ErrorType, error_without_status, read_error_value
+from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
-from ...refusals.classify import ErrorType, error_without_status, read_error_value
-from ...refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

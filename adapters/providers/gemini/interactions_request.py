@@ -29,8 +29,17 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefini
 from ...contract import CanonicalRequest
 from ...requests.fitted import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, fit_history
-from ...requests.host_options import joined_options, merge_options, tool_options
-from ...requests.settings import changed, check_demands, check_tool_choice, dropped, nearest_effort, write_settings
+from ...requests.settings import (
+    changed,
+    check_demands,
+    check_tool_choice,
+    dropped,
+    joined_options,
+    merge_options,
+    nearest_effort,
+    tool_options,
+    write_settings,
+)
 from .contents import NEITHER, Media, sent_medium, target_of
 from .data import UNLISTED, find_model
 from .request import OPTIONS, BuiltRequest, fit_schema, takes_nothing

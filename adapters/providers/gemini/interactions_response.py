@@ -19,7 +19,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage, details_of, unusu
 
 from ...replies.assembler import Assembler
 from ...replies.normaliser import image_at, image_of_base64
-from ...usage.counts import reported_count, source_of
+from ...replies.usage import reported_count, source_of
 from .data import error_in_reply
 
 # --- Fields of the API ---

@@ -19,7 +19,7 @@ from callboard.bus.errors import AdapterError, CapabilityError, ContentFilterErr
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
-from ...http.wire_call import WireCall
+from ...http.classify import error_without_status, read_error_value
 from ...images import GeneratedImage, ImageCapabilities, ImageRequest
 from ...operations.media_wire import (
     ImageReply,
@@ -30,10 +30,9 @@ from ...operations.media_wire import (
     read_size,
     video_usage,
 )
-from ...refusals.classify import error_without_status, read_error_value
-from ...requests.host_options import merge_options, merge_own_options
-from ...requests.settings import own_options
-from ...requests.text import encode_json
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall
+from ...requests.settings import merge_options, merge_own_options, own_options
 from ...videos import VideoCapabilities, VideoJob, VideoRequest, VideoStatus, VideoTerms, VideoVariant
 from .contents import IMAGE_TYPES
 from .data import CODES, error_in_reply

@@ -18,9 +18,7 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 from ...contract import CanonicalRequest
 from ...requests.fitted import FittedHistory
 from ...requests.history import fit_history
-from ...requests.host_options import joined_options, merge_options, tool_options
-from ...requests.settings import changed, check_demands, check_tool_choice, dropped, nearest_effort, write_settings
-from ...schemas.sanitizer import (
+from ...requests.schemas import (
     describe,
     describe_constraints,
     instruction,
@@ -28,7 +26,18 @@ from ...schemas.sanitizer import (
     normalise_schema,
     remembered,
 )
-from ...schemas.tools import fold_root
+from ...requests.settings import (
+    changed,
+    check_demands,
+    check_tool_choice,
+    dropped,
+    joined_options,
+    merge_options,
+    nearest_effort,
+    tool_options,
+    write_settings,
+)
+from ...requests.tools import fold_root
 from . import contents as continuation
 from .contents import target_of, write_contents
 from .data import BUDGETS, UNLISTED, find_model

@@ -20,8 +20,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...replies.assembler import Assembler
-from ...replies.decoders import SseDecoder
-from ...replies.json_text import mend_body, parse_object
+from ...replies.decoders import SseDecoder, mend_body, parse_object
 from ...replies.normaliser import EventNormaliser, image_of_base64
 from . import contents, wire
 from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, raw_parts, said_of

@@ -14,7 +14,7 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
-from ...usage.counts import reported_count, source_of
+from ...replies.usage import reported_count, source_of
 
 ABSENT = msgspec.Raw(b"null")
 """The value of a raw field that was not sent, equal to null."""

@@ -29,6 +29,6 @@ __getattr__, __dir__, __all__ = face(
     {
         ".adapter": "LocalAdapter",
         ".process": "LocalServer LocalServerStatistics SharedServer",
-        ".settings": "LocalServerSettings find_model",
+        ".child": "LocalServerSettings find_model",
     },
 )

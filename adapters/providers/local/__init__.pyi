@@ -1,7 +1,7 @@
 # Written by scripts/make_stubs.py.
 from .adapter import LocalAdapter
 from .process import LocalServer, LocalServerStatistics, SharedServer
-from .settings import LocalServerSettings, find_model
+from .child import LocalServerSettings, find_model
 
 __all__ = [
     "LocalAdapter",

@@ -38,13 +38,13 @@ from ...contract import (
 from ...embeddings import EmbeddingAdapter, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ...health import AdapterHealth, AdapterStatistics, CountingTransport, ReportsStatistics, failed
 from ...http.stream import with_long_timeouts
-from ...registry import create_adapter
+from ...provider import create_adapter
 from ...requests import settings
-from ...requests.text import current_turn
-from ...transport.opening import new_transport
+from ...requests.content import current_turn
+from ...transport.client import new_transport
 from ...transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
+from .child import LocalServerSettings, check_installed, choose_model
 from .process import LocalServer, SharedServer
-from .settings import LocalServerSettings, check_installed, choose_model
 
 # --- Transport to the server ---
 

@@ -34,8 +34,7 @@ import msgspec
 
 from callboard.bus.errors import AdapterError, RequestTimeoutError, ServerError
 
-from .child import Child
-from .settings import HOST, LocalServerSettings, check_before_start
+from .child import HOST, Child, LocalServerSettings, check_before_start
 
 START_SECONDS = 110.0  # less than the adapter's actor waits, so that our error gives the reason
 STOP_SECONDS = 2.0

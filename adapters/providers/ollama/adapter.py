@@ -14,20 +14,18 @@ from callboard.bus.values.base import Json, JsonObject
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
+from ...http.classify import read_error
 from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
-from ...http.wire_call import WireCall, bearer, get
 from ...operations.wires import EmbeddingReply, from_numbers
-from ...refusals.classify import read_error
 from ...replies.assembler import Assembler
-from ...requests.host_options import merge_own_options
-from ...requests.settings import SharedOptions, read_options
-from ...requests.text import encode_json
+from ...replies.usage import reported_count
+from ...requests.content import encode_json
+from ...requests.estimate import at_most
+from ...requests.fitted import WireCall, bearer, get
+from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply
-from ...usage.counts import reported_count
-from ...usage.estimate import at_most
 from . import response
-from .models import UNKNOWN, Catalogue, ModelFacts, Windows, read_show, read_tags
-from .request import write_request
+from .request import UNKNOWN, Catalogue, ModelFacts, Windows, read_show, read_tags, write_request
 from .response import ChatNormaliser, classify, read_whole
 
 PATH = "/api/embed"

@@ -32,13 +32,12 @@ from callboard.bus.errors import (
 from callboard.bus.values.base import Json
 from callboard.bus.values.usage import StopReason, TokenUsage
 
-from ...refusals.classify import ErrorBody, ErrorType, build_error, read_error_value
+from ...http.classify import ErrorBody, ErrorType, build_error, read_error_value
 from ...replies.assembler import Assembler
-from ...replies.decoders import NdjsonDecoder
-from ...replies.json_text import is_whole, may_become_json
+from ...replies.decoders import NdjsonDecoder, is_whole, may_become_json
 from ...replies.normaliser import NdjsonNormaliser
-from ...usage.counts import fill_usage, reported_count
-from ...usage.estimate import TokenRates
+from ...replies.usage import fill_usage, reported_count
+from ...requests.estimate import TokenRates
 
 # --- Fields of `/api/chat` ---
 

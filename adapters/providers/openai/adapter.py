@@ -3,35 +3,269 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from urllib.parse import quote
 
 import anyio
 import msgspec
 
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
-from callboard.adapters.http.wire_call import WireCall, bearer
-from callboard.adapters.protocols.openai_batches import OpenAIBatches
-from callboard.bus.errors import AdapterError
+from callboard.bus.errors import AdapterError, InvalidRequestError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, details_of
 
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
-from ...protocols.embeddings import OpenAIEmbeddings
-from ...protocols.openai_media import OpenAIImages, OpenAIVideos, is_image_model
-from ...refusals.headers import read_rate_limit
-from ...refusals.repair import Repair
-from ...registry import create_adapter
+from ...http.adapter import HttpAdapter
+from ...http.classify import error_without_status, read_error_value
+from ...http.repair import Repair
+from ...http.retry import read_rate_limit
+from ...http.wire import ChatWire, Endpoint, OtherWires
+from ...images import GeneratedImage, ImageCapabilities, ImageRequest
+from ...operations.media_wire import ImageReply, from_base64, input_bytes
+from ...operations.openai_batches import OpenAIBatches
+from ...operations.openai_embeddings import OpenAIEmbeddings
+from ...operations.openai_media import OpenAIImages, OpenAIVideos, is_image_model
+from ...operations.openai_media import read_usage as read_image_usage
+from ...operations.wires import BackgroundStatus
+from ...provider import create_adapter
 from ...replies.assembler import Assembler
+from ...replies.decoders import SseDecoder
 from ...replies.normaliser import StreamNormaliser
-from ...requests.settings import SharedOptions
-from ...requests.text import encode_json
-from ...schemas.tools import input_cleaner
+from ...requests.content import encode_json, write_data_url
+from ...requests.fitted import WireCall, bearer, get
+from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
+from ...requests.tools import input_cleaner
 from ...transport.transport import exchange
 from . import response
-from .background import ResponsesInBackground
-from .data import CODES, DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, find_model
-from .images import ResponsesImages
-from .quirks import OPENAI, choose_quirks
-from .request import build_request
+from .data import (
+    CODES,
+    DOCUMENT_TYPES,
+    ENCRYPTED_REASONING,
+    IMAGE_TYPES,
+    OPENAI,
+    REPAIRS,
+    Quirks,
+    choose_quirks,
+    find_model,
+)
+from .request import OPTIONS, build_request
+from .response import Reply
 from .stream import ResponsesNormaliser
+from .wire import Item, Response, drawn_with, elements, read, read_or_default, read_usage
+
+TOOL = "image_generation"
+IMAGE_TOOL = "image_tool"
+"""The key of the tool's own fields in ``provider_options``."""
+
+_COMMON = msgspec.structs.replace(OpenAIImages().capabilities("gpt-image-"), max_images=1)
+
+
+class _Item(msgspec.Struct, gc=False):
+    type: str | None = None
+    result: str | None = None
+    output_format: str | None = None
+    revised_prompt: str | None = None
+    error: Json = None
+    content: Json = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    output: list[_Item] | None = None
+    model: str | None = None
+    id: str | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    tool_usage: msgspec.Raw = msgspec.Raw(b"null")
+    error: Json = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class ResponsesImages(msgspec.Struct, frozen=True):
+    """``/v1/responses`` with the one tool, and nothing stored."""
+
+    path: str = "/v1/responses"
+
+    def capabilities(self, model: str) -> ImageCapabilities:
+        return _COMMON
+
+    def write(self, request: ImageRequest, provider: str) -> WireCall:
+        tool: JsonObject = {"type": TOOL, "action": "edit" if request.images else "generate"}
+        for name in ("size", "quality", "background", "output_format"):
+            value: str | None = getattr(request, name)
+            if value is not None:
+                tool[name] = value
+        if request.mask is not None:
+            tool["input_image_mask"] = {"image_url": write_data_url(*input_bytes(request.mask))}
+        parts: list[Json] = [{"type": "input_text", "text": request.prompt}]
+        for block in request.images:
+            url = write_data_url(*input_bytes(block))
+            parts.append({"type": "input_image", "image_url": url, "detail": block.detail or "auto"})
+        body: JsonObject = {
+            "model": request.wire_model,
+            "input": [{"type": "message", "role": "user", "content": parts}],
+            "tools": [tool],
+            "tool_choice": {"type": TOOL},
+            "store": False,
+        }
+        for options in own_options(request, "openai", provider):
+            more = options.pop(IMAGE_TOOL, {})
+            if not isinstance(more, Mapping):
+                raise InvalidRequestError(f"provider_options: {IMAGE_TOOL} must be an object")
+            tool.update(more)
+            merge_options(body, options)
+        return WireCall(self.path, encode_json(body), once=True)
+
+    def read(self, body: bytes, request: ImageRequest) -> ImageReply:
+        reply = _decode(body)
+        if reply.error:
+            raise error_without_status(read_error_value({"error": reply.error}), CODES, "")
+        images: list[GeneratedImage] = []
+        said: list[str] = []
+        for item in reply.output or ():
+            if item.type == f"{TOOL}_call" and item.result:
+                made = item.output_format or request.output_format or "png"
+                images.append(from_base64(item.result, f"image/{made}", item.revised_prompt))
+            elif item.error:
+                raise error_without_status(read_error_value({"error": item.error}), CODES, "")
+            else:
+                said += _texts(item.content)
+        usage = _usage(reply, len(images))
+        return ImageReply(images, usage, reply.model, reply.id, said="".join(said))
+
+
+def _texts(content: Json) -> list[str]:
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") or part.get("refusal") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _usage(reply: _Reply, images: int) -> TokenUsage | None:
+    own = read_image_usage(reply.usage)
+    details = drawn_with(reply.tool_usage) or details_of(image_tool=images)
+    if own is None:
+        return TokenUsage(details=details) if details else None
+    return msgspec.structs.replace(own, details=details)
+
+
+_UNDER_WAY = frozenset({"queued", "in_progress"})
+
+
+class _Head(msgspec.Struct, gc=False):
+    sequence_number: int | None = None
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+class ResponsesInBackground:
+    """The wire of background responses."""
+
+    def __init__(self, provider: str, quirks: Quirks) -> None:
+        self._provider = provider
+        self._quirks = quirks
+
+    def wanted(self, request: CanonicalRequest) -> bool:
+        if request.response_id:
+            return True
+        if request.background:
+            return self._quirks.background
+        if OPTIONS not in request.provider_options and self._provider not in request.provider_options:
+            return False
+        try:
+            return joined_options(request, OPTIONS, self._provider).get("background") is True
+        except AdapterError:
+            return False  # writing the request raises it again
+
+    def attach(self, response_id: str, after: int | None) -> WireCall:
+        behind = "" if after is None else f"&starting_after={after}"
+        return get(f"{_path(response_id)}?stream=true{behind}")
+
+    def look(self, response_id: str) -> WireCall:
+        return get(_path(response_id))
+
+    def cancel(self, response_id: str) -> WireCall:
+        return WireCall(f"{_path(response_id)}/cancel", b"")
+
+    def status(self, body: bytes) -> BackgroundStatus:
+        response = read(Response, body)
+        return BackgroundStatus(response.id or "", response.status not in _UNDER_WAY)
+
+    def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
+        response = read(Response, body)
+        fees = Reply(assembler, self._quirks).fees
+        for raw in elements(response.output):
+            item = read_or_default(Item, raw)
+            fees.note(item.type or "unknown", item)
+        counts = fees.counts(response.tool_usage, response.usage)
+        return read_usage(response.usage, response.service_tier, fees=counts, tool_usage=response.tool_usage)
+
+    def normaliser(self, assembler: Assembler) -> NumberedResponses:
+        return NumberedResponses(assembler, self._quirks)
+
+
+class NumberedResponses(ResponsesNormaliser):
+    """Reads one reply over any number of connections; see `NumberedNormaliser`."""
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        super().__init__(assembler, quirks)
+        self.response_id = ""
+        self.number: int | None = None
+        self.told = False
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        number = _number_of(data)
+        if number is not None and self.number is not None and number <= self.number:
+            if self.assembler.raw is not None:
+                self.assembler.raw.again(data)
+            return
+        try:
+            super().on_event(name, data)
+        except AdapterError:
+            self.told = True
+            raise
+        finally:
+            self.response_id = self.response_id or self.assembler.response_id or ""
+        if number is not None:
+            self.number = number
+
+    def close(self) -> list[StreamEvent]:
+        if not self.finished and self.error is None:  # a partial event is none
+            self.error = StreamError("the stream ended before the response was complete")
+        return self.assembler.take()
+
+    def reopen(self) -> None:
+        self._read_with(SseDecoder())
+        self.error = None
+
+    def take_whole(self, body: bytes) -> list[StreamEvent]:
+        response = read(Response, body)
+        if self.assembler.raw is not None:
+            self.assembler.raw.body(body)
+        self._reply.begin(response)
+        for index, raw in enumerate(elements(response.output)):
+            wire = read_or_default(Item, raw)
+            item = self.item_of(wire, index)
+            self._release(item.number)
+            item.done(wire, raw)
+        try:
+            self._reply.finish(response)
+        except AdapterError:
+            self.told = True
+            raise
+        self.finished = True
+        return self.assembler.take()
+
+
+def _number_of(data: bytes) -> int | None:
+    try:
+        return _decode_head(data).sequence_number
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _path(response_id: str) -> str:
+    return f"/v1/responses/{quote(response_id, safe='')}"
+
 
 RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
 """Batches of servers with OpenAI's Responses API. OpenAI's package lists the endpoint (3.54.0,

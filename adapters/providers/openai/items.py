@@ -30,11 +30,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
+from ...requests.content import media_bytes, mend_text, write_data_url
 from ...requests.fitted import FittedHistory, Loss
-from ...requests.host_options import add_host_fields
-from ...requests.media import media_bytes, write_data_url
-from ...requests.settings import INPUT, free_text
-from ...requests.text import mend_text
+from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
 # --- Opaque items in requests ---

@@ -17,23 +17,24 @@ from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinitio
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.fitted import FittedHistory, Target
 from ...requests.history import fit_history
-from ...requests.host_options import joined_options, merge_options, tool_options
 from ...requests.settings import (
     CUSTOM,
     check_demands,
     check_tool_choice,
     digest,
     is_free_form,
+    joined_options,
     may_omit_limit,
+    merge_options,
     nearest_effort,
     short_id,
+    tool_options,
     write_settings,
 )
-from ...schemas.strict import StrictSchema
-from ...schemas.tools import fold_root, strict_reply, strict_tool
-from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, find_model
+from ...requests.strict_schemas import StrictSchema
+from ...requests.tools import fold_root, strict_reply, strict_tool
+from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, Quirks, find_model
 from .items import write_items
-from .quirks import Quirks
 from .response import output_limit
 
 OPTIONS = "openai"

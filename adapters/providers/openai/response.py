@@ -20,10 +20,9 @@ from callboard.bus.values.usage import StopReason
 
 from ...contract import CanonicalRequest
 from ...replies.assembler import Assembler
-from ...replies.json_text import parse_arguments
+from ...replies.decoders import parse_arguments
 from ...replies.normaliser import image_of_base64
-from .data import error_in_reply
-from .quirks import Quirks
+from .data import Quirks, error_in_reply
 from .wire import (
     DETAILS,
     IncompleteDetails,

@@ -17,8 +17,7 @@ from callboard.bus.errors import StreamError
 
 from ...replies.assembler import Assembler
 from ...replies.normaliser import SseNormaliser
-from .data import CODES, error_in_reply
-from .quirks import Quirks
+from .data import CODES, Quirks, error_in_reply
 from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
 from .wire import (
     Event,

@@ -14,8 +14,8 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
-from ...protocols.openai_media import read_usage as read_image_usage
-from ...usage.counts import (
+from ...operations.openai_media import read_usage as read_image_usage
+from ...replies.usage import (
     cache_writes,
     first_count,
     only_written,

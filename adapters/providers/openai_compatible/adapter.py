@@ -15,17 +15,17 @@ from callboard.bus.values.base import Json
 from ...batches import BatchJob, BatchLimits, BatchStatus
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from ...http.adapter import HttpAdapter
+from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...http.wire_call import WireCall, bearer, get
+from ...operations.openai_batches import MARK, FileBatches, OpenAIBatches, mark_of, places
+from ...operations.openai_embeddings import OpenAIEmbeddings
+from ...operations.openai_media import OpenAIImages, OpenAIVideos
 from ...operations.wires import BatchWire, ListPage, Written, fields_of
-from ...protocols.embeddings import OpenAIEmbeddings
-from ...protocols.openai_batches import MARK, FileBatches, OpenAIBatches, mark_of, places
-from ...protocols.openai_media import OpenAIImages, OpenAIVideos
-from ...refusals.headers import read_rate_limit
 from ...replies.assembler import Assembler
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall, bearer, get
 from ...requests.settings import SharedOptions
-from ...requests.text import encode_json
-from ...schemas.tools import input_cleaner
+from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply
 from .data import ERROR_CODES, REPAIRS, error_in_body
 from .messages import AUDIO_FORMATS, document_types, hears

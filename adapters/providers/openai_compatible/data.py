@@ -19,8 +19,8 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json
 
-from ...refusals.classify import ErrorType, error_without_status, read_error, read_error_value
-from ...refusals.repair import Refusal, RepairRules
+from ...http.classify import ErrorType, error_without_status, read_error, read_error_value
+from ...http.repair import Refusal, RepairRules
 
 REPAIRS = RepairRules(
     # Sources: wire-facts 3.1, 3.2, 3.6, 3.7, and issues of 2024 to 2026 that quote the replies
@@ -149,7 +149,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "queue_exceeded": OverloadedError,
     "too_many_requests_error": RateLimitError,
 }
-"""They take precedence over `adapters.refusals.classify.COMMON_CODES`."""
+"""They take precedence over `adapters.http.classify.COMMON_CODES`."""
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import cycle
 from typing import TypeAlias
 
@@ -28,12 +28,10 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
+from ...requests.content import encode_json, join_text, media_bytes, write_data_url
 from ...requests.fitted import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
-from ...requests.host_options import add_host_fields
-from ...requests.media import media_bytes, write_data_url
-from ...requests.settings import CUSTOM, INPUT, free_text
-from ...requests.text import encode_json, join_text
+from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
 
 # --- Media of user messages ---
@@ -397,6 +395,8 @@ MOST = 4
 """The largest number of marks in a request."""
 
 _MARK = "cache_control"
+_INNER = ("content", "tool_calls", "function")
+"""The fields whose values may have marks, too."""
 
 
 def keep_latest(body: JsonObject) -> None:
@@ -404,7 +404,13 @@ def keep_latest(body: JsonObject) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return
-    marked = [place for place, message in enumerate(messages) if _count(message)]
+    # A message of a role and a text, as most are, is skipped without a call.
+    marked = [
+        place
+        for place, message in enumerate(messages)
+        if message.__class__ is not dict or len(message) > 2 or message.get("content").__class__ is not str
+        if _count(message)
+    ]
     if not marked:
         return
     for place in marked:
@@ -424,20 +430,17 @@ def _is_system(message: Json) -> bool:
 
 
 def _count(value: Json) -> int:
-    return sum(1 for _ in _marked(value))
-
-
-def _marked(value: Json) -> Iterator[JsonObject]:
-    """Messages, parts, calls and tools with a mark."""
+    """The marks on messages, parts, calls and tools."""
     if isinstance(value, list):
-        for entry in value:
-            yield from _marked(entry)
-    elif isinstance(value, dict):
-        if _MARK in value:
-            yield value
-        for name in ("content", "tool_calls", "function"):
-            if isinstance(inner := value.get(name), list | dict):
-                yield from _marked(inner)
+        return sum(map(_count, value))
+    if not isinstance(value, dict):
+        return 0
+    marks = int(_MARK in value)
+    for name in _INNER:
+        inner = value.get(name)
+        if inner is not None and not isinstance(inner, str):
+            marks += _count(inner)
+    return marks
 
 
 def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
@@ -455,7 +458,7 @@ def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
     if _MARK in value and (not only_empty or (isinstance(text, str) and not text.strip())):
         return {name: inner for name, inner in value.items() if name != _MARK}, 1
     copy, removed = dict(value), 0
-    for name in ("content", "tool_calls", "function"):
+    for name in _INNER:
         if isinstance(copy.get(name), list | dict) and (only_empty or not removed):
             copy[name], count = _without(copy[name], only_empty=only_empty)
             removed += count

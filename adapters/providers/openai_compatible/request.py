@@ -18,9 +18,10 @@ from callboard.bus.values.content import TextBlock
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
+from ...requests.content import current_turn, encode_json
 from ...requests.fitted import FittedHistory, Target, ToolIdRule
 from ...requests.history import fit_history
-from ...requests.host_options import merge_options, merge_own_options, tool_options
+from ...requests.schemas import moonshot_schema
 from ...requests.settings import (
     CUSTOM,
     MEDIA,
@@ -30,14 +31,15 @@ from ...requests.settings import (
     dropped,
     is_free_form,
     may_omit_limit,
+    merge_options,
+    merge_own_options,
     nearest_effort,
     short_id,
+    tool_options,
     write_settings,
 )
-from ...requests.text import current_turn, encode_json
-from ...schemas.sanitizer import moonshot_schema
-from ...schemas.strict import StrictSchema
-from ...schemas.tools import fold_root, plain_schema, strict_reply, strict_tool
+from ...requests.strict_schemas import StrictSchema
+from ...requests.tools import fold_root, plain_schema, strict_reply, strict_tool
 from .messages import keep_latest, refusal, text_parts, write_messages
 from .quirks import Quirks
 

@@ -14,17 +14,8 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
-from ...usage.counts import (
-    cache_writes,
-    first_count,
-    only_written,
-    reported_cost,
-    reported_count,
-    source_of,
-)
-from ...usage.counts import (
-    reported_detail as _detail,
-)
+from ...replies.usage import cache_writes, first_count, only_written, reported_cost, reported_count, source_of
+from ...replies.usage import reported_detail as _detail
 
 NO_RAW: Final = msgspec.Raw()
 NULL: Final = msgspec.Raw(b"null")

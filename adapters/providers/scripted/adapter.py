@@ -47,9 +47,9 @@ from ...health import AdapterHealth
 from ...http.adapter import HttpAdapter
 from ...http.call import HttpCall
 from ...http.wire import ChatWire
-from ...http.wire_call import WireCall
 from ...replies.assembler import Assembler
 from ...requests import settings
+from ...requests.fitted import WireCall
 from ...requests.settings import check_demands
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 

@@ -3,35 +3,413 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire import ChatWire, Endpoint, LookUp
-from callboard.adapters.http.wire_call import WireCall, bearer, get
-from callboard.bus.errors import AdapterError, ServerError
-from callboard.bus.values.base import Json
-from callboard.bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.errors import (
+    AdapterError,
+    CapabilityError,
+    ConfigurationError,
+    InvalidRequestError,
+    OverloadedError,
+    ServerError,
+    StreamError,
+    WarningCode,
+)
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.messages import CallWarning, Role
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...contract import AdapterCapabilities, CanonicalRequest
-from ...refusals.classify import read_error
+from ...http.adapter import HttpAdapter
+from ...http.classify import ErrorBody, ErrorType, build_error, error_type, read_error, read_error_value
+from ...http.wire import ChatWire, Endpoint, LookUp
 from ...replies.assembler import Assembler
-from ...requests.settings import SharedOptions, read_options
+from ...replies.normaliser import SseNormaliser
+from ...replies.usage import fill_usage, reported_count
+from ...requests.content import current_turn, encode_json, join_text
+from ...requests.estimate import TokenRates, at_most
+from ...requests.fitted import FittedHistory, Target, WireCall, bearer, get
+from ...requests.history import fit_history
+from ...requests.settings import SharedOptions, check_demands, merge_own_options, read_options
 from ...transport.transport import HttpReply
-from ...usage.counts import reported_count
-from ...usage.estimate import at_most
-from . import wire
-from .wire import (
-    ReplyReader,
-    TokenNormaliser,
-    choose_template,
-    classify,
-    loading_seconds,
-    read_whole,
-    stop_sequences,
-    write_request,
-)
+
+# --- History as one prompt ---
+
+
+class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The template of a prompt. ``{text}`` stands for the text of a message."""
+
+    start: str = ""
+    """The text before everything."""
+    system: str = "{text}\n\n"
+    user: str = "User: {text}\n"
+    assistant: str = "Assistant: {text}\n"
+    reply: str = "Assistant:"
+    """The text after everything, which the model continues."""
+    stop: tuple[str, ...] = ("\nUser:",)
+    """The texts that end the reply. They count as stop sequences of the server."""
+    strip: bool = True
+    """Whether white space before the reply is dropped."""
+
+
+TEMPLATES: Mapping[str, PromptTemplate] = {
+    "plain": PromptTemplate(),
+    "chatml": PromptTemplate(
+        system="<|im_start|>system\n{text}<|im_end|>\n",
+        user="<|im_start|>user\n{text}<|im_end|>\n",
+        assistant="<|im_start|>assistant\n{text}<|im_end|>\n",
+        reply="<|im_start|>assistant\n",
+        stop=("<|im_end|>",),
+        strip=False,
+    ),
+    "llama3": PromptTemplate(
+        start="<|begin_of_text|>",
+        system="<|start_header_id|>system<|end_header_id|>\n\n{text}<|eot_id|>",
+        user="<|start_header_id|>user<|end_header_id|>\n\n{text}<|eot_id|>",
+        assistant="<|start_header_id|>assistant<|end_header_id|>\n\n{text}<|eot_id|>",
+        reply="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        stop=("<|eot_id|>",),
+        strip=False,
+    ),
+}
+"""Templates by the name in ``options: {template: NAME}``."""
+
+
+def choose_template(option: Json) -> PromptTemplate:
+    """The template of a configuration: a name, or an object of fields that differ from its ``base``."""
+    changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
+    name = changes.pop("base", "plain") if isinstance(option, dict) else option
+    if not isinstance(name, str) or name not in TEMPLATES:
+        known = ", ".join(sorted(TEMPLATES))
+        raise ConfigurationError(f"options.template: {name!r} is none of {known}, nor an object with such a base")
+    try:
+        return msgspec.convert({**msgspec.to_builtins(TEMPLATES[name]), **changes}, PromptTemplate)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"options.template: {error}") from error
+
+
+def write_prompt(history: FittedHistory, template: PromptTemplate) -> str:
+    """The whole prompt. The history has only text: tools are emulated, and images fitted away."""
+    parts = [template.start]
+    if history.system is not None:
+        parts.append(_fill(template.system, history.system))
+    for message in history.messages:
+        text = join_text(message.content)
+        if text:
+            parts.append(_fill(template.assistant if message.role is Role.ASSISTANT else template.user, text))
+    return "".join(parts) + template.reply
+
+
+def _fill(pattern: str, text: str) -> str:
+    return pattern.replace("{text}", text)
+
+
+WHOLE_PATH = "/generate"
+STREAM_PATH = "/generate_stream"
+INFO_PATH = "/info"
+
+
+class WireToken(msgspec.Struct, gc=False):
+    text: str | None = None
+    special: bool | None = None
+    """Whether the token has no text, such as the end of the sequence."""
+
+
+class WireDetails(msgspec.Struct, gc=False):
+    """The details at the end of a reply."""
+
+    finish_reason: Json = None
+    generated_tokens: Json = None
+    input_length: Json = None
+    """The number of the prompt's tokens, in streams of newer servers only."""
+    prefill: list[Json] | None = None
+    """The prompt's tokens, if requested."""
+
+
+class WireReply(msgspec.Struct, gc=False):
+    token: WireToken | None = None
+    generated_text: str | None = None
+    details: WireDetails | None = None
+    error: Json = None
+    error_type: Json = None
+
+
+decode_piece = msgspec.json.Decoder(WireReply).decode
+decode_list = msgspec.json.Decoder(list[WireReply]).decode
+
+
+_PROTECTED = frozenset({"details", "return_full_text"})
+"""Without these the reply has no usage, or includes the prompt."""
+
+_OPTIONS = "tgi"
+"""The key of further parameters in a request, such as ``repetition_penalty``, besides the adapter's own name."""
+
+
+def write_request(
+    request: CanonicalRequest,
+    *,
+    provider: str,
+    template: PromptTemplate,
+    max_stop: int,
+    room: int | None = None,
+    stream: bool,
+) -> WireCall:
+    """The request on the wire, without tools: they are emulated."""
+    check_demands(request, request.capabilities, provider)
+    for message in current_turn(request.messages):
+        for block in message.content:
+            if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
+                raise CapabilityError(f"{provider}: the text endpoint takes text only")
+    history = fit_history(request, Target(provider=provider, accepts_images=False))
+    if not history.messages:
+        raise InvalidRequestError(f"{provider}: the request says nothing")
+    history.log()
+    return _Writer(request, provider).write(history, template, max_stop, room, stream)
+
+
+def stop_sequences(request: CanonicalRequest, template: PromptTemplate, max_stop: int) -> tuple[str, ...]:
+    """The stops to send: the template's, without which the model continues for the user, then the caller's."""
+    return tuple(dict.fromkeys(stop for stop in (*template.stop, *request.stop_sequences) if stop))[:max_stop]
+
+
+class _Writer:
+    def __init__(self, request: CanonicalRequest, provider: str) -> None:
+        self.request = request
+        self.provider = provider
+        self.warnings: list[CallWarning] = []
+
+    def write(
+        self, history: FittedHistory, template: PromptTemplate, max_stop: int, room: int | None, stream: bool
+    ) -> WireCall:
+        request = self.request
+        parameters: JsonObject = {
+            "max_new_tokens": self._max_new_tokens(room),
+            "details": True,
+            "return_full_text": False,
+            **self._sampling(),
+        }
+        stops = stop_sequences(request, template, max_stop)
+        if stops:
+            parameters["stop"] = list(stops)
+        if any(stop and stop not in stops for stop in request.stop_sequences):
+            self._left_out("part of stop_sequences", f"the server takes {max_stop} with the template's own")
+        if request.output_schema is not None:
+            parameters["grammar"] = {"type": "json", "value": request.output_schema}
+        merge_own_options(parameters, request, _OPTIONS, self.provider, protected=_PROTECTED)
+        body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
+        warnings = history.warnings + tuple(self.warnings)
+        path = STREAM_PATH if stream else WHOLE_PATH
+        return WireCall(path, encode_json(body), warnings=warnings, losses=history.losses)
+
+    def _max_new_tokens(self, room: int | None) -> int:
+        """The requested limit, or the available room: the server refuses a sum beyond its window."""
+        asked = self.request.max_output_tokens
+        if room is None or room < 1 or asked <= room:
+            return asked  # without any room, the server's error is best
+        self.warnings.append(
+            CallWarning(
+                WarningCode.PARAMETER_CHANGED,
+                f"max_output_tokens {asked} was sent as {room}: there is no more room",
+            )
+        )
+        return room
+
+    def _sampling(self) -> JsonObject:
+        request = self.request
+        fields: JsonObject = {}
+        if request.temperature is not None:
+            fields["do_sample"] = request.temperature > 0
+            if request.temperature > 0:
+                fields["temperature"] = request.temperature
+        if request.top_p is not None and 0 < request.top_p < 1:
+            fields["top_p"] = request.top_p
+        elif request.top_p not in (None, 1):  # 1 has no effect and is refused
+            self._left_out("top_p", "it must be above 0 and below 1")
+        for name in ("frequency_penalty", "seed"):
+            value = getattr(request, name)
+            if value is not None:
+                fields[name] = value
+        for name in ("presence_penalty", "verbosity", "user", "background"):
+            value = getattr(request, name)
+            if value is not None and value is not False:
+                self._left_out(name, "the server does not know it")
+        if request.reasoning_effort not in (None, "none"):
+            self._left_out("reasoning_effort", "the server does not know it")
+        return fields
+
+    def _left_out(self, what: str, why: str) -> None:
+        self.warnings.append(CallWarning(WarningCode.PARAMETER_DROPPED, f"{what} was not sent: {why}"))
+
+
+# Text from tokens.
+
+
+class StopTrimmer:
+    """Trims stop sequences from text in pieces. A possible start of one is held."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        text = self._held + text
+        cut = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - cut :]
+        return text[: len(text) - cut]
+
+    def finish(self, *, stopped: bool) -> tuple[str, str | None]:
+        held, self._held = self._held, ""
+        if stopped:
+            for stop in sorted(self._stops, key=len, reverse=True):
+                if held.endswith(stop):
+                    return held.removesuffix(stop), stop
+        return held, None
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The number of characters at the end of a text that may start or be a stop sequence."""
+    return next((size for size in range(min(len(stop), len(text)), 0, -1) if stop.startswith(text[-size:])), 0)
+
+
+ERROR_CODES: Mapping[str, ErrorType] = {
+    "overloaded": OverloadedError,
+    "generation": ServerError,
+    "incomplete_generation": ServerError,
+    "incomplete_generation_stream": ServerError,
+    "unhealthy": ServerError,
+    "template_error": InvalidRequestError,
+    "tool_error": InvalidRequestError,
+    "missing_template_vertices": InvalidRequestError,
+}
+"""By `error_type`. ``validation`` is missing: a prompt that is too long has that type too."""
+
+_VALIDATION = "validation"
+_VALIDATION_STATUS = 422
+
+
+def classify(
+    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
+) -> AdapterError:
+    """The AdapterError for an error reply, or for an error inside a stream (`status` is None)."""
+    codes = dict(ERROR_CODES)
+    if body.type == _VALIDATION:
+        codes[_VALIDATION] = error_type(msgspec.structs.replace(body, type=""), _VALIDATION_STATUS, {})
+    return build_error(
+        body,
+        status=status,
+        headers=headers,
+        codes=codes,
+        provider=provider,
+        now_us=now_us,
+    )
+
+
+def loading_seconds(value: Json) -> float | None:
+    """Seconds that a model may take to load, as hosted inference reports with a 503."""
+    seconds = value.get("estimated_time") if isinstance(value, dict) else None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+        return None
+    return float(seconds)
+
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "eos_token": StopReason.END_TURN,
+    "length": StopReason.MAX_TOKENS,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+}
+"""By `finish_reason`; any other, and none, is ``provider_specific``."""
+
+_TEXT = "text"
+
+
+class ReplyReader:
+    """Reads one reply into an assembler."""
+
+    def __init__(
+        self,
+        assembler: Assembler,
+        template: PromptTemplate,
+        stops: Sequence[str],
+        rates: TokenRates,
+    ) -> None:
+        self.assembler = assembler
+        self.template = template
+        self.rates = rates
+        self._trimmer = StopTrimmer(stops)
+        self._at_start = template.strip
+        self._spoke = False
+
+    def piece(self, reply: WireReply) -> bool:
+        """Read one token or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
+        if reply.error is not None:
+            body = read_error_value({"error": reply.error, "error_type": reply.error_type})
+            raise classify(body, None, {}, provider=self.assembler.provider, now_us=0)
+        token = reply.token
+        if token is not None and token.text and not token.special:
+            self._say(token.text)
+        if reply.generated_text is None and reply.details is None:
+            return False
+        if reply.generated_text and not self._spoke:
+            self._say(reply.generated_text)
+        self._finish(reply.details)
+        return True
+
+    def _say(self, text: str) -> None:
+        self._spoke = True
+        self._show(self._trimmer.feed(text))
+
+    def _show(self, text: str) -> None:
+        if self._at_start:
+            text = text.lstrip()
+            self._at_start = not text
+        self.assembler.text(_TEXT, text, implicit_end=True)
+
+    def _finish(self, details: WireDetails | None) -> None:
+        found = details.finish_reason if details is not None else None
+        reason = found if isinstance(found, str) and found else None
+        rest, stop = self._trimmer.finish(stopped=reason in (None, "stop_sequence"))
+        self._show(rest)
+        stop_reason = STOP_REASONS.get(reason or "", StopReason.PROVIDER_SPECIFIC)
+        if stop is not None:
+            stop_reason = StopReason.END_TURN if stop in self.template.stop else StopReason.STOP_SEQUENCE
+        elif reason is None:
+            self.assembler.end_unsaid()
+        self.assembler.finish(stop_reason, reason, self._usage(details))
+
+    def _usage(self, details: WireDetails | None) -> TokenUsage | None:
+        if details is None:
+            details = WireDetails()
+        said = self.assembler.usage.input_tokens if self.assembler.usage is not None else None
+        prompt = reported_count(details.input_length) or len(details.prefill or ()) or said
+        generated = reported_count(details.generated_tokens) or None
+        raw = msgspec.json.encode({"input_length": prompt, "generated_tokens": generated})
+        return fill_usage(self.assembler, prompt, generated, self.rates, raw)
+
+
+def read_whole(body: bytes, reader: ReplyReader) -> None:
+    """Feed a whole reply to the assembler and finish it. Raises AdapterError, or msgspec's decoding errors."""
+    replies = decode_list(body) if body.lstrip().startswith(b"[") else [decode_piece(body)]
+    for reply in replies:
+        if reader.piece(reply):
+            return
+    raise StreamError(f"{reader.assembler.provider}: the reply holds no generated text")
+
+
+class TokenNormaliser(SseNormaliser):
+    """Reads a body. Without a last event it was cut off, because there is no other end mark."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        super().__init__(reader.assembler)
+        self._reader = reader
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        if name == b"error":
+            raise classify(read_error(data), None, {}, provider=self.assembler.provider, now_us=0)
+        self.finished = self._reader.piece(decode_piece(data))
+
 
 LOOK_UP_SECONDS = 5.0
 """Seconds for the request about the server's limits."""
@@ -64,7 +442,7 @@ class GenerateWire(ChatWire):
 
     async def initialize(self, look_up: LookUp) -> None:
         """Request the server's limits. Without an answer, cautious defaults remain."""
-        info = await look_up(get(wire.INFO_PATH), LOOK_UP_SECONDS)
+        info = await look_up(get(INFO_PATH), LOOK_UP_SECONDS)
         total = reported_count(info.get("max_total_tokens")) or None if isinstance(info, dict) else None
         self._window = total
         if total is not None:
@@ -78,7 +456,7 @@ class GenerateWire(ChatWire):
         return bearer(key)
 
     def health_request(self) -> WireCall:
-        return get(wire.INFO_PATH)
+        return get(INFO_PATH)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         room: int | None = None

@@ -11,17 +11,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.requests.host_options import merge_own_options
 from callboard.bus.values.base import JsonObject
 
+from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
+from ...http.adapter import HttpAdapter
+from ...operations.answers import EmbeddingOnlyWire
+from ...operations.openai_embeddings import read_reply
 from ...operations.wires import EmbeddingReply
-from ...protocols.embeddings import read_reply
-from ...requests.settings import SharedOptions
-from ...requests.text import encode_json
+from ...requests.content import encode_json
+from ...requests.fitted import WireCall
+from ...requests.settings import SharedOptions, merge_own_options
 
 PATH = "/v1/embeddings"
 

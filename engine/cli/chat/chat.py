@@ -19,12 +19,11 @@ from callboard.adapters import CancelledError, ContentBlock, Role, StopReason
 from callboard.bus import CallboardError, ConfigurationError, Message, MessageMetadata
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.usage import CostSum
-from callboard.engine import Reply, Session, load_registry
-from callboard.engine.calls.outcome import NOT_KNOWN
-from callboard.engine.watching.preview import RequestPreview
 
+from ... import Reply, Session, load_registry
+from ...calls.outcome import NOT_KNOWN
 from ...routing.model_choice import model_text
-from ...watching.preview import RequestLoss
+from ...watching.preview import RequestLoss, RequestPreview
 from ..command_line import PAIR
 from ..common.options import add_key, add_models_file, command_name, repeated
 from ..common.sanitize import note, say

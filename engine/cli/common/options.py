@@ -26,8 +26,9 @@ from .table import NANO
 
 if TYPE_CHECKING:
     from callboard.adapters import CallWarning
-    from callboard.engine import Engine
     from callboard.tracestore import CallFilter, Store
+
+    from ... import Engine
 
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
@@ -316,7 +317,7 @@ def on_engine(
     make: Callable[[], Engine] | None = None,
 ) -> T:
     """The result of some work on an engine with the configuration of ``--models-file``."""
-    from callboard.engine import Engine, load_registry
+    from ... import Engine, load_registry
 
     registry = load_registry(arguments.models_file)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import msgspec
 
-from callboard.adapters.requests.text import mend_json, mend_json_value
+from callboard.adapters.requests.content import mend_json, mend_json_value
 from callboard.bus import Cost
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore.timestamps import iso_moment

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from callboard.adapters.replies.whole import content_events
-from callboard.adapters.usage.estimate import estimate_request, rates_for
+from callboard.adapters.requests.estimate import estimate_request, rates_for
 from callboard.bus import (
     Envelope,
     Log,

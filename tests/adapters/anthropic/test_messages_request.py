@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.request import write_request
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.requests.history import BEGINNING, FAILED_SILENTLY
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -100,15 +100,12 @@ def test_the_contracts_first_example() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("content", "is_error", "expected"),
-    [
-        ("no such file", True, "Error: no such file"),
-        ((TextBlock("bad"),), True, [says("Error: "), says("bad")]),
-        ("", True, f"Error: {FAILED_SILENTLY}"),
-        ("all well", False, "all well"),
-    ],
-)
+@pytest.mark.parametrize(("content", "is_error", "expected"), [
+    ("no such file", True, "Error: no such file"),
+    ((TextBlock("bad"),), True, [says("Error: "), says("bad")]),
+    ("", True, f"Error: {FAILED_SILENTLY}"),
+    ("all well", False, "all well"),
+])  # fmt: skip
 def test_a_server_that_overlooks_failures_is_told_in_words(
     content: str | tuple[TextBlock, ...], is_error: bool, expected: Json
 ) -> None:
@@ -147,16 +144,13 @@ def test_reasoning_goes_back_word_for_word() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        ThinkingBlock("Hm", None, ours()),
-        ThinkingBlock("Hm", "", ours()),
-        ThinkingBlock("Hm", "c2ln", ProviderRaw("openai", {})),
-        RedactedThinkingBlock("x", ProviderRaw("gemini", {})),
-        OpaqueBlock("custom", ProviderRaw("openai", {"type": "custom"})),
-    ],
-)
+@pytest.mark.parametrize("block", [
+    ThinkingBlock("Hm", None, ours()),
+    ThinkingBlock("Hm", "", ours()),
+    ThinkingBlock("Hm", "c2ln", ProviderRaw("openai", {})),
+    RedactedThinkingBlock("x", ProviderRaw("gemini", {})),
+    OpaqueBlock("custom", ProviderRaw("openai", {"type": "custom"})),
+])  # fmt: skip
 def test_reasoning_that_would_be_refused_is_left_out_and_reported(block: ContentBlock) -> None:
     """Unsigned or foreign: the rest of the message stays, and the caller is told."""
     wire = write(Message.user("Go"), Message.assistant((block, TextBlock("a"))), Message.user("On"))
@@ -284,18 +278,13 @@ def test_an_adapter_of_another_name_keeps_its_own_blocks_apart() -> None:
 PDF = b"%PDF-1.7"
 
 
-@pytest.mark.parametrize(
-    ("document", "source"),
-    [
-        (DocumentBlock(data=PDF), {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}),
-        (DocumentBlock(url="https://x.test/a.pdf"), {"type": "url", "url": "https://x.test/a.pdf"}),
-        (DocumentBlock(url="data:text/plain,a%20b"), {"type": "text", "media_type": "text/plain", "data": "a b"}),
-        (
-            DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
-            {"type": "text", "media_type": "text/plain", "data": "a☃"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("document", "source"), [
+    (DocumentBlock(data=PDF), {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}),
+    (DocumentBlock(url="https://x.test/a.pdf"), {"type": "url", "url": "https://x.test/a.pdf"}),
+    (DocumentBlock(url="data:text/plain,a%20b"), {"type": "text", "media_type": "text/plain", "data": "a b"}),
+    (DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
+        {"type": "text", "media_type": "text/plain", "data": "a☃"}),
+])  # fmt: skip
 def test_documents_stand_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
     named = msgspec.structs.replace(document, name="a.pdf")
     wire = write(

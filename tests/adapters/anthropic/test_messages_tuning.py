@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.anthropic.data import find_model
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.providers.anthropic.settings import fit_schema
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
@@ -49,24 +49,21 @@ def codes(wire: WireCall) -> list[str]:
 # -- the table
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("claude-opus-4-20250514", "claude-opus-4"),
-        ("claude-opus-4-0", "claude-opus-4"),
-        ("claude-opus-4-1-20250805", "claude-opus-4-1"),
-        ("claude-opus-4-5", "claude-opus-4-5"),
-        ("anthropic/claude-sonnet-4.5", "claude-sonnet-4-5"),
-        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5"),
-        ("claude-3-7-sonnet-latest", "claude-3-7-sonnet"),
-        ("claude-3-5-haiku-20241022", "claude-3-5-haiku"),
-        ("claude-opus-4-8@20260528", "claude-opus-4-8"),
-        ("claude-sonnet-5", "claude-sonnet-5"),
-        ("claude-opus-9-1", "claude-opus-5-5"),
-        ("claude-haiku-10", "claude-haiku-5-5"),
-        ("claude-mythos-5-3", "claude-mythos-5-2"),
-    ],
-)
+@pytest.mark.parametrize(("name", "row"), [
+    ("claude-opus-4-20250514", "claude-opus-4"),
+    ("claude-opus-4-0", "claude-opus-4"),
+    ("claude-opus-4-1-20250805", "claude-opus-4-1"),
+    ("claude-opus-4-5", "claude-opus-4-5"),
+    ("anthropic/claude-sonnet-4.5", "claude-sonnet-4-5"),
+    ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5"),
+    ("claude-3-7-sonnet-latest", "claude-3-7-sonnet"),
+    ("claude-3-5-haiku-20241022", "claude-3-5-haiku"),
+    ("claude-opus-4-8@20260528", "claude-opus-4-8"),
+    ("claude-sonnet-5", "claude-sonnet-5"),
+    ("claude-opus-9-1", "claude-opus-5-5"),
+    ("claude-haiku-10", "claude-haiku-5-5"),
+    ("claude-mythos-5-3", "claude-mythos-5-2"),
+])  # fmt: skip
 def test_a_model_is_known_by_any_of_its_names_and_a_newer_one_inherits(name: str, row: str) -> None:
     found = find_model(name)
     assert found is not None
@@ -78,16 +75,13 @@ def test_what_is_no_such_model_is_not_guessed_at(name: str) -> None:
     assert find_model(name) is None
 
 
-@pytest.mark.parametrize(
-    ("model", "thinks", "structured", "forced", "context", "output"),
-    [
-        ("claude-3-5-haiku-latest", False, False, True, 200_000, 8_192),
-        ("claude-sonnet-4-5", True, True, True, 200_000, 64_000),
-        ("claude-opus-4-8", True, True, True, 1_000_000, 128_000),
-        ("claude-sonnet-5-5", True, True, False, 1_000_000, 128_000),
-        ("claude-of-tomorrow", True, True, True, 200_000, 64_000),
-    ],
-)
+@pytest.mark.parametrize(("model", "thinks", "structured", "forced", "context", "output"), [
+    ("claude-3-5-haiku-latest", False, False, True, 200_000, 8_192),
+    ("claude-sonnet-4-5", True, True, True, 200_000, 64_000),
+    ("claude-opus-4-8", True, True, True, 1_000_000, 128_000),
+    ("claude-sonnet-5-5", True, True, False, 1_000_000, 128_000),
+    ("claude-of-tomorrow", True, True, True, 200_000, 64_000),
+])  # fmt: skip
 def test_capabilities_are_those_of_the_model(
     model: str, thinks: bool, structured: bool, forced: bool, context: int, output: int
 ) -> None:
@@ -103,19 +97,16 @@ def test_capabilities_are_those_of_the_model(
 # -- sampling and who asks
 
 
-@pytest.mark.parametrize(
-    ("model", "left"),
-    [
-        ("claude-of-tomorrow", {}),
-        ("claude-saga-6", {}),
-        ("claude-2.1", {"temperature": 0.5, "top_p": 0.5}),
-        ("llama-3.3-70b", {"temperature": 0.5, "top_p": 0.5}),
-        ("claude-3-5-sonnet-20241022", {"temperature": 0.5, "top_p": 0.5}),
-        ("claude-sonnet-4-5", {"temperature": 0.5}),
-        ("claude-opus-4-7", {}),
-        ("claude-haiku-5-5", {}),
-    ],
-)
+@pytest.mark.parametrize(("model", "left"), [
+    ("claude-of-tomorrow", {}),
+    ("claude-saga-6", {}),
+    ("claude-2.1", {"temperature": 0.5, "top_p": 0.5}),
+    ("llama-3.3-70b", {"temperature": 0.5, "top_p": 0.5}),
+    ("claude-3-5-sonnet-20241022", {"temperature": 0.5, "top_p": 0.5}),
+    ("claude-sonnet-4-5", {"temperature": 0.5}),
+    ("claude-opus-4-7", {}),
+    ("claude-haiku-5-5", {}),
+])  # fmt: skip
 def test_sampling_is_sent_as_far_as_the_model_takes_it(model: str, left: JsonObject) -> None:
     wire = write(model, temperature=0.5, top_p=0.5)
     assert tuned(wire) == left
@@ -141,39 +132,23 @@ def test_the_user_is_named_and_other_settings_dont_exist() -> None:
 # -- effort and thinking
 
 
-@pytest.mark.parametrize(
-    ("model", "asked", "sent", "warned"),
-    [
-        ("claude-of-tomorrow", "high", {"output_config": {"effort": "high"}}, []),
-        ("claude-of-tomorrow", "none", {"output_config": {"effort": "low"}}, ["parameter_changed"]),
-        ("claude-3-5-haiku-latest", "high", {}, ["parameter_dropped"]),
-        ("claude-3-5-haiku-latest", "none", {}, []),
-        ("claude-sonnet-4-5", "none", {}, []),
-        ("claude-sonnet-4-5", "minimal", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, []),
-        ("claude-sonnet-4-5", "medium", {"thinking": {"type": "enabled", "budget_tokens": 4000}}, []),
-        (
-            "claude-opus-4-5",
-            "max",
-            {"output_config": {"effort": "high"}, "thinking": {"type": "enabled", "budget_tokens": 4000}},
-            ["parameter_changed"],
-        ),
-        (
-            "claude-opus-4-6",
-            "xhigh",
-            {"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}},
-            ["parameter_changed"],
-        ),
-        (
-            "claude-opus-4-8",
-            "xhigh",
-            {"output_config": {"effort": "xhigh"}, "thinking": {"type": "adaptive"}},
-            [],
-        ),
-        ("claude-sonnet-5", "low", {"output_config": {"effort": "low"}}, []),
-        ("claude-sonnet-5", "none", {"thinking": {"type": "disabled"}}, []),
-        ("claude-opus-5-5", "none", {"output_config": {"effort": "low"}}, ["parameter_changed"]),
-    ],
-)
+@pytest.mark.parametrize(("model", "asked", "sent", "warned"), [
+    ("claude-of-tomorrow", "high", {"output_config": {"effort": "high"}}, []),
+    ("claude-of-tomorrow", "none", {"output_config": {"effort": "low"}}, ["parameter_changed"]),
+    ("claude-3-5-haiku-latest", "high", {}, ["parameter_dropped"]),
+    ("claude-3-5-haiku-latest", "none", {}, []),
+    ("claude-sonnet-4-5", "none", {}, []),
+    ("claude-sonnet-4-5", "minimal", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, []),
+    ("claude-sonnet-4-5", "medium", {"thinking": {"type": "enabled", "budget_tokens": 4000}}, []),
+    ("claude-opus-4-5", "max", {"output_config": {"effort": "high"},
+        "thinking": {"type": "enabled", "budget_tokens": 4000}}, ["parameter_changed"]),
+    ("claude-opus-4-6", "xhigh", {"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}},
+        ["parameter_changed"]),
+    ("claude-opus-4-8", "xhigh", {"output_config": {"effort": "xhigh"}, "thinking": {"type": "adaptive"}}, []),
+    ("claude-sonnet-5", "low", {"output_config": {"effort": "low"}}, []),
+    ("claude-sonnet-5", "none", {"thinking": {"type": "disabled"}}, []),
+    ("claude-opus-5-5", "none", {"output_config": {"effort": "low"}}, ["parameter_changed"]),
+])  # fmt: skip
 def test_an_effort_becomes_what_the_model_has_for_it(
     model: str, asked: str, sent: JsonObject, warned: list[str]
 ) -> None:
@@ -294,42 +269,21 @@ def test_a_refused_keyword_is_told_and_not_sent(keyword: str, strict_tool: bool)
     assert schema == before
 
 
-@pytest.mark.parametrize(
-    ("schema", "fitted"),
-    [
-        ({"type": "array", "items": {"type": "null"}, "minItems": 1}, ...),
-        ({"type": "string", "format": "date"}, ...),
-        ({"type": ["string", "null"]}, ...),
-        ({"enum": ["a", 1, None]}, ...),
-        (
-            {"type": "object", "properties": {}},
-            {"type": "object", "properties": {}, "additionalProperties": False},
-        ),
-        (
-            {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": True, "required": ["a"]},
-            {
-                "type": "object",
-                "properties": {"a": {"const": 1}},
-                "additionalProperties": False,
-                "required": ["a"],
-            },
-        ),
-        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
-        ({"allOf": [{"type": "string"}], "description": "S"}, {"type": "string", "description": "S"}),
-        (
-            {
-                "type": "array",
-                "items": {"$ref": "#/definitions/a", "description": "One"},
-                "definitions": {"a": {"type": "string", "minLength": 2}},
-            },
-            {
-                "type": "array",
-                "items": {"description": "One", "anyOf": [{"$ref": "#/$defs/a"}]},
-                "$defs": {"a": {"type": "string", "description": "at least 2 characters"}},
-            },
-        ),
-    ],
-)
+@pytest.mark.parametrize(("schema", "fitted"), [
+    ({"type": "array", "items": {"type": "null"}, "minItems": 1}, ...),
+    ({"type": "string", "format": "date"}, ...),
+    ({"type": ["string", "null"]}, ...),
+    ({"enum": ["a", 1, None]}, ...),
+    ({"type": "object", "properties": {}}, {"type": "object", "properties": {}, "additionalProperties": False}),
+    ({"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": True, "required": ["a"]},
+        {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False, "required": ["a"]}),
+    ({"oneOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    ({"allOf": [{"type": "string"}], "description": "S"}, {"type": "string", "description": "S"}),
+    ({"type": "array", "items": {"$ref": "#/definitions/a", "description": "One"},
+        "definitions": {"a": {"type": "string", "minLength": 2}}}, {"type": "array",
+        "items": {"description": "One", "anyOf": [{"$ref": "#/$defs/a"}]},
+        "$defs": {"a": {"type": "string", "description": "at least 2 characters"}}}),
+])  # fmt: skip
 def test_what_is_taken_stays_and_what_has_an_equal_is_rewritten(schema: JsonObject, fitted: JsonObject) -> None:
     assert fit_schema(schema) == (schema if fitted is ... else fitted)
 
@@ -343,12 +297,9 @@ UNSAYABLE: list[JsonObject] = [
     {"type": "array"},
     {"type": "array", "prefixItems": [{"type": "string"}]},
     {"type": "object", "properties": {"a": {"$ref": "#"}}},
-    {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/t"}},
-        "$defs": {"t": {"anyOf": [{"$ref": "#/$defs/t"}]}},
-    },
-]
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}},
+        "$defs": {"t": {"anyOf": [{"$ref": "#/$defs/t"}]}}},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("schema", UNSAYABLE)

@@ -132,17 +132,14 @@ def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_anothe
     }
 
 
-@pytest.mark.parametrize(
-    ("model", "minimum"),
-    [
-        ("claude-sonnet-4-5-20250929", 1024),
-        ("claude-haiku-4-5", 4096),
-        ("claude-opus-4-6", 4096),
-        ("claude-sonnet-4-6", 2048),
-        ("claude-fable-5", 2048),
-        ("claude-opus-5-5", 512),
-    ],
-)
+@pytest.mark.parametrize(("model", "minimum"), [
+    ("claude-sonnet-4-5-20250929", 1024),
+    ("claude-haiku-4-5", 4096),
+    ("claude-opus-4-6", 4096),
+    ("claude-sonnet-4-6", 2048),
+    ("claude-fable-5", 2048),
+    ("claude-opus-5-5", 512),
+])  # fmt: skip
 def test_a_prompt_below_the_models_minimum_is_left_as_it_is(model: str, minimum: int) -> None:
     """A token is taken for three bytes: there are hardly fewer, so nothing that could be cached is missed."""
     for size, marked in ((3 * minimum - 50, False), (3 * minimum + 50, True)):

@@ -222,16 +222,13 @@ def turns(*texts: str) -> HttpRequest:
     return post({"model": "m", "messages": [{"role": "user", "content": text} for text in texts]})
 
 
-@pytest.mark.parametrize(
-    ("asked", "nearest"),
-    [
-        (("What is it?", "It is a longer story.", "And then?!"), 1),
-        (("What is it??", "It is a long story!", "And then!"), 1),
-        (("What is that?",), 0),
-        (("Entirely", "different"), 0),
-        (("What is it?", "It is a long story.", "And then?", "The end, with all that belongs to it.", "More?"), 2),
-    ],
-)
+@pytest.mark.parametrize(("asked", "nearest"), [
+    (("What is it?", "It is a longer story.", "And then?!"), 1),
+    (("What is it??", "It is a long story!", "And then!"), 1),
+    (("What is that?",), 0),
+    (("Entirely", "different"), 0),
+    (("What is it?", "It is a long story.", "And then?", "The end, with all that belongs to it.", "More?"), 2),
+])  # fmt: skip
 async def test_the_nearest_is_the_recording_with_the_least_that_differs(
     tmp_path: Path, asked: tuple[str, ...], nearest: int
 ) -> None:
@@ -369,14 +366,11 @@ async def test_models_yaml_can_name_a_cassette(cassette: Path, tmp_path: Path) -
         await adapter.complete(request())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"type": PARLEY_TYPE}, "missing required field `file`"),
-        ({"type": PARLEY_TYPE, "file": "no-such-file.json"}, "with `record: true` it is made"),
-        ({"type": "no_such_type", "file": "x", "record": True}, "no_such_type"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"type": PARLEY_TYPE}, "missing required field `file`"),
+    ({"type": PARLEY_TYPE, "file": "no-such-file.json"}, "with `record: true` it is made"),
+    ({"type": "no_such_type", "file": "x", "record": True}, "no_such_type"),
+])  # fmt: skip
 async def test_a_wrong_configuration_is_named(options: dict[str, Json], said: str) -> None:
     """With the option that is wrong."""
     with pytest.raises(ConfigurationError) as raised:

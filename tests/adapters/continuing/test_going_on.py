@@ -135,19 +135,16 @@ def test_an_error_amid_the_stream_is_a_break_as_well() -> None:
     assert (seen.text, seen.reasons) == (TEXT, ["first", "continued"])
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"continue_broken": None},
-        {"model": "claude-sonnet-4-6"},
-        {"model": "claude-opus-5-5"},
-        {"model": "claude-haiku-4-5", "reasoning_effort": "low"},
-        {"provider_options": {"anthropic": {"thinking": {"type": "enabled", "budget_tokens": 1024}}}},
-        {"output_schema": {"type": "object", "properties": {}}},
-        {"tool_choice": ToolChoice("named", "t")},
-        {"max_output_tokens": 3},
-    ],
-)
+@pytest.mark.parametrize("asked", [
+    {"continue_broken": None},
+    {"model": "claude-sonnet-4-6"},
+    {"model": "claude-opus-5-5"},
+    {"model": "claude-haiku-4-5", "reasoning_effort": "low"},
+    {"provider_options": {"anthropic": {"thinking": {"type": "enabled", "budget_tokens": 1024}}}},
+    {"output_schema": {"type": "object", "properties": {}}},
+    {"tool_choice": ToolChoice("named", "t")},
+    {"max_output_tokens": 3},
+])  # fmt: skip
 def test_where_no_beginning_is_taken_the_break_is_the_error(asked: dict[str, Any]) -> None:
     """As without the option: the text that came stands, and nothing more is sent."""
     from callboard.adapters import ToolDefinition

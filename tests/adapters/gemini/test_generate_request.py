@@ -125,11 +125,8 @@ def test_images_in_results() -> None:
     """Within them for newer models; after them, with what the user says, for others and for addresses."""
     blocks = [TextBlock("Two."), ImageBlock(data=PNG), ImageBlock(url="https://x.test/b.png")]
     messages = (
-        Message.user("Hi"),
-        Message.assistant([use("a")]),
-        Message.tool_result("a", blocks),
-        Message.user("And?"),
-    )
+        Message.user("Hi"), Message.assistant([use("a")]), Message.tool_result("a", blocks), Message.user("And?"),
+    )  # fmt: skip
     inline: JsonObject = {"inlineData": {"mimeType": "image/png", "data": PNG_64}}
     linked: JsonObject = {"fileData": {"mimeType": "image/png", "fileUri": "https://x.test/b.png"}}
     response: JsonObject = {"id": "a", "name": "read_file", "response": {"output": "Two."}}
@@ -340,25 +337,17 @@ def parts(body: JsonObject, number: int = 0) -> list[JsonObject]:
 
 
 SAID: list[tuple[ContentBlock, JsonObject]] = [
-    (
-        DocumentBlock(url=FILM, provider_raw=mine(videoMetadata=CLIP)),
-        {"fileData": {"fileUri": FILM}, "videoMetadata": CLIP},
-    ),
-    (
-        DocumentBlock(data=b"film", media_type="video/mp4", provider_raw=mine(videoMetadata=CLIP)),
-        {"inlineData": {"mimeType": "video/mp4", "data": "ZmlsbQ=="}, "videoMetadata": CLIP},
-    ),
-    (
-        ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(mediaResolution=FINE)),
-        {"inlineData": {"mimeType": "image/png", "data": "eA=="}, "mediaResolution": FINE},
-    ),
-    (
-        AudioBlock(data=b"x", media_type="audio/wav", provider_raw=mine(audioMetadata={"a": 1})),
-        {"inlineData": {"mimeType": "audio/wav", "data": "eA=="}, "audioMetadata": {"a": 1}},
-    ),
+    (DocumentBlock(url=FILM, provider_raw=mine(videoMetadata=CLIP)),
+        {"fileData": {"fileUri": FILM}, "videoMetadata": CLIP}),
+    (DocumentBlock(data=b"film", media_type="video/mp4", provider_raw=mine(videoMetadata=CLIP)),
+        {"inlineData": {"mimeType": "video/mp4", "data": "ZmlsbQ=="}, "videoMetadata": CLIP}),
+    (ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(mediaResolution=FINE)),
+        {"inlineData": {"mimeType": "image/png", "data": "eA=="}, "mediaResolution": FINE}),
+    (AudioBlock(data=b"x", media_type="audio/wav", provider_raw=mine(audioMetadata={"a": 1})),
+        {"inlineData": {"mimeType": "audio/wav", "data": "eA=="}, "audioMetadata": {"a": 1}}),
     (TextBlock("Hi", mine(partMetadata={"a": 1})), {"text": "Hi", "partMetadata": {"a": 1}}),
     (OpaqueBlock("hologram", mine(hologram={"depth": 3})), {"hologram": {"depth": 3}}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)

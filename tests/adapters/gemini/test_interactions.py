@@ -158,18 +158,11 @@ def test_an_unknown_api_is_an_error_of_the_configuration() -> None:
 
 
 NOTE: JsonObject = {
-    "type": "url_citation",
-    "url": "https://x.test",
-    "start_index": 0,
-    "end_index": 2,
-    "title": "X",
-}
+    "type": "url_citation", "url": "https://x.test", "start_index": 0, "end_index": 2, "title": "X",
+}  # fmt: skip
 SEARCH: JsonObject = {
-    "type": "google_search_call",
-    "id": "s1",
-    "arguments": {"queries": ["x"]},
-    "signature": "c2ln",
-}
+    "type": "google_search_call", "id": "s1", "arguments": {"queries": ["x"]}, "signature": "c2ln",
+}  # fmt: skip
 FOUND: JsonObject = {
     "type": "google_search_result",
     "call_id": "s1",
@@ -179,12 +172,8 @@ DRAWN: JsonObject = {"type": "image", "data": b64encode(PNG).decode(), "mime_typ
 SPOKEN: JsonObject = {"type": "audio", "data": "eA==", "mime_type": "audio/wav"}
 CHART: JsonObject = {"type": "thought", "signature": "c2ln", "summary": [{"type": "text", "text": "Hm."}, DRAWN]}
 CALL: JsonObject = {
-    "type": "function_call",
-    "id": "c1",
-    "name": "look",
-    "arguments": {"x": "y"},
-    "signature": "Yw==",
-}
+    "type": "function_call", "id": "c1", "name": "look", "arguments": {"x": "y"}, "signature": "Yw==",
+}  # fmt: skip
 STEPS: list[JsonObject] = [
     CHART, SEARCH, FOUND,
     {"type": "model_output", "content": [
@@ -309,15 +298,12 @@ def test_a_usage_in_disjoint_buckets() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        ({"code": "unavailable", "message": "busy"}, OverloadedError),
-        ({"code": "503", "message": "busy"}, OverloadedError),
-        ({"code": "429", "message": "slow down"}, RateLimitError),
-        ({"message": "odd"}, AdapterError),
-    ],
-)
+@pytest.mark.parametrize(("error", "kind"), [
+    ({"code": "unavailable", "message": "busy"}, OverloadedError),
+    ({"code": "503", "message": "busy"}, OverloadedError),
+    ({"code": "429", "message": "slow down"}, RateLimitError),
+    ({"message": "odd"}, AdapterError),
+])  # fmt: skip
 def test_a_failure_in_the_stream_or_as_a_status(error: JsonObject, kind: type[AdapterError]) -> None:
     for body in ([i.event("error", error=error)], [i.completed("failed", errors=[error])]):
         found = read_pieces(WIRE, [WIRE.stream(i.delta(0, "text", text="Hi"), *body)]).error

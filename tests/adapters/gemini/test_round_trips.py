@@ -221,14 +221,10 @@ EVERY_OPTION: JsonObject = {
     "seed": 1,
     "stop_sequences": ("x",),
     "system_prompt": "S",
-    "provider_options": {
-        "gemini": {
-            "tools": [{"googleSearch": {}}, {"codeExecution": {}}],
-            "safetySettings": [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}],
-            "generationConfig": {"topK": 3, "candidateCount": 1},
-        }
-    },
-}
+    "provider_options": {"gemini": {"tools": [{"googleSearch": {}}, {"codeExecution": {}}],
+        "safetySettings": [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}],
+        "generationConfig": {"topK": 3, "candidateCount": 1}}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", [OLDER, NEWER, "gemini:gemini-3-pro-preview", "gemini:gemini-2.5-pro"])

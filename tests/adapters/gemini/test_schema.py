@@ -14,22 +14,18 @@ TAKEN: JsonObject = {
     "type": "object",
     "title": "Everything",
     "description": "All that is taken.",
-    "properties": {
-        "a": {"type": "string", "enum": ["x", "y"], "format": "date-time", "pattern": "^x", "default": "x"},
-        "b": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
+    "properties": {"a": {"type": "string", "enum": ["x", "y"], "format": "date-time", "pattern": "^x",
+        "default": "x"}, "b": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
         "c": {"type": "array", "items": {"$ref": "#/$defs/d"}, "minItems": 1, "maxItems": 2},
-        "d": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "e": {"oneOf": [{"type": "string", "minLength": 1, "maxLength": 3}, {"type": "number"}]},
-        "f": {"type": "array", "prefixItems": [{"type": "string"}, {}]},
-        "const": {"type": "boolean"},
-        "not": {"type": "object", "additionalProperties": {"type": "integer"}},
-        "self": {"$ref": "#"},
-    },
+        "d": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"oneOf": [{"type": "string", "minLength": 1,
+        "maxLength": 3}, {"type": "number"}]}, "f": {"type": "array", "prefixItems": [{"type": "string"}, {}]},
+        "const": {"type": "boolean"}, "not": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "self": {"$ref": "#"}},
     "required": ["a"],
     "additionalProperties": False,
     "propertyOrdering": ["b", "a"],
     "$defs": {"d": {"type": "object", "properties": {"$ref": {"type": "string"}}}},
-}
+}  # fmt: skip
 
 
 def test_what_is_taken_is_left_as_it_is() -> None:
@@ -37,67 +33,46 @@ def test_what_is_taken_is_left_as_it_is() -> None:
     assert fit_schema(TAKEN) is TAKEN
 
 
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
-        ({"$schema": "x", "$comment": "x", "deprecated": True, "type": "string"}, {"type": "string"}),
-        ({"const": "x"}, {"enum": ["x"]}),
-        ({"const": 3}, {"enum": [3]}),
-        ({"const": True}, {"description": "always true"}),
-        ({"type": "integer", "exclusiveMinimum": 0}, {"type": "integer", "minimum": 1}),
-        ({"type": "integer", "exclusiveMaximum": 9, "maximum": 5}, {"type": "integer", "maximum": 5}),
-        ({"type": "integer", "exclusiveMinimum": 9, "minimum": 0}, {"type": "integer", "minimum": 10}),
-        ({"type": "integer", "maximum": 20, "exclusiveMaximum": 9}, {"type": "integer", "maximum": 8}),
-        (
-            {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
-            {"type": "integer", "minimum": 0, "description": "without the bound itself"},
-        ),
-        ({"type": "integer", "minimum": 0, "exclusiveMinimum": False}, {"type": "integer", "minimum": 0}),
-        ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "description": "greater than 0"}),
-        (
-            {"type": "number", "multipleOf": 5, "description": "Money"},
-            {"type": "number", "description": "Money (a multiple of 5)"},
-        ),
-        ({"type": "array", "uniqueItems": True}, {"type": "array", "description": "no item twice"}),
-        ({"type": "array", "uniqueItems": False}, {"type": "array"}),
-        ({"not": {"enum": [1]}}, {"description": 'nothing that matches {"enum":[1]}'}),
-        ({"examples": ["a"]}, {"description": 'for example ["a"]'}),
-        (
-            {"patternProperties": {"^x": {}}, "contains": 1},
-            {"description": 'patternProperties: {"^x":{}}; contains: 1'},
-        ),
-        ({"allOf": [{"type": "string"}, {"minLength": 2}]}, {"type": "string", "minLength": 2}),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {}},
-                "required": ["a"],
-                "allOf": [{"properties": {"b": {}}, "required": ["b", "a"]}, {"allOf": [{"title": "T"}]}],
-            },
-            {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a", "b"], "title": "T"},
-        ),
-        (
-            {"type": "string", "description": "D", "allOf": [{"type": "number"}]},
-            {"type": "string", "description": 'D (allOf: [{"type":"number"}])'},
-        ),
-        (
-            {"definitions": {"x": {"const": 1}}, "properties": {"a": {"$ref": "#/definitions/x"}}},
-            {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"enum": [1]}}},
-        ),
-        (
-            {"$defs": {"x": {}}, "items": {"$ref": "#/$defs/x", "description": "One"}},
-            {"items": {"description": "One", "anyOf": [{"$ref": "#/$defs/x"}]}, "$defs": {"x": {}}},
-        ),
-        ({"$ref": "https://elsewhere"}, {"description": "$ref: https://elsewhere"}),
-        ({"items": [{"type": "string"}]}, {"prefixItems": [{"type": "string"}]}),
-        ({"properties": {"a": True}}, {"properties": {"a": {}}}),
-        ({"properties": {"a": {"const": 1}}}, {"properties": {"a": {"enum": [1]}}}),
-        ({"items": {"const": 1}}, {"items": {"enum": [1]}}),
-        ({"additionalProperties": {"const": 1}}, {"additionalProperties": {"enum": [1]}}),
-        ({"anyOf": [{"const": 1}], "oneOf": [{"const": 2}]}, {"anyOf": [{"enum": [1]}], "oneOf": [{"enum": [2]}]}),
-        ({"if": {}, "then": {}, "type": "string"}, {"type": "string", "description": "if: {}; then: {}"}),
-    ],
-)
+@pytest.mark.parametrize(("given", "sent"), [
+    ({"$schema": "x", "$comment": "x", "deprecated": True, "type": "string"}, {"type": "string"}),
+    ({"const": "x"}, {"enum": ["x"]}),
+    ({"const": 3}, {"enum": [3]}),
+    ({"const": True}, {"description": "always true"}),
+    ({"type": "integer", "exclusiveMinimum": 0}, {"type": "integer", "minimum": 1}),
+    ({"type": "integer", "exclusiveMaximum": 9, "maximum": 5}, {"type": "integer", "maximum": 5}),
+    ({"type": "integer", "exclusiveMinimum": 9, "minimum": 0}, {"type": "integer", "minimum": 10}),
+    ({"type": "integer", "maximum": 20, "exclusiveMaximum": 9}, {"type": "integer", "maximum": 8}),
+    ({"type": "integer", "minimum": 0, "exclusiveMinimum": True},
+        {"type": "integer", "minimum": 0, "description": "without the bound itself"}),
+    ({"type": "integer", "minimum": 0, "exclusiveMinimum": False}, {"type": "integer", "minimum": 0}),
+    ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "description": "greater than 0"}),
+    ({"type": "number", "multipleOf": 5, "description": "Money"},
+        {"type": "number", "description": "Money (a multiple of 5)"}),
+    ({"type": "array", "uniqueItems": True}, {"type": "array", "description": "no item twice"}),
+    ({"type": "array", "uniqueItems": False}, {"type": "array"}),
+    ({"not": {"enum": [1]}}, {"description": 'nothing that matches {"enum":[1]}'}),
+    ({"examples": ["a"]}, {"description": 'for example ["a"]'}),
+    ({"patternProperties": {"^x": {}}, "contains": 1}, {
+        "description": 'patternProperties: {"^x":{}}; contains: 1'}),
+    ({"allOf": [{"type": "string"}, {"minLength": 2}]}, {"type": "string", "minLength": 2}),
+    ({"type": "object", "properties": {"a": {}}, "required": ["a"],
+        "allOf": [{"properties": {"b": {}}, "required": ["b", "a"]}, {"allOf": [{"title": "T"}]}]},
+        {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a", "b"], "title": "T"}),
+    ({"type": "string", "description": "D", "allOf": [{"type": "number"}]},
+        {"type": "string", "description": 'D (allOf: [{"type":"number"}])'}),
+    ({"definitions": {"x": {"const": 1}}, "properties": {"a": {"$ref": "#/definitions/x"}}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"enum": [1]}}}),
+    ({"$defs": {"x": {}}, "items": {"$ref": "#/$defs/x", "description": "One"}},
+        {"items": {"description": "One", "anyOf": [{"$ref": "#/$defs/x"}]}, "$defs": {"x": {}}}),
+    ({"$ref": "https://elsewhere"}, {"description": "$ref: https://elsewhere"}),
+    ({"items": [{"type": "string"}]}, {"prefixItems": [{"type": "string"}]}),
+    ({"properties": {"a": True}}, {"properties": {"a": {}}}),
+    ({"properties": {"a": {"const": 1}}}, {"properties": {"a": {"enum": [1]}}}),
+    ({"items": {"const": 1}}, {"items": {"enum": [1]}}),
+    ({"additionalProperties": {"const": 1}}, {"additionalProperties": {"enum": [1]}}),
+    ({"anyOf": [{"const": 1}], "oneOf": [{"const": 2}]}, {"anyOf": [{"enum": [1]}], "oneOf": [{"enum": [2]}]}),
+    ({"if": {}, "then": {}, "type": "string"}, {"type": "string", "description": "if: {}; then: {}"}),
+])  # fmt: skip
 def test_what_is_not_taken_is_rewritten_or_told(given: JsonObject, sent: JsonObject) -> None:
     """Wherever it stands."""
     before = msgspec.json.encode(given)
@@ -166,16 +141,13 @@ def test_any_schema_can_be_fitted(schema: JsonObject) -> None:
     assert fit_schema(fitted) == fitted
 
 
-@pytest.mark.parametrize(
-    ("schema", "nothing"),
-    [
-        ({"type": "object"}, True),
-        ({"type": "object", "properties": {}, "additionalProperties": False, "required": []}, True),
-        ({"type": "object", "properties": {"a": {}}}, False),
-        ({"type": "object", "additionalProperties": True}, False),
-        ({"type": "object", "minProperties": 1}, False),
-    ],
-)
+@pytest.mark.parametrize(("schema", "nothing"), [
+    ({"type": "object"}, True),
+    ({"type": "object", "properties": {}, "additionalProperties": False, "required": []}, True),
+    ({"type": "object", "properties": {"a": {}}}, False),
+    ({"type": "object", "additionalProperties": True}, False),
+    ({"type": "object", "minProperties": 1}, False),
+])  # fmt: skip
 def test_a_tool_without_parameters_is_known(schema: JsonObject, nothing: bool) -> None:
     """Free keys are parameters, too."""
     assert takes_nothing(schema) is nothing

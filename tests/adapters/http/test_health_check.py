@@ -26,15 +26,12 @@ async def check(adapter: HttpAdapter) -> AdapterHealth:
         await adapter.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "base", "path", "header"),
-    [
-        (AnthropicAdapter, "", "/v1/models", ("x-api-key", KEY)),
-        (AnthropicAdapter, "", "/v1/models", ("anthropic-version", "2023-06-01")),
-        (OpenAIAdapter, "/v1", "/v1/models", ("authorization", f"Bearer {KEY}")),
-        (OpenAICompatibleAdapter, "/openai/v1", "/openai/v1/models", ("authorization", f"Bearer {KEY}")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "base", "path", "header"), [
+    (AnthropicAdapter, "", "/v1/models", ("x-api-key", KEY)),
+    (AnthropicAdapter, "", "/v1/models", ("anthropic-version", "2023-06-01")),
+    (OpenAIAdapter, "/v1", "/v1/models", ("authorization", f"Bearer {KEY}")),
+    (OpenAICompatibleAdapter, "/openai/v1", "/openai/v1/models", ("authorization", f"Bearer {KEY}")),
+])  # fmt: skip
 async def test_a_provider_that_lists_its_models_is_well(
     kind: type[HttpAdapter], base: str, path: str, header: tuple[str, str]
 ) -> None:

@@ -79,14 +79,11 @@ async def test_respx_answers_in_a_server_s_place(client: httpx.AsyncClient) -> N
 
 
 @respx.mock
-@pytest.mark.parametrize(
-    ("answer", "raised"),
-    [
-        (httpx.Response(401, json={"error": {"message": "no"}}), AuthError),
-        (httpx.ConnectError("nobody there"), NetworkError),
-        (httpx.ReadError("broken"), NetworkError),
-    ],
-)
+@pytest.mark.parametrize(("answer", "raised"), [
+    (httpx.Response(401, json={"error": {"message": "no"}}), AuthError),
+    (httpx.ConnectError("nobody there"), NetworkError),
+    (httpx.ReadError("broken"), NetworkError),
+])  # fmt: skip
 async def test_what_fails_is_the_same_error(
     client: httpx.AsyncClient, answer: httpx.Response | Exception, raised: type[Exception]
 ) -> None:

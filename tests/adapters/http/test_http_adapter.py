@@ -215,18 +215,14 @@ async def test_an_attempt_that_fails_before_its_first_event_leaves_no_trace() ->
     assert transport.all_closed
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        pytest.param(
-            sse({"is": "error", "error": {"type": "overloaded_error", "message": "busy"}}), id="error event"
-        ),
-        pytest.param(StreamError("reset"), id="broken connection"),
-        pytest.param(b"", id="early end"),
-        pytest.param(b"data: {nonsense\n\n", id="nonsense"),
-        pytest.param(b'data: {"is": ' + b"[" * 50_000 + b"\n\n", id="nested nonsense"),
-    ],
-)
+@pytest.mark.parametrize("ending", [
+    pytest.param(sse({"is": "error", "error": {"type": "overloaded_error", "message": "busy"}}),
+        id="error event"),
+    pytest.param(StreamError("reset"), id="broken connection"),
+    pytest.param(b"", id="early end"),
+    pytest.param(b"data: {nonsense\n\n", id="nonsense"),
+    pytest.param(b'data: {"is": ' + b"[" * 50_000 + b"\n\n", id="nested nonsense"),
+])  # fmt: skip
 async def test_nothing_is_repeated_after_a_delivered_event(ending: bytes | Exception) -> None:
     """What came stands, the message ends in an error with it, and then the exception comes."""
     toy, transport = adapter(FakeReply(sse(THOUGHT, SIGNED, TEXT, USAGE, CALL, HALF), ending))
@@ -446,17 +442,14 @@ async def test_an_error_names_who_and_what() -> None:
         assert isinstance(raised.value, ServerError | NetworkError | InvalidRequestError)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("https://api.test", "https://api.test"),
-        ("https://api.test/", "https://api.test"),
-        ("https://api.test/v1", "https://api.test"),
-        ("https://api.test/v1/", "https://api.test"),
-        ("https://api.test/openai/v1", "https://api.test/openai"),
-        ("http://127.0.0.1:8080/case/x/v1", "http://127.0.0.1:8080/case/x"),
-    ],
-)
+@pytest.mark.parametrize(("given", "expected"), [
+    ("https://api.test", "https://api.test"),
+    ("https://api.test/", "https://api.test"),
+    ("https://api.test/v1", "https://api.test"),
+    ("https://api.test/v1/", "https://api.test"),
+    ("https://api.test/openai/v1", "https://api.test/openai"),
+    ("http://127.0.0.1:8080/case/x/v1", "http://127.0.0.1:8080/case/x"),
+])  # fmt: skip
 async def test_a_base_url_may_have_its_version(given: str, expected: str) -> None:
     """With it or without it, with a slash or without: the same address."""
     assert normalise_base_url(given) == expected

@@ -57,13 +57,9 @@ async def filmed(adapter: object, model: str, on_attempt: AttemptObserver) -> No
 
 
 TALKERS = {
-    "anthropic": "claude-sonnet-4-5",
-    "openai": "gpt-5",
-    "openai_compatible": "m",
-    "gemini": "gemini-2.5-flash",
-    "ollama": "m",
-    "tgi": "m",
-}
+    "anthropic": "claude-sonnet-4-5", "openai": "gpt-5", "openai_compatible": "m", "gemini": "gemini-2.5-flash",
+    "ollama": "m", "tgi": "m",
+}  # fmt: skip
 
 KINDS: Mapping[str, tuple[str, str, Ask]] = {
     **{f"{kind} whole": (kind, model, whole) for kind, model in TALKERS.items()},

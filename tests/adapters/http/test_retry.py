@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from callboard.adapters import retry
 from callboard.adapters.config import RetryPolicy
 from callboard.adapters.http.client import RunningCalls
-from callboard.adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
-from callboard.adapters.refusals.headers import reset_seconds
+from callboard.adapters.http.retry import (
+    backoff_delay,
+    duration_seconds,
+    reset_seconds,
+    retry_after_seconds,
+    retry_delay,
+)
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -59,85 +64,72 @@ def test_jitter_only_lengthens_and_never_beyond_the_cap(retry: int, random: floa
     assert plain <= jittered <= min(plain * 1.5, 60.0)
 
 
-@pytest.mark.parametrize(
-    ("headers", "message", "expected"),
-    [
-        ({"retry-after": "7"}, "", 7.0),
-        ({"retry-after": "0"}, "", None),
-        ({"retry-after": " 1.5 "}, "", 1.5),
-        ({"retry-after-ms": "250.5"}, "", 0.2505),
-        ({"retry-after-ms": "250", "retry-after": "7"}, "", 0.25),
-        ({"retry-after-ms": "soon", "retry-after": "7"}, "", 7.0),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT"}, "", 30.0),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:30"}, "", 30.0),
-        ({"retry-after": "Wed, 21 Oct 2015 09:28:30 +0200"}, "", 30.0),
-        ({"retry-after": "Wed, 21 Oct 2015 07:27:00 GMT"}, "", None),
-        ({"retry-after": "Wed, 99 Oct 2015 07:27:00 GMT"}, "", None),
-        ({"retry-after": "-5"}, "", None),
-        ({"retry-after": "NaN"}, "", None),
-        ({"retry-after": "inf"}, "", None),
-        ({"retry-after": "1e999"}, "", None),
-        ({"retry-after": ""}, "", None),
-        ({"retry-after": "soon"}, "", None),
-        ({}, "", None),
-        ({}, "Please try again in 5.289s. Visit", 5.289),
-        ({}, "Please try again in 120ms.", 0.12),
-        ({}, "Please try again in 6m0s.", 360.0),
-        ({}, "Please try again in 2m59.56s.", 179.56),
-        ({"retry-after": "0s"}, "", None),
-        ({"retry-after": "0"}, "try again in 4s", 4.0),
-        ({"retry-after-ms": "0"}, "", None),
-        ({"retry-after-ms": "0", "retry-after": "2"}, "", 2.0),
-        ({}, "try again in 0s", None),
-        ({}, "Please TRY AGAIN IN 1h2m3s", 3723.0),
-        ({}, "please try again in a while", None),
-        ({}, "please try again in ..s", None),
-        ({"retry-after": "3"}, "try again in 9s", 3.0),
-        ({"retry-after": "6m0s"}, "", 360.0),
-        ({"retry-after": "120ms"}, "", 0.12),
-        ({"retry-after": "26 seconds"}, "", 26.0),
-        ({}, "Please retry after 26 seconds.", 26.0),
-        ({}, "Please wait 2 minutes before the next request", 120.0),
-        ({}, "Retrying in 1 hour, 20 minutes", 4800.0),
-        ({}, "try again in 500 milliseconds", 0.5),
-        ({}, "try again in 30µs", 3e-5),
-        ({}, "retry in 3 steps", None),
-        ({}, "try again in 5 smiles", None),
-    ],
-)
+@pytest.mark.parametrize(("headers", "message", "expected"), [
+    ({"retry-after": "7"}, "", 7.0),
+    ({"retry-after": "0"}, "", None),
+    ({"retry-after": " 1.5 "}, "", 1.5),
+    ({"retry-after-ms": "250.5"}, "", 0.2505),
+    ({"retry-after-ms": "250", "retry-after": "7"}, "", 0.25),
+    ({"retry-after-ms": "soon", "retry-after": "7"}, "", 7.0),
+    ({"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT"}, "", 30.0),
+    ({"retry-after": "Wed, 21 Oct 2015 07:28:30"}, "", 30.0),
+    ({"retry-after": "Wed, 21 Oct 2015 09:28:30 +0200"}, "", 30.0),
+    ({"retry-after": "Wed, 21 Oct 2015 07:27:00 GMT"}, "", None),
+    ({"retry-after": "Wed, 99 Oct 2015 07:27:00 GMT"}, "", None),
+    ({"retry-after": "-5"}, "", None),
+    ({"retry-after": "NaN"}, "", None),
+    ({"retry-after": "inf"}, "", None),
+    ({"retry-after": "1e999"}, "", None),
+    ({"retry-after": ""}, "", None),
+    ({"retry-after": "soon"}, "", None),
+    ({}, "", None),
+    ({}, "Please try again in 5.289s. Visit", 5.289),
+    ({}, "Please try again in 120ms.", 0.12),
+    ({}, "Please try again in 6m0s.", 360.0),
+    ({}, "Please try again in 2m59.56s.", 179.56),
+    ({"retry-after": "0s"}, "", None),
+    ({"retry-after": "0"}, "try again in 4s", 4.0),
+    ({"retry-after-ms": "0"}, "", None),
+    ({"retry-after-ms": "0", "retry-after": "2"}, "", 2.0),
+    ({}, "try again in 0s", None),
+    ({}, "Please TRY AGAIN IN 1h2m3s", 3723.0),
+    ({}, "please try again in a while", None),
+    ({}, "please try again in ..s", None),
+    ({"retry-after": "3"}, "try again in 9s", 3.0),
+    ({"retry-after": "6m0s"}, "", 360.0),
+    ({"retry-after": "120ms"}, "", 0.12),
+    ({"retry-after": "26 seconds"}, "", 26.0),
+    ({}, "Please retry after 26 seconds.", 26.0),
+    ({}, "Please wait 2 minutes before the next request", 120.0),
+    ({}, "Retrying in 1 hour, 20 minutes", 4800.0),
+    ({}, "try again in 500 milliseconds", 0.5),
+    ({}, "try again in 30µs", 3e-5),
+    ({}, "retry in 3 steps", None),
+    ({}, "try again in 5 smiles", None),
+])  # fmt: skip
 def test_hints_are_read_in_every_form(headers: dict[str, str], message: str, expected: float | None) -> None:
     """Milliseconds, seconds, dates and words, in this order; nonsense is no hint."""
     found = retry_after_seconds(headers, message, NOW_US)
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({"x-ratelimit-reset-tokens": "6m0s"}, 360.0),
-        ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}, 360.0),
-        ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "90"}, None),
-        (
-            {
-                "x-ratelimit-reset-requests": "1s",
-                "x-ratelimit-remaining-requests": "0",
-                "x-ratelimit-reset-tokens": "6m0s",
-                "x-ratelimit-remaining-tokens": "17",
-            },
-            1.0,
-        ),
-        ({"x-ratelimit-reset-requests": "12ms", "x-ratelimit-reset-tokens": "2m59.56s"}, 179.56),
-        ({"x-ratelimit-reset": "1445412510000", "x-ratelimit-remaining": "0"}, 30.0),
-        ({"x-ratelimit-reset": "1445412510"}, 30.0),
-        ({"ratelimit-reset": "30", "ratelimit-remaining": "0"}, 30.0),
-        ({"anthropic-ratelimit-requests-reset": "2015-10-21T07:28:30Z"}, 30.0),
-        ({"anthropic-ratelimit-requests-reset": "2015-10-21T07:20:00Z"}, None),
-        ({"x-ratelimit-reset-tokens": "-1"}, None),
-        ({"x-ratelimit-reset-tokens": "0"}, None),
-        ({"x-ratelimit-reset-tokens": "soon"}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("headers", "expected"), [
+    ({"x-ratelimit-reset-tokens": "6m0s"}, 360.0),
+    ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}, 360.0),
+    ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "90"}, None),
+    ({"x-ratelimit-reset-requests": "1s", "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "17"}, 1.0),
+    ({"x-ratelimit-reset-requests": "12ms", "x-ratelimit-reset-tokens": "2m59.56s"}, 179.56),
+    ({"x-ratelimit-reset": "1445412510000", "x-ratelimit-remaining": "0"}, 30.0),
+    ({"x-ratelimit-reset": "1445412510"}, 30.0),
+    ({"ratelimit-reset": "30", "ratelimit-remaining": "0"}, 30.0),
+    ({"anthropic-ratelimit-requests-reset": "2015-10-21T07:28:30Z"}, 30.0),
+    ({"anthropic-ratelimit-requests-reset": "2015-10-21T07:20:00Z"}, None),
+    ({"x-ratelimit-reset-tokens": "-1"}, None),
+    ({"x-ratelimit-reset-tokens": "0"}, None),
+    ({"x-ratelimit-reset-tokens": "soon"}, None),
+    ({}, None),
+])  # fmt: skip
 def test_the_reset_of_what_is_used_up_is_a_hint(headers: dict[str, str], expected: float | None) -> None:
     """In every form; a limit of which something is left says nothing about the wait."""
     found = reset_seconds(headers, NOW_US)
@@ -192,21 +184,10 @@ def test_passing_failures_are_retried_exactly_as_often_as_allowed(kind: type[Ada
     assert retry_delay(kind(""), 0, 0, PLAIN, 0) is None
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        AuthError,
-        AccessDeniedError,
-        QuotaExceededError,
-        ContextOverflowError,
-        InvalidRequestError,
-        NotFoundError,
-        ContentFilterError,
-        CapabilityError,
-        UnsupportedToolChoiceError,
-        CancelledError,
-    ],
-)
+@pytest.mark.parametrize("kind", [
+    AuthError, AccessDeniedError, QuotaExceededError, ContextOverflowError, InvalidRequestError, NotFoundError,
+    ContentFilterError, CapabilityError, UnsupportedToolChoiceError, CancelledError,
+])  # fmt: skip
 def test_lasting_failures_are_never_retried(kind: type[AdapterError]) -> None:
     """Neither with a hint."""
     assert retry_delay(kind("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig, RetryPolicy
 from callboard.adapters.contract import AttemptFailed, AttemptReport
 from callboard.adapters.http.stream import HttpStream
-from callboard.adapters.usage.estimate import at_most
-from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure, usage_until_now
+from callboard.adapters.requests.estimate import NOTHING_USED, at_most, usage_of_failure, usage_until_now
 from callboard.bus.errors import (
     AdapterError,
     AuthError,
@@ -95,25 +94,21 @@ def test_without_any_report_all_is_an_estimate() -> None:
     assert usage_until_now(None, estimate) is estimate
 
 
-@pytest.mark.parametrize(
-    ("error", "heard", "expected"),
-    [
-        (CancelledError("x"), False, "used"),
-        (StreamError("x"), False, "used"),
-        (RequestTimeoutError("x"), False, "used"),
-        (NetworkError("x"), False, "used"),
-        (AdapterError("the adapter crashed"), False, "used"),
-        (before_sending(), False, "nothing"),
-        (AuthError("x", provider_status=401), False, None),
-        (RequestTimeoutError("x", provider_status=504), False, None),
-        (ServerError("x", provider_status=500), False, None),
-        (OverloadedError("in a stream, before anything else"), False, None),
-        (InvalidRequestError("it can't be written"), False, None),
-        (OverloadedError("in a stream, after its beginning"), True, "used"),
-        (ContextOverflowError("x"), True, "used"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("error", "heard", "expected"), [
+    (CancelledError("x"), False, "used"),
+    (StreamError("x"), False, "used"),
+    (RequestTimeoutError("x"), False, "used"),
+    (NetworkError("x"), False, "used"),
+    (AdapterError("the adapter crashed"), False, "used"),
+    (before_sending(), False, "nothing"),
+    (AuthError("x", provider_status=401), False, None),
+    (RequestTimeoutError("x", provider_status=504), False, None),
+    (ServerError("x", provider_status=500), False, None),
+    (OverloadedError("in a stream, before anything else"), False, None),
+    (InvalidRequestError("it can't be written"), False, None),
+    (OverloadedError("in a stream, after its beginning"), True, "used"),
+    (ContextOverflowError("x"), True, "used"),
+], ids=str)  # fmt: skip
 def test_a_refusal_has_no_usage_and_what_was_never_sent_none_at_all(
     error: AdapterError, heard: bool, expected: str | None
 ) -> None:
@@ -229,16 +224,12 @@ async def ended(toy: ToyAdapter, *, cancelled: bool) -> tuple[TokenUsage | None,
     [((), SENT, ESTIMATED), ((USAGE,), 12, PARTIAL)],
     ids=["nothing reported", "reported at its start"],
 )
-@pytest.mark.parametrize(
-    "said",
-    [
-        (LONG,),
-        ({**THOUGHT, "say": LONG["say"]},),
-        (CALL, {**HALF, "say": '{"path": "' + str(LONG["say"])}),
-        (TEXT, CALL, {**HALF, "say": '{"path": "' + str(LONG["say"])}),
-    ],
-    ids=["text", "reasoning", "arguments", "all"],
-)
+@pytest.mark.parametrize("said", [
+    (LONG,),
+    ({**THOUGHT, "say": LONG["say"]},),
+    (CALL, {**HALF, "say": '{"path": "' + str(LONG["say"])}),
+    (TEXT, CALL, {**HALF, "say": '{"path": "' + str(LONG["say"])}),
+], ids=["text", "reasoning", "arguments", "all"])  # fmt: skip
 async def test_what_a_stream_delivered_is_booked(
     before: tuple[dict[str, object], ...],
     input_tokens: int,

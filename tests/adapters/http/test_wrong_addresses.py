@@ -10,8 +10,7 @@ import pytest
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport, failing
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.provider import providers
-from callboard.adapters.registry import adapter_types
+from callboard.adapters.provider import adapter_types, providers
 from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
 from callboard.engine import Engine
 from callboard.engine.models.configured import read_models_yaml
@@ -59,18 +58,10 @@ def test_an_address_that_is_none_is_a_configuration_error(kind: str, url: str) -
     assert "sk-secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        " https://api.test/v1/ ",
-        "http://127.0.0.1:8080",
-        "http://[::1]:8080/v1",
-        "http://[fe80::1%25eth0]:8080",
-        "https://käse.test",
-        "http://my_server:1",
-        "HTTPS://api.test",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    " https://api.test/v1/ ", "http://127.0.0.1:8080", "http://[::1]:8080/v1", "http://[fe80::1%25eth0]:8080",
+    "https://käse.test", "http://my_server:1", "HTTPS://api.test",
+])  # fmt: skip
 def test_an_address_that_may_be_one_is_taken(url: str) -> None:
     """White space around it is nobody's wish."""
     adapter = create_adapter("openai", AdapterConfig(api_key="a-key", base_url=url), name="mine")
@@ -106,11 +97,9 @@ WAYS = [(kind, way) for kind in TALKERS for way in ("whole", "streamed")] + [(ki
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
-@pytest.mark.parametrize(
-    "headers",
-    [HTML, {"content-type": "text/plain"}, {"content-type": ""}, {"content-type": "application/json"}],
-    ids=["html", "plain", "none", "json"],
-)
+@pytest.mark.parametrize("headers", [
+    HTML, {"content-type": "text/plain"}, {"content-type": ""}, {"content-type": "application/json"},
+], ids=["html", "plain", "none", "json"])  # fmt: skip
 async def test_a_page_with_status_200_is_told_as_such(kind: str, way: str, headers: Mapping[str, str]) -> None:
     """Its type, how it begins and who sent it; it is not asked for again, whatever it calls itself."""
     error, sent = await ask(kind, way, FakeReply(PAGE, headers=headers))
@@ -185,17 +174,14 @@ def test_an_option_that_is_like_none_lists_the_known(kind: str) -> None:
     create_adapter(kind, AdapterConfig(options={"repair": False}), name="mine")
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("anthropic", {"auto_cache": "no"}),
-        ("anthropic", {"cache_ttl": "2h"}),
-        ("openai", {"organization": 7}),
-        ("gemini", {"api_version": 1}),
-        ("openai_compatible", {"path": ["x"]}),
-        ("cohere", {"repair": "no"}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options"), [
+    ("anthropic", {"auto_cache": "no"}),
+    ("anthropic", {"cache_ttl": "2h"}),
+    ("openai", {"organization": 7}),
+    ("gemini", {"api_version": 1}),
+    ("openai_compatible", {"path": ["x"]}),
+    ("cohere", {"repair": "no"}),
+])  # fmt: skip
 def test_an_option_of_the_wrong_kind_is_an_error(kind: str, options: dict[str, object]) -> None:
     """It would be overlooked otherwise."""
     with pytest.raises(ConfigurationError, match="options of type"):
@@ -230,20 +216,17 @@ def test_a_key_that_may_be_another_vendor_s_needs_an_address(kind: str, variable
     assert create_adapter(kind, elsewhere, name="mine")
 
 
-@pytest.mark.parametrize(
-    ("kind", "variable"),
-    [
-        ("openai_compatible", "OPENAI_API_KEY"),
-        ("openai_compatible", "MY_OPENAI_KEY"),
-        ("openai", None),
-        ("openai", "WORK_KEY"),
-        ("anthropic", "CLAUDE_KEY_2"),
-        ("gemini", "GOOGLE_API_KEY"),
-        ("cohere", "CO_API_KEY"),
-        ("tgi", "HF_TOKEN"),
-        ("ollama", "OPENAI_API_KEY"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "variable"), [
+    ("openai_compatible", "OPENAI_API_KEY"),
+    ("openai_compatible", "MY_OPENAI_KEY"),
+    ("openai", None),
+    ("openai", "WORK_KEY"),
+    ("anthropic", "CLAUDE_KEY_2"),
+    ("gemini", "GOOGLE_API_KEY"),
+    ("cohere", "CO_API_KEY"),
+    ("tgi", "HF_TOKEN"),
+    ("ollama", "OPENAI_API_KEY"),
+])  # fmt: skip
 def test_a_key_of_its_own_vendor_needs_none(kind: str, variable: str | None) -> None:
     """Nor does one for a server on this machine."""
     adapter = create_adapter(kind, AdapterConfig(api_key="a-secret-key", api_key_env=variable), name="mine")

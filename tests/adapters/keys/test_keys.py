@@ -119,18 +119,15 @@ async def _raises_later() -> str:
     return _raises()
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        (_raises, "it raised ValueError"),
-        (_raises_later, "it raised ValueError"),
-        (lambda: None, "it gave no text, but NoneType"),
-        (lambda: NEW.encode(), "it gave no text, but bytes"),
-        (lambda: "  \n", "it is empty"),
-        (lambda: f"{NEW}\nsecond", "it holds a line break"),
-        (KeyFile("/nowhere/key"), "it raised FileNotFoundError"),
-    ],
-)
+@pytest.mark.parametrize(("source", "why"), [
+    (_raises, "it raised ValueError"),
+    (_raises_later, "it raised ValueError"),
+    (lambda: None, "it gave no text, but NoneType"),
+    (lambda: NEW.encode(), "it gave no text, but bytes"),
+    (lambda: "  \n", "it is empty"),
+    (lambda: f"{NEW}\nsecond", "it holds a line break"),
+    (KeyFile("/nowhere/key"), "it raised FileNotFoundError"),
+])  # fmt: skip
 @pytest.mark.parametrize("row", ["gemini whole", "gemini streamed", "gemini embeddings", "openai videos"])
 async def test_what_keeps_a_key_from_coming_names_the_adapter_and_never_the_value(
     row: str, source: Callable[[], str], why: str
@@ -279,16 +276,13 @@ def pooled(gate: Gate, kind: str = "openai", **config: object) -> HttpAdapter:
 # -- the machine
 
 
-@pytest.mark.parametrize(
-    ("error", "model", "rest_us"),
-    [
-        (AuthError("x"), "another", REFUSED_US),
-        (QuotaExceededError("x"), "another", REFUSED_US),
-        (AccessDeniedError("x"), "m", REFUSED_US),
-        (RateLimitError("x"), "m", PAUSE_US),
-        (RateLimitError("x", retry_after_seconds=3), "m", 3_000_000),
-    ],
-)
+@pytest.mark.parametrize(("error", "model", "rest_us"), [
+    (AuthError("x"), "another", REFUSED_US),
+    (QuotaExceededError("x"), "another", REFUSED_US),
+    (AccessDeniedError("x"), "m", REFUSED_US),
+    (RateLimitError("x"), "m", PAUSE_US),
+    (RateLimitError("x", retry_after_seconds=3), "m", 3_000_000),
+])  # fmt: skip
 def test_a_refused_key_rests_as_long_as_its_kind_of_refusal_says(
     error: AdapterError, model: str, rest_us: int
 ) -> None:

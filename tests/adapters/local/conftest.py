@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import (
+from callboard.adapters.providers.local.child import (
     INSTALL_RUNTIME,
     INSTALL_WEIGHTS,
     LocalServerSettings,
     find_model,
 )
+from callboard.adapters.providers.local.process import LocalServer
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from callboard.adapters.embeddings import (
     Vector,
     embed_all,
 )
+from callboard.adapters.provider import create_adapter
 from callboard.adapters.providers.local import LocalAdapter
-from callboard.adapters.registry import create_adapter
 from callboard.bus.errors import (
     CancelledError,
     CapabilityError,
@@ -331,16 +331,13 @@ async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path)
 # -- what is configured
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"protocol": "gemini"}, "protocol"),
-        ({"contextsize": 3}, r"contextsize.*known are protocol, model_path"),
-        ({"slots": "many"}, "slots"),
-        ({"slots": 0}, "slots is 0"),
-        ({"protocol": "messages", "tools": "emulate"}, "needs protocol: chat"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"protocol": "gemini"}, "protocol"),
+    ({"contextsize": 3}, r"contextsize.*known are protocol, model_path"),
+    ({"slots": "many"}, "slots"),
+    ({"slots": 0}, "slots is 0"),
+    ({"protocol": "messages", "tools": "emulate"}, "needs protocol: chat"),
+])  # fmt: skip
 def test_a_wrong_option_is_named(options: dict[str, object], message: str) -> None:
     """Options that can't be are refused when the adapter is made, with the key."""
     with pytest.raises(ConfigurationError, match=message):

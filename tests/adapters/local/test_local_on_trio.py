@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from callboard.adapters.providers.local.child import LocalServerSettings
 from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import LocalServerSettings
 
 from .local_processes import process_gone, wait_until
 

@@ -22,8 +22,8 @@ import httpx
 import pytest
 
 from callboard.adapters.providers.local import server as child_module
+from callboard.adapters.providers.local.child import LocalServerSettings, choose_model, find_model
 from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import LocalServerSettings, choose_model, find_model
 from callboard.bus.errors import ConfigurationError, RequestTimeoutError, ServerError
 
 from .local_processes import child_processes, process_gone, wait_until
@@ -152,17 +152,9 @@ async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     configuration: child_module.Configuration = {
-        "model_path": str(model),
-        "model_alias": "tiny",
-        "api_key": "key",
-        "context_tokens": 512,
-        "slots": 1,
-        "port": 0,
-        "threads": 1,
-        "embeddings": "",
-        "parent": os.getpid(),
-        "import_path": "",
-    }
+        "model_path": str(model), "model_alias": "tiny", "api_key": "key", "context_tokens": 512, "slots": 1,
+        "port": 0, "threads": 1, "embeddings": "", "parent": os.getpid(), "import_path": "",
+    }  # fmt: skip
     child.stdin.write(json.dumps(configuration).encode() + b"\n")
     child.stdin.flush()
     url = json.loads(await anyio.to_thread.run_sync(child.stdout.readline))["url"]
@@ -177,7 +169,7 @@ PARENT = """
 import os, sys, time, anyio
 from pathlib import Path
 from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import LocalServerSettings
+from callboard.adapters.providers.local.child import LocalServerSettings
 
 async def main():
     server = LocalServer(LocalServerSettings(Path(sys.argv[1]), context_tokens=512, slots=1))

@@ -11,8 +11,8 @@ import time
 import anyio
 import pytest
 
+from callboard.adapters.providers.local.child import LocalServerSettings
 from callboard.adapters.providers.local.process import LocalServer
-from callboard.adapters.providers.local.settings import LocalServerSettings
 from callboard.bus.errors import ServerError
 
 from .local_processes import process_gone, wait_until

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.providers.ollama.models import (
+from callboard.adapters.providers.ollama.request import (
     ASK_AGAIN_SECONDS,
     MAX_MODELS,
     UNKNOWN,
@@ -24,9 +23,10 @@ from callboard.adapters.providers.ollama.models import (
     read_show,
     read_tags,
     window_size,
+    write_request,
 )
-from callboard.adapters.providers.ollama.request import write_request
-from callboard.adapters.usage.estimate import at_most
+from callboard.adapters.requests.estimate import at_most
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import CapabilityError, PromptTooLongError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -193,26 +193,23 @@ def test_a_model_without_tools_is_not_asked_to_call_any() -> None:
         wired(ask(tools=(LOOK,)), PLAIN)
 
 
-@pytest.mark.parametrize(
-    ("facts", "effort", "expected", "warned"),
-    [
-        (THINKER, None, True, []),  # said outright, or older servers leave the reasoning in the text
-        (THINKER, "none", False, []),
-        (THINKER, "low", True, []),
-        (THINKER, "max", True, []),
-        (LEVELS, None, None, []),
-        (LEVELS, "minimal", "low", ["parameter_changed"]),
-        (LEVELS, "medium", "medium", []),
-        (LEVELS, "xhigh", "high", ["parameter_changed"]),
-        (LEVELS, "none", False, []),
-        (PLAIN, None, None, []),
-        (PLAIN, "none", None, []),
-        (PLAIN, "high", None, ["parameter_dropped"]),  # it would be an error
-        (None, None, None, []),
-        (None, "high", True, []),
-        (None, "none", False, []),
-    ],
-)
+@pytest.mark.parametrize(("facts", "effort", "expected", "warned"), [
+    (THINKER, None, True, []),
+    (THINKER, "none", False, []),
+    (THINKER, "low", True, []),
+    (THINKER, "max", True, []),
+    (LEVELS, None, None, []),
+    (LEVELS, "minimal", "low", ["parameter_changed"]),
+    (LEVELS, "medium", "medium", []),
+    (LEVELS, "xhigh", "high", ["parameter_changed"]),
+    (LEVELS, "none", False, []),
+    (PLAIN, None, None, []),
+    (PLAIN, "none", None, []),
+    (PLAIN, "high", None, ["parameter_dropped"]),
+    (None, None, None, []),
+    (None, "high", True, []),
+    (None, "none", False, []),
+])  # fmt: skip
 def test_thinking(facts: ModelFacts | None, effort: str | None, expected: Json, warned: list[str]) -> None:
     """As far as the model can, and as far as that is known."""
     request = ask(reasoning_effort=effort)
@@ -316,19 +313,16 @@ def test_a_model_as_it_is_shown() -> None:
     assert not can.supports_tool_choice
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ({"details": {"family": "llama"}}, ModelFacts(family="llama")),  # of old servers: nothing but that
-        ({"capabilities": ["vision"]}, ModelFacts(frozenset({"vision"}))),
-        ({"model_info": {"general.architecture": "a", "b.context_length": 5}}, ModelFacts(context_tokens=5)),
-        ({"model_info": {"a.context_length": True}, "details": None}, ModelFacts()),
-        ({"model_info": {"a.context_length": "x"}, "capabilities": "all"}, ModelFacts()),
-        ({"error": "model 'x' not found"}, None),
-        ([], None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("shown", "expected"), [
+    ({"details": {"family": "llama"}}, ModelFacts(family="llama")),
+    ({"capabilities": ["vision"]}, ModelFacts(frozenset({"vision"}))),
+    ({"model_info": {"general.architecture": "a", "b.context_length": 5}}, ModelFacts(context_tokens=5)),
+    ({"model_info": {"a.context_length": True}, "details": None}, ModelFacts()),
+    ({"model_info": {"a.context_length": "x"}, "capabilities": "all"}, ModelFacts()),
+    ({"error": "model 'x' not found"}, None),
+    ([], None),
+    (None, None),
+])  # fmt: skip
 def test_shapes_of_every_age(shown: Json, expected: ModelFacts | None) -> None:
     """What isn't said isn't known."""
     assert read_show(shown) == expected
@@ -341,16 +335,9 @@ def test_unsaid_abilities_are_not_denied() -> None:
 
 
 NAMES = (
-    "models",
-    "model",
-    "name",
-    "details",
-    "family",
-    "capabilities",
-    "model_info",
-    "a.context_length",
+    "models", "model", "name", "details", "family", "capabilities", "model_info", "a.context_length",
     "general.architecture",
-)
+)  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
@@ -374,15 +361,12 @@ def test_the_list_of_models() -> None:
     assert judged.model == "a:1"
 
 
-@pytest.mark.parametrize(
-    ("name", "full"),
-    [
-        ("llama3", "llama3:latest"),
-        ("llama3:8b", "llama3:8b"),
-        ("hf.co/a/b", "hf.co/a/b:latest"),
-        ("host:5000/a", "host:5000/a:latest"),
-    ],
-)
+@pytest.mark.parametrize(("name", "full"), [
+    ("llama3", "llama3:latest"),
+    ("llama3:8b", "llama3:8b"),
+    ("hf.co/a/b", "hf.co/a/b:latest"),
+    ("host:5000/a", "host:5000/a:latest"),
+])  # fmt: skip
 def test_names_without_a_tag_are_the_latest(name: str, full: str) -> None:
     """As the server reads them."""
     assert full_name(name) == full
@@ -410,17 +394,14 @@ def test_a_catalogue_is_bounded() -> None:
     assert catalogue.facts(str(MAX_MODELS)) is not None
 
 
-@pytest.mark.parametrize(
-    "vector",
-    [
-        line(thinking="Hm."),
-        line(content="Hi"),
-        line(tool_calls=[call("look", {"at": 1}), call("clock", {}, "call_1")]),
-        last(),
-        last("length", {}),
-        last(None, content="Hi"),
-    ],
-)
+@pytest.mark.parametrize("vector", [
+    line(thinking="Hm."),
+    line(content="Hi"),
+    line(tool_calls=[call("look", {"at": 1}), call("clock", {}, "call_1")]),
+    last(),
+    last("length", {}),
+    last(None, content="Hi"),
+])  # fmt: skip
 def test_the_official_client_takes_our_lines_for_its_servers(vector: JsonObject) -> None:
     """They are written by hand, so somebody else must say that they are right."""
     judged = ollama.ChatResponse.model_validate(vector)

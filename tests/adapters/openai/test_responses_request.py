@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
-from callboard.adapters.providers.openai.data import find_model
-from callboard.adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
+from callboard.adapters.providers.openai.data import COMPATIBLE, OPENAI, QUIRKS, Quirks, find_model
 from callboard.adapters.providers.openai.request import BuiltRequest, build_request
 from callboard.bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
@@ -201,19 +200,16 @@ def test_refusal_goes_back_as_one() -> None:
     assert said["content"] == [{"type": "refusal", "refusal": "No."}]
 
 
-@pytest.mark.parametrize(
-    ("output", "kept"),
-    [
-        ([SEARCH], True),
-        ([{"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}], True),
-        ([{"type": "mcp_approval_request", "id": "m"}], False),
-        ([{"type": "invented", "id": "i"}], False),
-        ([{"type": "tool_search_call", "call_id": None}, {"type": "tool_search_output", "call_id": None}], True),
-        ([{"type": "tool_search_call", "call_id": "c", "execution": "client"}], False),
-        ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "c"}], True),
-        ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "d"}], False),
-    ],
-)
+@pytest.mark.parametrize(("output", "kept"), [
+    ([SEARCH], True),
+    ([{"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}], True),
+    ([{"type": "mcp_approval_request", "id": "m"}], False),
+    ([{"type": "invented", "id": "i"}], False),
+    ([{"type": "tool_search_call", "call_id": None}, {"type": "tool_search_output", "call_id": None}], True),
+    ([{"type": "tool_search_call", "call_id": "c", "execution": "client"}], False),
+    ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "c"}], True),
+    ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "d"}], False),
+])  # fmt: skip
 def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept: bool) -> None:
     """Self-contained items and whole pairs go back verbatim; what waits for an output stays behind."""
     content = read_whole(*output, message("Hello")).content
@@ -380,22 +376,19 @@ def test_schema_where_the_server_ignores_it() -> None:
         body(request(output_schema={"type": "object"}), QUIRKS["llama.cpp"])
 
 
-@pytest.mark.parametrize(
-    ("model", "effort", "sent"),
-    [
-        ("gpt-4o", None, True),
-        ("my-deployment", None, True),
-        ("o3-mini", None, False),
-        ("gpt-5", None, False),
-        ("gpt-5-mini-2025-08-07", None, False),
-        ("openai/gpt-5", "low", False),
-        ("gpt-5.1", None, True),
-        ("gpt-5.4", "none", True),
-        ("gpt-5.4", "high", False),
-        ("gpt-5.6", None, False),
-        ("gpt-5.6", "none", True),
-    ],
-)
+@pytest.mark.parametrize(("model", "effort", "sent"), [
+    ("gpt-4o", None, True),
+    ("my-deployment", None, True),
+    ("o3-mini", None, False),
+    ("gpt-5", None, False),
+    ("gpt-5-mini-2025-08-07", None, False),
+    ("openai/gpt-5", "low", False),
+    ("gpt-5.1", None, True),
+    ("gpt-5.4", "none", True),
+    ("gpt-5.4", "high", False),
+    ("gpt-5.6", None, False),
+    ("gpt-5.6", "none", True),
+])  # fmt: skip
 def test_sampling_while_reasoning(model: str, effort: str | None, sent: bool) -> None:
     """Models refuse sampling parameters while they reason; then they are left out with a warning."""
     asked = request(model=model, reasoning_effort=effort, temperature=0.5, top_p=0.9)
@@ -524,17 +517,14 @@ def test_a_newer_name_inherits_the_newest_row(name: str) -> None:
     assert find_model(name) is find_model("gpt-6.2-sol")
 
 
-@pytest.mark.parametrize(
-    ("name", "efforts"),
-    [
-        ("gpt-5.7", ("none", "low", "medium", "high", "xhigh", "max")),
-        ("gpt-5.1-2025-11-13", ("none", "low", "medium", "high")),
-        ("gpt-6.1-terra", ("none", "low", "medium", "high", "xhigh", "max")),
-        ("gpt-6.1-sol", ("low", "medium", "high", "xhigh", "max")),
-        ("gpt-7-chat", ("medium",)),
-        ("openai/gpt-4o-mini", ()),
-    ],
-)
+@pytest.mark.parametrize(("name", "efforts"), [
+    ("gpt-5.7", ("none", "low", "medium", "high", "xhigh", "max")),
+    ("gpt-5.1-2025-11-13", ("none", "low", "medium", "high")),
+    ("gpt-6.1-terra", ("none", "low", "medium", "high", "xhigh", "max")),
+    ("gpt-6.1-sol", ("low", "medium", "high", "xhigh", "max")),
+    ("gpt-7-chat", ("medium",)),
+    ("openai/gpt-4o-mini", ()),
+])  # fmt: skip
 def test_a_family_is_known_by_its_names_beginning(name: str, efforts: tuple[str, ...]) -> None:
     row = find_model(name)
     assert row is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.schemas.strict import NotStrict, to_strict, without_added_nulls
+from callboard.adapters.requests.strict_schemas import NotStrict, to_strict, without_added_nulls
 from callboard.bus.values.base import Json, JsonObject
 
 
@@ -26,31 +26,23 @@ DEFINITION: JsonObject = {"type": "object", "properties": {"n": {"type": "intege
 CLOSED: JsonObject = {**DEFINITION, "additionalProperties": False}
 
 
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"type": "string", "title": "P", "default": "x"}, {"type": ["string", "null"]}),
-        ({"type": ["string", "integer"]}, {"anyOf": [{"type": ["string", "integer"]}, {"type": "null"}]}),
-        ({"type": ["string", "null"]}, {"type": ["string", "null"]}),
-        ({"enum": ["a", "b"]}, {"type": ["string", "null"], "enum": ["a", "b", None]}),
-        ({"enum": ["a", None]}, {"type": ["null", "string"], "enum": ["a", None]}),
-        ({"const": 1}, {"anyOf": [{"const": 1, "type": "integer"}, {"type": "null"}]}),
-        ({"$ref": "#/$defs/d"}, {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
-        ({"$ref": "#/definitions/d"}, {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
-        (
-            {"$ref": "#/$defs/d", "description": "D"},
-            {"description": "D", "anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]},
-        ),
-        ({"oneOf": [{"type": "string"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
-        ({"allOf": [{"type": "string"}], "description": "D"}, {"description": "D", "type": ["string", "null"]}),
-        (DEFINITION, {"anyOf": [CLOSED, {"type": "null"}]}),
-        (
-            {"type": "array", "items": DEFINITION},
-            {"anyOf": [{"type": "array", "items": CLOSED}, {"type": "null"}]},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("schema", "expected"), [
+    ({"type": "string", "title": "P", "default": "x"}, {"type": ["string", "null"]}),
+    ({"type": ["string", "integer"]}, {"anyOf": [{"type": ["string", "integer"]}, {"type": "null"}]}),
+    ({"type": ["string", "null"]}, {"type": ["string", "null"]}),
+    ({"enum": ["a", "b"]}, {"type": ["string", "null"], "enum": ["a", "b", None]}),
+    ({"enum": ["a", None]}, {"type": ["null", "string"], "enum": ["a", None]}),
+    ({"const": 1}, {"anyOf": [{"const": 1, "type": "integer"}, {"type": "null"}]}),
+    ({"$ref": "#/$defs/d"}, {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
+    ({"$ref": "#/definitions/d"}, {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
+    ({"$ref": "#/$defs/d", "description": "D"}, {"description": "D",
+        "anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
+    ({"oneOf": [{"type": "string"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    ({"allOf": [{"type": "string"}], "description": "D"}, {"description": "D", "type": ["string", "null"]}),
+    (DEFINITION, {"anyOf": [CLOSED, {"type": "null"}]}),
+    ({"type": "array", "items": DEFINITION}, {"anyOf": [{"type": "array", "items": CLOSED}, {"type": "null"}]}),
+])  # fmt: skip
 def test_optional_becomes_nullable(schema: JsonObject, expected: JsonObject) -> None:
     """Every kind of schema can say null, references, enums and alternatives included."""
     assert prop(schema, **{"$defs": {"d": DEFINITION}}) == expected
@@ -77,63 +69,43 @@ def test_a_schema_that_is_strict_already_gains_nothing() -> None:
     assert not to_strict(an_object({})).adds_nulls
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object"},
-        {"type": "object", "additionalProperties": True},
-        {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
-        {"type": "object", "patternProperties": {"^x": {"type": "string"}}},
-        {"type": "array"},
-        {},
-        True,
-        {"not": {"type": "string"}},
-        {"type": "array", "prefixItems": [{"type": "string"}]},
-        {"allOf": [{"type": "string"}, {"minLength": 1}]},
-        {"allOf": [{"type": "string"}], "type": "integer"},
-        {"anyOf": [{"type": "string"}], "minLength": 1},
-        {"$ref": "https://example.org/x"},
-        {"$ref": "#/$defs/d/properties/n"},
-        {"$ref": "#/$defs/d", "minLength": 1},
-        {"type": "string", "enum": [str(number) for number in range(1001)]},
-    ],
-)
+@pytest.mark.parametrize("schema", [
+    {"type": "object"},
+    {"type": "object", "additionalProperties": True},
+    {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+    {"type": "object", "patternProperties": {"^x": {"type": "string"}}},
+    {"type": "array"},
+    {},
+    True,
+    {"not": {"type": "string"}},
+    {"type": "array", "prefixItems": [{"type": "string"}]},
+    {"allOf": [{"type": "string"}, {"minLength": 1}]},
+    {"allOf": [{"type": "string"}], "type": "integer"},
+    {"anyOf": [{"type": "string"}], "minLength": 1},
+    {"$ref": "https://example.org/x"},
+    {"$ref": "#/$defs/d/properties/n"},
+    {"$ref": "#/$defs/d", "minLength": 1},
+    {"type": "string", "enum": [str(number) for number in range(1001)]},
+])  # fmt: skip
 def test_what_strict_mode_can_not_say(schema: Json) -> None:
     """It is refused with its path, so that the tool can be sent without strict mode."""
     with pytest.raises(NotStrict, match=r"^\$"):
         to_strict({"type": "object", "properties": {"p": schema}, "$defs": {"d": DEFINITION}})
 
 
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"type": "string", "format": "uri"}, {"type": "string", "description": "format: uri"}),
-        (
-            {"type": "string", "pattern": "^(?!x)", "description": "D"},
-            {"type": "string", "description": "D (matching ^(?!x))"},
-        ),
-        (
-            {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "contains": {"const": "a"}},
-            {
-                "type": "array",
-                "items": {"type": "string"},
-                "description": 'no item twice; contains: {"const":"a"}',
-            },
-        ),
-        (
-            {**DEFINITION, "minProperties": 1, "dependentRequired": {"n": []}},
-            {**CLOSED, "description": 'at least 1 properties; dependentRequired: {"n":[]}'},
-        ),
-        (
-            {"type": "integer", "not": {"const": 3}},
-            {"type": "integer", "description": 'nothing that matches {"const":3}'},
-        ),
-        (
-            {"type": "string", "format": "uuid", "pattern": "^(?:x)"},
-            {"type": "string", "format": "uuid", "pattern": "^(?:x)"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("schema", "expected"), [
+    ({"type": "string", "format": "uri"}, {"type": "string", "description": "format: uri"}),
+    ({"type": "string", "pattern": "^(?!x)", "description": "D"},
+        {"type": "string", "description": "D (matching ^(?!x))"}),
+    ({"type": "array", "items": {"type": "string"}, "uniqueItems": True, "contains": {"const": "a"}},
+        {"type": "array", "items": {"type": "string"}, "description": 'no item twice; contains: {"const":"a"}'}),
+    ({**DEFINITION, "minProperties": 1, "dependentRequired": {"n": []}},
+        {**CLOSED, "description": 'at least 1 properties; dependentRequired: {"n":[]}'}),
+    ({"type": "integer", "not": {"const": 3}}, {"type": "integer",
+        "description": 'nothing that matches {"const":3}'}),
+    ({"type": "string", "format": "uuid", "pattern": "^(?:x)"}, {"type": "string", "format": "uuid",
+        "pattern": "^(?:x)"}),
+])  # fmt: skip
 def test_constraints_that_strict_mode_does_not_know_are_told_in_words(
     schema: JsonObject, expected: JsonObject
 ) -> None:

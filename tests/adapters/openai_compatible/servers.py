@@ -26,19 +26,10 @@ STRICT: JsonObject = {
 SIGNED: JsonObject = {"google": {"thought_signature": "c2ln"}}
 DETAILS: list[Json] = [{"type": "reasoning.text", "text": "Hm", "signature": "c2ln", "index": 0}]
 ALL_SENT: JsonObject = {
-    "max_tokens": 64,
-    "parallel_tool_calls": False,
-    "temperature": 0.5,
-    "top_p": 0.25,
-    "frequency_penalty": 0.5,
-    "presence_penalty": 0.75,
-    "seed": 7,
-    "user": "u_1",
-    "stop": ["END", "STOP"],
-    "reasoning_effort": "high",
-    "stream": True,
-    "stream_options": {"include_usage": True},
-}
+    "max_tokens": 64, "parallel_tool_calls": False, "temperature": 0.5, "top_p": 0.25, "frequency_penalty": 0.5,
+    "presence_penalty": 0.75, "seed": 7, "user": "u_1", "stop": ["END", "STOP"], "reasoning_effort": "high",
+    "stream": True, "stream_options": {"include_usage": True},
+}  # fmt: skip
 """What a server is sent of which nothing is known, beside model, messages and tools."""
 
 

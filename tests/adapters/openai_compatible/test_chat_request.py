@@ -15,8 +15,8 @@ from callboard.adapters.providers.openai_compatible.adapter import OpenAICompati
 from callboard.adapters.providers.openai_compatible.messages import keep_latest
 from callboard.adapters.providers.openai_compatible.quirks import HOSTS, QUIRKS, Quirks, choose_quirks, quirks_name
 from callboard.adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
-from callboard.adapters.requests.text import encode_json
-from callboard.adapters.schemas.tools import input_cleaner
+from callboard.adapters.requests.content import encode_json
+from callboard.adapters.requests.tools import input_cleaner
 from callboard.bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -193,12 +193,9 @@ def test_strict_tools_on_openai() -> None:
 
 
 SCHEMA: JsonObject = {
-    "title": "A city!",
-    "type": "object",
-    "properties": {"name": {"type": "string"}},
-    "required": ["name"],
+    "title": "A city!", "type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"],
     "additionalProperties": False,
-}
+}  # fmt: skip
 
 
 def test_a_schema_in_words_beside_json_mode() -> None:
@@ -208,16 +205,13 @@ def test_a_schema_in_words_beside_json_mode() -> None:
     assert schema_name({"title": "日本"}) == "response"
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "effort", "refused"),
-    [
-        ("openai", "o3", None, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
-        ("openai", "gpt-5.6", "none", set()),
-        ("openai", "gpt-4o", None, set()),
-        ("xai", "grok-4-fast-reasoning", None, {"frequency_penalty", "presence_penalty", "stop"}),
-        ("xai", "grok-4-fast-non-reasoning", None, set()),
-    ],
-)
+@pytest.mark.parametrize(("name", "model", "effort", "refused"), [
+    ("openai", "o3", None, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
+    ("openai", "gpt-5.6", "none", set()),
+    ("openai", "gpt-4o", None, set()),
+    ("xai", "grok-4-fast-reasoning", None, {"frequency_penalty", "presence_penalty", "stop"}),
+    ("xai", "grok-4-fast-non-reasoning", None, set()),
+])  # fmt: skip
 def test_what_a_reasoning_model_refuses(name: str, model: str, effort: str | None, refused: set[str]) -> None:
     """Each is left out with a warning of its own; the rest is sent."""
     asked: Plain = {"temperature": 0.5, "top_p": 0.5, "frequency_penalty": 0.1, "presence_penalty": 0.1, "seed": 7}
@@ -335,15 +329,12 @@ def test_reasoning_goes_back_with_calls_in_the_field_that_it_came_in(name: str, 
     assert not any({"reasoning", "reasoning_content"} & m.keys() for m in wire_messages(*history, quirks=silent))
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "field"),
-    [
-        ("default", "deepseek-v4-pro", "reasoning_content"),
-        ("default", "moonshotai/Kimi-K2.5", "reasoning_content"),
-        ("openrouter", "deepseek/deepseek-v4-pro", "reasoning"),
-        ("default", "gpt-oss-120b", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "model", "field"), [
+    ("default", "deepseek-v4-pro", "reasoning_content"),
+    ("default", "moonshotai/Kimi-K2.5", "reasoning_content"),
+    ("openrouter", "deepseek/deepseek-v4-pro", "reasoning"),
+    ("default", "gpt-oss-120b", None),
+])  # fmt: skip
 def test_calls_of_another_model_get_a_stand_in_behind_gateways(name: str, model: str, field: str | None) -> None:
     """DeepSeek's and Moonshot's models refuse calls without reasoning there, too."""
     history = (
@@ -445,42 +436,27 @@ def test_json_that_utf8_can_t_hold_is_still_written() -> None:
 # -- Which server an address belongs to, where its endpoint is, and how a configuration chooses.
 
 
-@pytest.mark.parametrize(
-    ("base_url", "name", "endpoint"),
-    [
-        (None, "openai", "https://api.openai.com/v1/chat/completions"),
-        ("https://api.openai.com/v1/", "openai", "https://api.openai.com/v1/chat/completions"),
-        ("https://api.groq.com", "groq", "https://api.groq.com/openai/v1/chat/completions"),
-        ("https://api.groq.com/openai/v1", "groq", "https://api.groq.com/openai/v1/chat/completions"),
-        ("https://openrouter.ai/api/v1", "openrouter", "https://openrouter.ai/api/v1/chat/completions"),
-        ("https://api.z.ai/api/paas/v4", "zai", "https://api.z.ai/api/paas/v4/chat/completions"),
-        ("https://router.huggingface.co/v1", "huggingface", "https://router.huggingface.co/v1/chat/completions"),
-        (
-            "https://generativelanguage.googleapis.com/v1beta/openai/",
-            "gemini",
-            "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
-        ),
-        (
-            "https://generativelanguage.googleapis.com/v1beta",
-            "gemini",
-            "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
-        ),
-        (
-            "https://mine.openai.azure.com/openai/v1",
-            "azure",
-            "https://mine.openai.azure.com/openai/v1/chat/completions",
-        ),
-        (
-            "https://mine.openai.azure.com/openai/deployments/x",
-            "azure",
-            "https://mine.openai.azure.com/openai/deployments/x/chat/completions?api-version=2024-10-21",
-        ),
-        ("http://localhost:11434/v1", "ollama", "http://localhost:11434/v1/chat/completions"),
-        ("http://127.0.0.1:8080", "default", "http://127.0.0.1:8080/v1/chat/completions"),
-        ("http://proxy.test/openai/v1", "default", "http://proxy.test/openai/v1/chat/completions"),
-        ("http://proxy.test/llm/v4", "default", "http://proxy.test/llm/v4/chat/completions"),
-    ],
-)
+@pytest.mark.parametrize(("base_url", "name", "endpoint"), [
+    (None, "openai", "https://api.openai.com/v1/chat/completions"),
+    ("https://api.openai.com/v1/", "openai", "https://api.openai.com/v1/chat/completions"),
+    ("https://api.groq.com", "groq", "https://api.groq.com/openai/v1/chat/completions"),
+    ("https://api.groq.com/openai/v1", "groq", "https://api.groq.com/openai/v1/chat/completions"),
+    ("https://openrouter.ai/api/v1", "openrouter", "https://openrouter.ai/api/v1/chat/completions"),
+    ("https://api.z.ai/api/paas/v4", "zai", "https://api.z.ai/api/paas/v4/chat/completions"),
+    ("https://router.huggingface.co/v1", "huggingface", "https://router.huggingface.co/v1/chat/completions"),
+    ("https://generativelanguage.googleapis.com/v1beta/openai/", "gemini",
+        "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"),
+    ("https://generativelanguage.googleapis.com/v1beta", "gemini",
+        "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"),
+    ("https://mine.openai.azure.com/openai/v1", "azure",
+        "https://mine.openai.azure.com/openai/v1/chat/completions"),
+    ("https://mine.openai.azure.com/openai/deployments/x", "azure",
+        "https://mine.openai.azure.com/openai/deployments/x/chat/completions?api-version=2024-10-21"),
+    ("http://localhost:11434/v1", "ollama", "http://localhost:11434/v1/chat/completions"),
+    ("http://127.0.0.1:8080", "default", "http://127.0.0.1:8080/v1/chat/completions"),
+    ("http://proxy.test/openai/v1", "default", "http://proxy.test/openai/v1/chat/completions"),
+    ("http://proxy.test/llm/v4", "default", "http://proxy.test/llm/v4/chat/completions"),
+])  # fmt: skip
 def test_addresses(base_url: str | None, name: str, endpoint: str) -> None:
     """With or without its version suffix, an address leads to the same endpoint."""
     adapter = OpenAICompatibleAdapter(AdapterConfig(base_url=base_url), transport=FakeTransport())
@@ -500,17 +476,10 @@ def test_single_fields_can_be_set() -> None:
     assert (quirks.max_stop, quirks.path, quirks.tools) == (2, QUIRKS["groq"].path, "emulate")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"quirks": "unheard-of"},
-        {"quirks": 7},
-        {"quirks": {"max_stop": "many"}},
-        {"quirks": {"unheard_of": 1}},
-        {"quirks": {"fixed_sampling": "("}},
-        {"tools": "perhaps"},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"quirks": "unheard-of"}, {"quirks": 7}, {"quirks": {"max_stop": "many"}}, {"quirks": {"unheard_of": 1}},
+    {"quirks": {"fixed_sampling": "("}}, {"tools": "perhaps"},
+])  # fmt: skip
 def test_wrong_options_are_configuration_errors(options: dict[str, Json]) -> None:
     """The text names the key."""
     with pytest.raises(ConfigurationError, match="quirks"):

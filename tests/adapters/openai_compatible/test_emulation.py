@@ -78,11 +78,9 @@ def test_a_request_without_tools_is_left_alone() -> None:
 def test_the_schema_allows_a_call_or_an_answer() -> None:
     """Free to choose: each tool and an answer; forced: the tools alone; named: that one."""
     answer: JsonObject = {
-        "type": "object",
-        "properties": {"answer": {"type": "string"}},
-        "required": ["answer"],
+        "type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"],
         "additionalProperties": False,
-    }
+    }  # fmt: skip
     for choice, expected in (
         (None, {"anyOf": [call_of(LOOK), call_of(CLOCK), answer]}),
         (ToolChoice("auto"), {"anyOf": [call_of(LOOK), call_of(CLOCK), answer]}),
@@ -155,19 +153,16 @@ def test_failures_and_images_of_results_are_told() -> None:
     assert told == (TextBlock("The tool look failed: dark"), ImageBlock(data=PNG))
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ('{"tool": "look", "arguments": {"at": "Paris"}}', "call"),
-        ('{"answer": "Rain"}', "answer"),
-        ('{"answer": {"sky": "grey"}}', "answer"),
-        ('{\n "tool": "look", "arguments": {"at": "Pa', "broken_call"),
-        ('{"tool": "lo', "answer"),
-        ("Rain, I think.", "answer"),
-        ("[1]", "answer"),
-        ("", "answer"),
-    ],
-)
+@pytest.mark.parametrize(("text", "kind"), [
+    ('{"tool": "look", "arguments": {"at": "Paris"}}', "call"),
+    ('{"answer": "Rain"}', "answer"),
+    ('{"answer": {"sky": "grey"}}', "answer"),
+    ('{\n "tool": "look", "arguments": {"at": "Pa', "broken_call"),
+    ('{"tool": "lo', "answer"),
+    ("Rain, I think.", "answer"),
+    ("[1]", "answer"),
+    ("", "answer"),
+])  # fmt: skip
 def test_replies_are_read(text: str, kind: str) -> None:
     """A call, an answer, a call that was cut off; whatever else it is, it is the answer."""
     assert read_decision(text).kind == kind
@@ -212,13 +207,9 @@ def test_whole_events_keep_the_invariants() -> None:
     """A response in whole pieces is a stream like any other."""
     raw = ProviderRaw("local", {"x": 1})
     content: tuple[ContentBlock, ...] = (
-        ThinkingBlock("Hmm", "c2ln", raw),
-        ThinkingBlock("", None, raw),
-        RedactedThinkingBlock("z", raw),
-        TextBlock("Hi"),
-        ToolUseBlock("tu_1", "look", {"at": 1}),
-        OpaqueBlock("odd", raw),
-    )
+        ThinkingBlock("Hmm", "c2ln", raw), ThinkingBlock("", None, raw), RedactedThinkingBlock("z", raw),
+        TextBlock("Hi"), ToolUseBlock("tu_1", "look", {"at": 1}), OpaqueBlock("odd", raw),
+    )  # fmt: skip
     events = whole_events(msgspec.structs.replace(response(""), content=content), "msg_1")
     assert check_stream(events).final_content == content
 

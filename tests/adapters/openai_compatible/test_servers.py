@@ -110,16 +110,13 @@ def sent(name: str, *blocks: TextBlock | ImageBlock | AudioBlock | DocumentBlock
     return message["content"]
 
 
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("openai", "gpt-4o-audio-preview"),
-        ("openai", "gpt-audio-mini"),
-        ("openrouter", "google/gemini-3-flash"),
-        ("mistral", "voxtral-small-latest"),
-        ("gemini", "gemini-2.5-flash"),
-    ],
-)
+@pytest.mark.parametrize(("name", "model"), [
+    ("openai", "gpt-4o-audio-preview"),
+    ("openai", "gpt-audio-mini"),
+    ("openrouter", "google/gemini-3-flash"),
+    ("mistral", "voxtral-small-latest"),
+    ("gemini", "gemini-2.5-flash"),
+])  # fmt: skip
 def test_audio_goes_to_models_that_hear(name: str, model: str) -> None:
     sound = b"RIFF\0\0\0\0WAVE"
     part = {"type": "input_audio", "input_audio": {"data": "UklGRgAAAABXQVZF", "format": "wav"}}
@@ -129,20 +126,17 @@ def test_audio_goes_to_models_that_hear(name: str, model: str) -> None:
     assert sent(name, AudioBlock(url=url), model=model) == [part]
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "block", "why"),
-    [
-        ("openai", "gpt-4o", AudioBlock(data=b"ID3"), "takes no audio"),
-        ("vllm", "m", AudioBlock(data=b"ID3"), "takes no audio"),
-        ("gemini", "gemini-3", AudioBlock(data=b"OggS"), "audio/ogg"),
-        ("gemini", "gemini-3", AudioBlock(url="https://x.test/a.mp3"), "as data only"),
-        ("gemini", "gemini-3", AudioBlock(url="data:audio/ogg;base64,T2dn"), "audio/ogg"),
-        ("groq", "m", DocumentBlock(data=PDF), "application/pdf"),
-        ("openai", "m", DocumentBlock(url="https://x.test/a.pdf"), "as data only"),
-        ("openai", "m", DocumentBlock(data=b"PK", media_type="application/zip"), "application/zip"),
-        ("ollama", "m", ImageBlock(url="https://x.test/a.png"), "as data only"),
-    ],
-)
+@pytest.mark.parametrize(("name", "model", "block", "why"), [
+    ("openai", "gpt-4o", AudioBlock(data=b"ID3"), "takes no audio"),
+    ("vllm", "m", AudioBlock(data=b"ID3"), "takes no audio"),
+    ("gemini", "gemini-3", AudioBlock(data=b"OggS"), "audio/ogg"),
+    ("gemini", "gemini-3", AudioBlock(url="https://x.test/a.mp3"), "as data only"),
+    ("gemini", "gemini-3", AudioBlock(url="data:audio/ogg;base64,T2dn"), "audio/ogg"),
+    ("groq", "m", DocumentBlock(data=PDF), "application/pdf"),
+    ("openai", "m", DocumentBlock(url="https://x.test/a.pdf"), "as data only"),
+    ("openai", "m", DocumentBlock(data=b"PK", media_type="application/zip"), "application/zip"),
+    ("ollama", "m", ImageBlock(url="https://x.test/a.png"), "as data only"),
+])  # fmt: skip
 def test_media_that_a_server_does_not_take_are_refused_before_the_network(
     name: str, model: str, block: ImageBlock | AudioBlock | DocumentBlock, why: str
 ) -> None:

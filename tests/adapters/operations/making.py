@@ -14,9 +14,9 @@ from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import ImageWire, VideoWire
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
 from callboard.bus.values.base import Json, JsonObject
@@ -85,24 +85,18 @@ def form(call: WireCall) -> tuple[dict[str, str], dict[str, list[tuple[str, str,
 
 
 MODELS: Mapping[str, str] = {
-    "openai": "text-embedding-3-small",
-    "openai_compatible": "all-minilm",
-    "gemini": "gemini-embedding-001",
-    "ollama": "nomic-embed-text",
-    "voyage": "voyage-3.5",
-    "cohere": "embed-v4.0",
+    "openai": "text-embedding-3-small", "openai_compatible": "all-minilm", "gemini": "gemini-embedding-001",
+    "ollama": "nomic-embed-text", "voyage": "voyage-3.5", "cohere": "embed-v4.0",
     "bedrock": "amazon.titan-embed-text-v2:0",
-}
+}  # fmt: skip
 """An embedding model for each type of adapter."""
 
 
 def embedding_request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
     fields: dict[str, object] = {
-        "request_id": "req_1",
-        "model": f"{kind}:{MODELS[kind]}",
-        "inputs": texts or ("hello", "world"),
+        "request_id": "req_1", "model": f"{kind}:{MODELS[kind]}", "inputs": texts or ("hello", "world"),
         **changes,
-    }
+    }  # fmt: skip
     return EmbeddingRequest(**fields)  # type: ignore[arg-type]
 
 

@@ -163,15 +163,12 @@ async def test_if_nothing_was_embedded_it_is_the_first_failure_that_is_raised() 
         await embed_all(adapter, asking(30))
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        ContextOverflowError("too long"),
-        InvalidRequestError("400: Your batch has 300 tokens"),
-        InvalidRequestError("at most 4 requests can be in one batch"),
-        InvalidRequestError("too big", provider_status=413),
-    ],
-)
+@pytest.mark.parametrize("refusal", [
+    ContextOverflowError("too long"),
+    InvalidRequestError("400: Your batch has 300 tokens"),
+    InvalidRequestError("at most 4 requests can be in one batch"),
+    InvalidRequestError("too big", provider_status=413),
+])  # fmt: skip
 async def test_a_batch_that_the_provider_finds_too_large_is_halved_until_it_fits(refusal: AdapterError) -> None:
     """A limit that nobody published costs a few requests and no text."""
     adapter = Embedder(lambda texts: refusal if len(texts) > 4 else None)

@@ -102,15 +102,12 @@ async def test_mistral_has_its_own_name_for_dimensions() -> None:
     assert sent(transport)["output_dimension"] == 8
 
 
-@pytest.mark.parametrize(
-    ("input_type", "text"),
-    [
-        ("query", "task: search result | query: hello"),
-        ("document", "title: none | text: hello"),
-        ("similarity", "task: sentence similarity | query: hello"),
-        (None, "hello"),
-    ],
-)
+@pytest.mark.parametrize(("input_type", "text"), [
+    ("query", "task: search result | query: hello"),
+    ("document", "title: none | text: hello"),
+    ("similarity", "task: sentence similarity | query: hello"),
+    (None, "hello"),
+])  # fmt: skip
 async def test_newer_gemini_models_are_told_in_the_text_what_it_is_for(input_type: str | None, text: str) -> None:
     _, body = await asked("gemini", "hello", model="gemini:gemini-embedding-2", input_type=input_type)
     content: Json = {"parts": [{"text": text}]}
@@ -185,20 +182,17 @@ async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
 # -- what can't be had
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "dimensions"),
-    [
-        ("openai", "text-embedding-ada-002", 256),
-        ("openai", "text-embedding-3-small", 3072),
-        ("voyage", "voyage-3.5", 300),
-        ("voyage", "voyage-law-2", 256),
-        ("voyage", "voyage-code-2", 1024),
-        ("cohere", "embed-english-v3.0", 512),
-        ("bedrock", "amazon.titan-embed-text-v2:0", 300),
-        ("gemini", "gemini-embedding-001", 5000),
-        ("openai", "text-embedding-3-small", 0),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "dimensions"), [
+    ("openai", "text-embedding-ada-002", 256),
+    ("openai", "text-embedding-3-small", 3072),
+    ("voyage", "voyage-3.5", 300),
+    ("voyage", "voyage-law-2", 256),
+    ("voyage", "voyage-code-2", 1024),
+    ("cohere", "embed-english-v3.0", 512),
+    ("bedrock", "amazon.titan-embed-text-v2:0", 300),
+    ("gemini", "gemini-embedding-001", 5000),
+    ("openai", "text-embedding-3-small", 0),
+])  # fmt: skip
 async def test_dimensions_that_a_model_has_not_are_refused_before_the_network(
     kind: str, model: str, dimensions: int
 ) -> None:
@@ -334,20 +328,17 @@ async def test_what_a_gateway_says_that_it_charged_is_kept() -> None:
     assert (usage.input_tokens, usage.reported_cost_nano_usd) == (5, 100)
 
 
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [
-        ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent and 1 vectors came"),
-        ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [2.0]}]}, "indices"),
-        ({"data": [{"index": 0, "embedding": [1.0]}, {"embedding": [2.0]}]}, "indices"),
-        ({"data": [{"embedding": [1.0]}, {"embedding": [2.0, 3.0]}]}, "different dimensions"),
-        ({"data": [{"embedding": []}, {"embedding": []}]}, "empty"),
-        ({"data": [{"embedding": "AAA"}, {"embedding": "AAA"}]}, "base64"),
-        ({"data": [{"embedding": "AAAA"}, {"embedding": "AAAA"}]}, "float32"),
-        ({"data": [{"embedding": [None]}, {"embedding": [1.0]}]}, "none of its protocol"),
-        ({"choices": []}, "none of its protocol"),
-    ],
-)
+@pytest.mark.parametrize(("value", "what"), [
+    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent and 1 vectors came"),
+    ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [2.0]}]}, "indices"),
+    ({"data": [{"index": 0, "embedding": [1.0]}, {"embedding": [2.0]}]}, "indices"),
+    ({"data": [{"embedding": [1.0]}, {"embedding": [2.0, 3.0]}]}, "different dimensions"),
+    ({"data": [{"embedding": []}, {"embedding": []}]}, "empty"),
+    ({"data": [{"embedding": "AAA"}, {"embedding": "AAA"}]}, "base64"),
+    ({"data": [{"embedding": "AAAA"}, {"embedding": "AAAA"}]}, "float32"),
+    ({"data": [{"embedding": [None]}, {"embedding": [1.0]}]}, "none of its protocol"),
+    ({"choices": []}, "none of its protocol"),
+])  # fmt: skip
 async def test_a_reply_without_the_vectors_is_an_error(value: JsonObject, what: str) -> None:
     adapter, _ = maker("openai", reply(value))
     with pytest.raises(StreamError, match=what):

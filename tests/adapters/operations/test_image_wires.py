@@ -95,15 +95,12 @@ def test_gemini_is_asked_for_images_in_its_parts() -> None:
     assert body["contents"][0]["parts"][1] == {"inlineData": {"mimeType": "image/png", "data": PACKED}}
 
 
-@pytest.mark.parametrize(
-    ("model", "aspect", "size"),
-    [
-        ("gpt-image-1.5", "3:2", "1536x1024"),
-        ("gpt-image-1.5", "6:4", "1536x1024"),
-        ("gpt-image-2", "1:1", "1024x1024"),
-        ("gpt-image-2", "16:9", "1280x720"),
-    ],
-)
+@pytest.mark.parametrize(("model", "aspect", "size"), [
+    ("gpt-image-1.5", "3:2", "1536x1024"),
+    ("gpt-image-1.5", "6:4", "1536x1024"),
+    ("gpt-image-2", "1:1", "1024x1024"),
+    ("gpt-image-2", "16:9", "1280x720"),
+])  # fmt: skip
 def test_an_aspect_ratio_becomes_a_size_where_there_are_only_sizes(model: str, aspect: str, size: str) -> None:
     assert written("openai", image_request(f"openai:{model}", aspect_ratio=aspect))["size"] == size
 
@@ -117,31 +114,28 @@ def test_the_size_of_a_ratio_has_exactly_that_ratio(width: int, height: int) -> 
     assert found[0] % 16 == found[1] % 16 == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "asked", "why"),
-    [
-        ("openai", "gpt-image-2", {"n": 11}, "at most 10"),
-        ("openai", "gpt-image-2", {"size": "1000x1000"}, "multiples of 16"),
-        ("openai", "gpt-image-2", {"size": "1600x160"}, "1:3 to 3:1"),
-        ("openai", "gpt-image-2", {"size": "8000x4000"}, "at most 8294400 pixels"),
-        ("openai", "gpt-image-1.5", {"size": "512x512"}, "no size '512x512'"),
-        ("openai", "gpt-image-1.5", {"aspect_ratio": "16:9"}, "no aspect ratio"),
-        ("openai", "gpt-image-2", {"aspect_ratio": "wide"}, "write it as 16:9"),
-        ("openai", "gpt-image-2", {"aspect_ratio": "1:1", "size": "1024x1024"}, "not for both"),
-        ("openai", "gpt-image-1.5", {"quality": "xhigh"}, "no quality 'xhigh'"),
-        ("openai", "gpt-image-2", {"background": "transparent", "output_format": "jpeg"}, "JPEG"),
-        ("openai", "gpt-image-2", {"images": [BOAT] * 17}, "takes 16 images"),
-        ("openai", "gpt-image-2", {"images": [ImageBlock(data=b"x", media_type="image/gif")]}, "no image/gif"),
-        ("openai", "gpt-image-2", {"images": [BOAT], "mask": ImageBlock(data=png(9, 9))}, "9x9"),
-        ("openai", "gpt-image-2", {"prompt": "x" * 32_001}, "32000 characters"),
-        ("openai", "gpt-5", {"n": 2}, "at most 1 "),
-        ("gemini", "gemini-2.5-flash-image", {"n": 2}, "at most 1 "),
-        ("gemini", "gemini-2.5-flash-image", {"size": "1K"}, "no size '1K'"),
-        ("gemini", "gemini-2.5-flash-image", {"aspect_ratio": "7:5"}, "no aspect ratio 7:5"),
-        ("gemini", "gemini-3-pro-image", {"output_format": "webp"}, "no output_format"),
-        ("gemini", "gemini-3-pro-image", {"images": [BOAT], "mask": BOAT}, "can't edit-masked"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "asked", "why"), [
+    ("openai", "gpt-image-2", {"n": 11}, "at most 10"),
+    ("openai", "gpt-image-2", {"size": "1000x1000"}, "multiples of 16"),
+    ("openai", "gpt-image-2", {"size": "1600x160"}, "1:3 to 3:1"),
+    ("openai", "gpt-image-2", {"size": "8000x4000"}, "at most 8294400 pixels"),
+    ("openai", "gpt-image-1.5", {"size": "512x512"}, "no size '512x512'"),
+    ("openai", "gpt-image-1.5", {"aspect_ratio": "16:9"}, "no aspect ratio"),
+    ("openai", "gpt-image-2", {"aspect_ratio": "wide"}, "write it as 16:9"),
+    ("openai", "gpt-image-2", {"aspect_ratio": "1:1", "size": "1024x1024"}, "not for both"),
+    ("openai", "gpt-image-1.5", {"quality": "xhigh"}, "no quality 'xhigh'"),
+    ("openai", "gpt-image-2", {"background": "transparent", "output_format": "jpeg"}, "JPEG"),
+    ("openai", "gpt-image-2", {"images": [BOAT] * 17}, "takes 16 images"),
+    ("openai", "gpt-image-2", {"images": [ImageBlock(data=b"x", media_type="image/gif")]}, "no image/gif"),
+    ("openai", "gpt-image-2", {"images": [BOAT], "mask": ImageBlock(data=png(9, 9))}, "9x9"),
+    ("openai", "gpt-image-2", {"prompt": "x" * 32_001}, "32000 characters"),
+    ("openai", "gpt-5", {"n": 2}, "at most 1 "),
+    ("gemini", "gemini-2.5-flash-image", {"n": 2}, "at most 1 "),
+    ("gemini", "gemini-2.5-flash-image", {"size": "1K"}, "no size '1K'"),
+    ("gemini", "gemini-2.5-flash-image", {"aspect_ratio": "7:5"}, "no aspect ratio 7:5"),
+    ("gemini", "gemini-3-pro-image", {"output_format": "webp"}, "no output_format"),
+    ("gemini", "gemini-3-pro-image", {"images": [BOAT], "mask": BOAT}, "can't edit-masked"),
+])  # fmt: skip
 async def test_what_a_model_has_not_is_refused_before_anything_is_sent(
     kind: str, model: str, asked: dict[str, object], why: str
 ) -> None:
@@ -215,23 +209,13 @@ async def test_a_reply_of_words_says_them_and_what_they_cost() -> None:
     assert len(transport.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "value"),
-    [
-        ("gemini", "gemini-2.5-flash-image", {"promptFeedback": {"blockReason": "SAFETY"}}),
-        ("gemini", "gemini-2.5-flash-image", {"candidates": [{"finishReason": "IMAGE_SAFETY"}]}),
-        (
-            "openai",
-            "gpt-5",
-            {
-                "output": [
-                    {"type": "image_generation_call", "error": {"code": "moderation_blocked", "message": "no"}}
-                ]
-            },
-        ),
-        ("openai", "gpt-image-2", {"error": BLOCKED}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "value"), [
+    ("gemini", "gemini-2.5-flash-image", {"promptFeedback": {"blockReason": "SAFETY"}}),
+    ("gemini", "gemini-2.5-flash-image", {"candidates": [{"finishReason": "IMAGE_SAFETY"}]}),
+    ("openai", "gpt-5", {"output": [{"type": "image_generation_call",
+        "error": {"code": "moderation_blocked", "message": "no"}}]}),
+    ("openai", "gpt-image-2", {"error": BLOCKED}),
+])  # fmt: skip
 async def test_what_would_not_be_drawn_is_a_content_filter_s_error(
     kind: str, model: str, value: JsonObject
 ) -> None:
@@ -306,16 +290,13 @@ async def test_veo_is_asked_for_a_ratio_and_a_resolution() -> None:
     assert (job.id, job.status) == (f"models/{VEO}/operations/o1", "in_progress")
 
 
-@pytest.mark.parametrize(
-    ("said", "status", "progress"),
-    [
-        ({"status": "queued", "progress": 0}, "queued", 0.0),
-        ({"status": "in_progress", "progress": 42}, "in_progress", 0.42),
-        ({"status": "in_progress", "progress": 400}, "in_progress", 1.0),
-        ({"status": "completed"}, "completed", 1.0),
-        ({"status": "thinking_it_over"}, "in_progress", None),
-    ],
-)
+@pytest.mark.parametrize(("said", "status", "progress"), [
+    ({"status": "queued", "progress": 0}, "queued", 0.0),
+    ({"status": "in_progress", "progress": 42}, "in_progress", 0.42),
+    ({"status": "in_progress", "progress": 400}, "in_progress", 1.0),
+    ({"status": "completed"}, "completed", 1.0),
+    ({"status": "thinking_it_over"}, "in_progress", None),
+])  # fmt: skip
 async def test_how_a_job_stands(said: JsonObject, status: str, progress: float | None) -> None:
     adapter, transport = maker("openai", reply({"id": "video_1", **said}))
     job = await adapter.retrieve_video("video_1", model="openai:sora-2")
@@ -349,15 +330,12 @@ async def test_of_google_s_job_the_length_is_what_was_asked_for_or_what_the_mode
     assert asked.addresses == {"video": "https://f"}
 
 
-@pytest.mark.parametrize(
-    ("terms", "pieces"),
-    [
-        (VideoTerms(), {"video": 1}),
-        (VideoTerms(8), {"video_second": 8}),
-        (VideoTerms(8, "720x1280", True), {"video_second": 8}),
-        (VideoTerms(8, "3840x2160", False), {"video_second_2160p_silent": 8}),
-    ],
-)
+@pytest.mark.parametrize(("terms", "pieces"), [
+    (VideoTerms(), {"video": 1}),
+    (VideoTerms(8), {"video_second": 8}),
+    (VideoTerms(8, "720x1280", True), {"video_second": 8}),
+    (VideoTerms(8, "3840x2160", False), {"video_second_2160p_silent": 8}),
+])  # fmt: skip
 def test_the_name_of_the_rate_says_how_large_and_whether_silent(terms: VideoTerms, pieces: dict[str, int]) -> None:
     assert video_usage(terms).details == pieces
 
@@ -386,18 +364,15 @@ async def test_an_operation_that_is_done_and_empty_has_failed() -> None:
     assert (await adapter.retrieve_video("o", model="gemini:m")).status == "failed"
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "asked", "why"),
-    [
-        ("openai", "sora-2", {"seconds": 5}, "offers 4, 8, 12"),
-        ("openai", "sora-2", {"size": "1792x1024"}, "no size"),
-        ("openai", "sora-2", {"audio": False}, "without sound"),
-        ("openai", "sora-2", {"first_frame": ImageBlock(data=b"x", media_type="image/gif")}, "image/gif"),
-        ("gemini", "veo-2.0-generate-001", {"audio": True}, "no sound"),
-        ("gemini", VEO, {"seconds": 12}, "offers 4, 6, 8"),
-        ("gemini", "of-tomorrow", {"size": "500x500"}, "no name here"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "asked", "why"), [
+    ("openai", "sora-2", {"seconds": 5}, "offers 4, 8, 12"),
+    ("openai", "sora-2", {"size": "1792x1024"}, "no size"),
+    ("openai", "sora-2", {"audio": False}, "without sound"),
+    ("openai", "sora-2", {"first_frame": ImageBlock(data=b"x", media_type="image/gif")}, "image/gif"),
+    ("gemini", "veo-2.0-generate-001", {"audio": True}, "no sound"),
+    ("gemini", VEO, {"seconds": 12}, "offers 4, 6, 8"),
+    ("gemini", "of-tomorrow", {"size": "500x500"}, "no name here"),
+])  # fmt: skip
 async def test_what_a_video_model_has_not_is_refused_before_anything_is_sent(
     kind: str, model: str, asked: dict[str, object], why: str
 ) -> None:

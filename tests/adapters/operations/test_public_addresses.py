@@ -11,11 +11,11 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport import client
 from callboard.adapters.transport.addresses import is_public
-from callboard.adapters.transport.http1 import client
-from callboard.adapters.transport.http1.protocol import Origin
+from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.http1_protocol import Origin
 from callboard.adapters.transport.httpx_connections import PublicSockets
-from callboard.adapters.transport.opening import new_transport
 from callboard.adapters.transport.transport import HttpRequest
 from callboard.adapters.videos import VideoJob
 from callboard.bus.errors import StreamError
@@ -27,21 +27,13 @@ pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio", "trio")
 
 PRIVATE = [
-    *(
-        "127.0.0.1",
-        "127.9.9.9",
-        "0.0.0.0",
-        "10.1.2.3",
-        "172.16.0.1",
-        "192.168.1.1",
-        "169.254.169.254",
-        "100.64.0.1",
-    ),
+    *("127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254",
+        "100.64.0.1"),
     *("224.0.0.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.2.1"),
     *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1"),
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "2002:a00:1::"),
     *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2001:0:0:0:0:0:80ff:fffe", "no address", ""),
-]
+]  # fmt: skip
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error
-from callboard.adapters.refusals.error_texts import WordRow, word_rows
+from callboard.adapters.http.classify import ErrorBody, ErrorType, build_error, read_error
+from callboard.adapters.http.error_texts import WordRow, word_rows
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -39,40 +39,20 @@ def classify(status: int | None, body: object, headers: dict[str, str] | None = 
 
 
 SHAPES: dict[str, tuple[object, ErrorBody]] = {
-    "object": (
-        {"error": {"type": "t", "code": "c", "message": "m", "param": "p"}},
-        ErrorBody(type="t", code="c", message="m", param="p"),
-    ),
+    "object": ({"error": {"type": "t", "code": "c", "message": "m", "param": "p"}},
+        ErrorBody(type="t", code="c", message="m", param="p")),
     "string": ({"error": "m"}, ErrorBody(message="m")),
-    "anthropic": (
-        {"type": "error", "error": {"type": "t", "message": "m"}, "request_id": "r"},
-        ErrorBody(type="t", message="m", request_id="r"),
-    ),
-    "anthropic details": (
-        {"type": "error", "error": {"type": "t", "message": "m", "details": {"error_code": "d"}}},
-        ErrorBody(type="t", message="m", detail_code="d"),
-    ),
+    "anthropic": ({"type": "error", "error": {"type": "t", "message": "m"}, "request_id": "r"},
+        ErrorBody(type="t", message="m", request_id="r")),
+    "anthropic details": ({"type": "error", "error": {"type": "t", "message": "m",
+        "details": {"error_code": "d"}}}, ErrorBody(type="t", message="m", detail_code="d")),
     "list": ([{"error": {"code": 429, "message": "m", "status": "X_Y"}}], ErrorBody("X_Y", message="m")),
-    "google": (
-        {
-            "error": {
-                "code": 429,
-                "message": "m",
-                "status": "RESOURCE_EXHAUSTED",
-                "details": [
-                    {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"},
-                    {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.4s"},
-                    {"@type": 7},
-                    "odd",
-                ],
-            }
-        },
-        ErrorBody("RESOURCE_EXHAUSTED", message="m", detail_code="RATE_LIMIT_EXCEEDED", retry_after=34.4),
-    ),
-    "flat": (
-        {"object": "error", "message": "m", "type": "t", "code": 400},
-        ErrorBody(type="t", code="400", message="m"),
-    ),
+    "google": ({"error": {"code": 429, "message": "m", "status": "RESOURCE_EXHAUSTED",
+        "details": [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"},
+        {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.4s"}, {"@type": 7}, "odd"]}},
+        ErrorBody("RESOURCE_EXHAUSTED", message="m", detail_code="RATE_LIMIT_EXCEEDED", retry_after=34.4)),
+    "flat": ({"object": "error", "message": "m", "type": "t", "code": 400},
+        ErrorBody(type="t", code="400", message="m")),
     "message only": ({"message": "m"}, ErrorBody(message="m")),
     "detail": ({"detail": "m"}, ErrorBody(message="m")),
     "detail list": ({"detail": [{"msg": "x"}]}, ErrorBody(message='[{"msg":"x"}]')),
@@ -80,26 +60,20 @@ SHAPES: dict[str, tuple[object, ErrorBody]] = {
     "nulls": ({"error": {"type": None, "code": None, "message": None, "param": None}}, ErrorBody()),
     "null error": ({"error": None, "message": "m"}, ErrorBody(message="m")),
     "object message": ({"error": {"message": {"a": 1}}}, ErrorBody(message='{"a":1}')),
-    "upstream": (
-        {"error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"e": 1}'}}},
-        ErrorBody(code="400", message='Provider returned error: {"e": 1}'),
-    ),
+    "upstream": ({"error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"e": 1}'}}},
+        ErrorBody(code="400", message='Provider returned error: {"e": 1}')),
     "html": (b"<html><h1>502 Bad\n Gateway</h1></html>", ErrorBody(message="502 Bad Gateway")),
     "text": (b"upstream\tconnect  error", ErrorBody(message="upstream connect error")),
-    "event": (
-        b'data: {"error": {"message": "m", "type": "t", "param": null, "code": "500"}}\n\ndata: [DONE]\n\n',
-        ErrorBody(type="t", code="500", message="m"),
-    ),
-    "named event": (
-        b'event: error\r\ndata: {"type": "error", "error": {"type": "t", "message": "m"}}\r\n\r\n',
-        ErrorBody(type="t", message="m"),
-    ),
+    "event": (b'data: {"error": {"message": "m", "type": "t", "param": null, "code": "500"}}\n\ndata: [DONE]\n\n',
+        ErrorBody(type="t", code="500", message="m")),
+    "named event": (b'event: error\r\ndata: {"type": "error", "error": {"type": "t", "message": "m"}}\r\n\r\n',
+        ErrorBody(type="t", message="m")),
     "empty": (b"", ErrorBody()),
     "string body": (b'"broken"', ErrorBody(message="broken")),
     "number": (b"1", ErrorBody(message="1")),
     "empty list": (b"[]", ErrorBody(message="[]")),
     "latin-1": (b"d\xe9sol\xe9", ErrorBody(message="d\ufffdsol\ufffd")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -272,13 +246,10 @@ def test_each_providers_overflow_is_one(message: str) -> None:
     assert type(classify(429, {"error": {"message": message}})) is RateLimitError
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": {"code": "context_length_exceeded", "message": "x"}},
-        {"error": {"type": "exceed_context_size_error", "code": 400, "n_prompt_tokens": 9, "n_ctx": 8}},
-    ],
-)
+@pytest.mark.parametrize("body", [
+    {"error": {"code": "context_length_exceeded", "message": "x"}},
+    {"error": {"type": "exceed_context_size_error", "code": 400, "n_prompt_tokens": 9, "n_ctx": 8}},
+])  # fmt: skip
 def test_overflow_by_code_needs_no_message(body: object) -> None:
     """OpenAI and llama.cpp say it in a code."""
     assert type(classify(400, body)) is ContextOverflowError

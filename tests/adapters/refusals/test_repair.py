@@ -11,11 +11,11 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.call import mended as with_repairs
+from callboard.adapters.http.repair import Edit, Repair
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.refusals.repair import Edit, Repair
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -69,14 +69,11 @@ def conversation(name: str, **changes: object) -> CanonicalRequest:
     call = ToolUseBlock("tu_1", "read", {"path": "a"}, provider_raw=own(name, id="call_1"))
     fields: dict[str, object] = {
         "model": f"{name}:test-model",
-        "messages": (
-            Message.user("Read it."),
-            Message.assistant((ThinkingBlock("Hm.", "c2ln", own(name, **reasoning)), TextBlock("I read."), call)),
-            Message.tool_result("tu_1", "the file's text"),
-            Message.user("And now?"),
-        ),
+        "messages": (Message.user("Read it."), Message.assistant((ThinkingBlock("Hm.", "c2ln",
+            own(name, **reasoning)), TextBlock("I read."), call)), Message.tool_result("tu_1", "the file's text"),
+            Message.user("And now?")),
         **changes,
-    }
+    }  # fmt: skip
     return request(**fields)
 
 
@@ -332,19 +329,16 @@ def test_a_model_that_takes_tools_only_without_reasoning_is_told_not_to() -> Non
     assert body_after("openai_compatible", request(), said, param="reasoning_effort")["reasoning_effort"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "fields"),
-    [
-        ("anthropic", "tools: Extra inputs are not permitted", {}),
-        ("anthropic", "output_config.format: Extra inputs are not permitted", {}),
-        ("anthropic", "output_config: Extra inputs are not permitted", {}),
-        ("anthropic", "messages.0.content.0.text.text: Extra inputs are not permitted", {}),
-        ("openai", "Unsupported parameter: 'store' is not supported.", {"param": "store"}),
-        ("openai", "Unknown parameter: 'text.format'.", {"param": "text.format", "code": "unknown_parameter"}),
-        ("openai", "Unknown parameter: 'nowhere'.", {"param": "nowhere", "code": "unknown_parameter"}),
-        ("openai_compatible", "'messages[0].role' does not support 'system'", {"code": "unsupported_value"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "message", "fields"), [
+    ("anthropic", "tools: Extra inputs are not permitted", {}),
+    ("anthropic", "output_config.format: Extra inputs are not permitted", {}),
+    ("anthropic", "output_config: Extra inputs are not permitted", {}),
+    ("anthropic", "messages.0.content.0.text.text: Extra inputs are not permitted", {}),
+    ("openai", "Unsupported parameter: 'store' is not supported.", {"param": "store"}),
+    ("openai", "Unknown parameter: 'text.format'.", {"param": "text.format", "code": "unknown_parameter"}),
+    ("openai", "Unknown parameter: 'nowhere'.", {"param": "nowhere", "code": "unknown_parameter"}),
+    ("openai_compatible", "'messages[0].role' does not support 'system'", {"code": "unsupported_value"}),
+])  # fmt: skip
 def test_what_makes_the_reply_another_one_or_is_not_there_is_never_left_out(
     name: str, message: str, fields: JsonObject
 ) -> None:
@@ -453,16 +447,13 @@ def test_an_exchange_that_is_not_in_the_request_is_no_reason_to_try_again() -> N
 
 
 @pytest.mark.parametrize("name", ["anthropic", "gemini", "openai", "openai_compatible"])
-@pytest.mark.parametrize(
-    "quoted",
-    [
-        "Invalid value: 'messages.1.content.0: Invalid `signature` in `thinking` block'",
-        "The prompt says: Unsupported parameter: 'temperature' is not supported with this model.",
-        "Invalid schema for 'temperature: Extra inputs are not permitted'",
-        'Bad text "No tool output found for function call call_1."',
-        "`temperature` is deprecated for this model. " + "x" * 5000,
-    ],
-)
+@pytest.mark.parametrize("quoted", [
+    "Invalid value: 'messages.1.content.0: Invalid `signature` in `thinking` block'",
+    "The prompt says: Unsupported parameter: 'temperature' is not supported with this model.",
+    "Invalid schema for 'temperature: Extra inputs are not permitted'",
+    'Bad text "No tool output found for function call call_1."',
+    "`temperature` is deprecated for this model. " + "x" * 5000,
+])  # fmt: skip
 def test_what_an_error_only_quotes_changes_nothing(name: str, quoted: str) -> None:
     asked = conversation(name, provider_options={name: {"temperature": 1}})
     assert repair_of(name, asked, quoted) is None
@@ -502,16 +493,13 @@ def test_what_litellm_refuses_by_itself_is_left_out(name: str, message: str) -> 
     assert found.edits == (Edit(("temperature",)),)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        f"litellm.BadRequestError: OpenAIException - {UNSUPPORTED}{NO_FALLBACK}",
-        f"litellm.BadRequestError: litellm.BadRequestError: OpenAIException - {UNSUPPORTED}{NO_FALLBACK}",
-        f"litellm.BadRequestError: OpenAIException - {UNSUPPORTED}. Received Model Group=gpt\nAvailable=None",
-        f"litellm.BadRequestError: OpenAIException - {INNER}{NO_FALLBACK}",
-        f"litellm.BadRequestError: OpenAIException - b'{INNER}'{NO_FALLBACK}",
-    ],
-)
+@pytest.mark.parametrize("message", [
+    f"litellm.BadRequestError: OpenAIException - {UNSUPPORTED}{NO_FALLBACK}",
+    f"litellm.BadRequestError: litellm.BadRequestError: OpenAIException - {UNSUPPORTED}{NO_FALLBACK}",
+    f"litellm.BadRequestError: OpenAIException - {UNSUPPORTED}. Received Model Group=gpt\nAvailable=None",
+    f"litellm.BadRequestError: OpenAIException - {INNER}{NO_FALLBACK}",
+    f"litellm.BadRequestError: OpenAIException - b'{INNER}'{NO_FALLBACK}",
+])  # fmt: skip
 def test_a_complaint_in_litellms_words_counts(message: str) -> None:
     """The proxy puts its own words before and behind the provider's, or quotes the body."""
     found = repair_of("openai_compatible", cold("openai_compatible"), message)

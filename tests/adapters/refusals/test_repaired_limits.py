@@ -10,7 +10,7 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai.data import find_model
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.adapters.refusals.repair_history import without_reasoning
+from callboard.adapters.requests.content import without_reasoning
 from callboard.adapters.requests.settings import stated_limit
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -244,15 +244,12 @@ async def test_the_refusal_is_paid_once_and_not_with_every_call() -> None:
     assert [b"encrypted_content" in sent.body for sent in transport.requests] == [True, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("model", "included"),
-    [
-        ("ft:gpt-4o-mini-2024-07-18:acme::7p4lURel", False),
-        ("ft:gpt-4.1:acme:mine:7p4lURel", False),
-        ("ft:o4-mini-2025-04-16:acme::7p4lURel", True),
-        ("my-deployment", True),
-    ],
-)
+@pytest.mark.parametrize(("model", "included"), [
+    ("ft:gpt-4o-mini-2024-07-18:acme::7p4lURel", False),
+    ("ft:gpt-4.1:acme:mine:7p4lURel", False),
+    ("ft:o4-mini-2025-04-16:acme::7p4lURel", True),
+    ("my-deployment", True),
+])  # fmt: skip
 def test_a_fine_tuned_model_takes_what_its_base_takes(model: str, included: bool) -> None:
     """Of a deployment whose name says nothing, nothing is known."""
     adapter, _ = make("openai")
@@ -283,17 +280,14 @@ def signed(name: str, kind: str) -> ContentBlock:
     """A block with a provider's signature."""
     blocks: dict[str, ContentBlock] = {
         "thinking": ThinkingBlock("Hm.", "c2ln", ProviderRaw(name, {})),
-        "text": TextBlock(
-            "I read.", ProviderRaw(name, {"signatures": [{"start": 0, "end": 7, "signature": "c2ln"}]})
-        ),
-        "call": ToolUseBlock(
-            "tu_1", "read", {"path": "a"}, provider_raw=ProviderRaw(name, {"id": "c1", "thoughtSignature": "c2ln"})
-        ),
+        "text": TextBlock("I read.", ProviderRaw(name, {"signatures": [{"start": 0, "end": 7,
+            "signature": "c2ln"}]})),
+        "call": ToolUseBlock("tu_1", "read", {"path": "a"}, provider_raw=ProviderRaw(name,
+            {"id": "c1", "thoughtSignature": "c2ln"})),
         "part": OpaqueBlock("thoughtSignature", ProviderRaw(name, {"text": "", "thoughtSignature": "c2ln"})),
-        "code": OpaqueBlock(
-            "executableCode", ProviderRaw(name, {"executableCode": {"code": "1"}, "thoughtSignature": "c2ln"})
-        ),
-    }
+        "code": OpaqueBlock("executableCode", ProviderRaw(name, {"executableCode": {"code": "1"},
+            "thoughtSignature": "c2ln"})),
+    }  # fmt: skip
     return blocks[kind]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.json_text import parse_object
+from callboard.adapters.replies.decoders import parse_object
 from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,

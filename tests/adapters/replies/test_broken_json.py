@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
-from callboard.adapters.refusals.classify import read_error
+from callboard.adapters.http.classify import read_error
 from callboard.adapters.replies.block import GrowingArguments, Meaning
-from callboard.adapters.replies.decoders import SseDecoder
-from callboard.adapters.replies.json_text import is_whole, may_become_json, mend_body, parse_arguments
-from callboard.adapters.requests.text import mend_json, mend_text
+from callboard.adapters.replies.decoders import SseDecoder, is_whole, may_become_json, mend_body, parse_arguments
+from callboard.adapters.requests.content import mend_json, mend_text
 from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError, StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
@@ -215,20 +214,17 @@ def test_arguments_in_a_string_are_unwrapped_however_they_come(text: str, cuts: 
         assert parse_arguments(joined(fragments)) == (json.loads(text), True)
 
 
-@pytest.mark.parametrize(
-    ("meaning", "fragments", "text"),
-    [
-        ("either", ['{"a":', '{"a":1}}'], '{"a":{"a":1}}'),
-        ("either", ['{"a":', '{"a":1}'], '{"a":1}'),
-        ("either", ['{"a":', '{"a":', "1}}"], '{"a":{"a":1}}'),
-        ("either", ['{"a":', '{"a":{', '{"a":{}}'], '{"a":{}}'),
-        ("either", ['{"a":1}', '{"a":1}'], '{"a":1}'),
-        ("either", ['{"a":1}', '{"a":1}{"b":2}'], '{"a":1}{"a":1}{"b":2}'),
-        ("either", ["", '{"a"', '{"a":1', '{"a"', '{"a":1}'], '{"a":1}'),
-        ("pieces", ['{"a":', '{"a":1}'], '{"a":{"a":1}'),
-        ("so_far", ['{"a":1}', '{"a":1} '], '{"a":1} '),
-    ],
-)
+@pytest.mark.parametrize(("meaning", "fragments", "text"), [
+    ("either", ['{"a":', '{"a":1}}'], '{"a":{"a":1}}'),
+    ("either", ['{"a":', '{"a":1}'], '{"a":1}'),
+    ("either", ['{"a":', '{"a":', "1}}"], '{"a":{"a":1}}'),
+    ("either", ['{"a":', '{"a":{', '{"a":{}}'], '{"a":{}}'),
+    ("either", ['{"a":1}', '{"a":1}'], '{"a":1}'),
+    ("either", ['{"a":1}', '{"a":1}{"b":2}'], '{"a":1}{"a":1}{"b":2}'),
+    ("either", ["", '{"a"', '{"a":1', '{"a"', '{"a":1}'], '{"a":1}'),
+    ("pieces", ['{"a":', '{"a":1}'], '{"a":{"a":1}'),
+    ("so_far", ['{"a":1}', '{"a":1} '], '{"a":1} '),
+])  # fmt: skip
 def test_fragments_mean_what_makes_json(meaning: Meaning, fragments: list[str], text: str) -> None:
     """What came before is replaced unless it was whole, or only the pieces make JSON. A quirk forces either."""
     assert joined(fragments, meaning) == text
@@ -262,17 +258,14 @@ def test_any_python_string_becomes_writable(text: str) -> None:
     assert mended == mend_text(text)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (rb'"\ud83d"', rb'"\ufffd"'),
-        (rb'"\uDE00 \ud83d"', rb'"\ufffd \ufffd"'),
-        (rb'"\ud83d\ude00"', rb'"\ud83d\ude00"'),
-        (rb'"\\ud83d"', rb'"\\ud83d"'),
-        (rb'"\\\ud83d"', rb'"\\\ufffd"'),
-        (rb'"\ud83d\ud83d\ude00"', rb'"\ufffd\ud83d\ude00"'),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [
+    (rb'"\ud83d"', rb'"\ufffd"'),
+    (rb'"\uDE00 \ud83d"', rb'"\ufffd \ufffd"'),
+    (rb'"\ud83d\ude00"', rb'"\ud83d\ude00"'),
+    (rb'"\\ud83d"', rb'"\\ud83d"'),
+    (rb'"\\\ud83d"', rb'"\\\ufffd"'),
+    (rb'"\ud83d\ud83d\ude00"', rb'"\ufffd\ud83d\ude00"'),
+])  # fmt: skip
 def test_only_halves_are_replaced(before: bytes, after: bytes) -> None:
     """Pairs stand, and an escaped backslash before `ud83d` begins no escape."""
     assert mend_json(before) == after

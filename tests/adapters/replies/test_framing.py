@@ -19,10 +19,8 @@ VECTORS: dict[str, tuple[bytes, list[tuple[bytes, bytes]]]] = {
     "mixed line ends": (b"data: 1\r\n\ndata: 2\n\r\ndata: 3\r\r", [(b"", b"1"), (b"", b"2"), (b"", b"3")]),
     "no space after the colon": (b"data:1\n\n", [(b"", b"1")]),
     "only one space is taken": (b"data:  1 \n\n", [(b"", b" 1 ")]),
-    "line separators inside": (
-        "data: a\u2028b\u2029c\x85d\x0ce\n\n".encode(),
-        [(b"", "a\u2028b\u2029c\x85d\x0ce".encode())],
-    ),
+    "line separators inside": ("data: a\u2028b\u2029c\x85d\x0ce\n\n".encode(),
+        [(b"", "a\u2028b\u2029c\x85d\x0ce".encode())]),
     "byte order mark": (b"\xef\xbb\xbfdata: 1\n\n", [(b"", b"1")]),
     "byte order mark later is text": (b"data: 1\n\n\xef\xbb\xbfdata: 2\n\n", [(b"", b"1")]),
     "comments": (b": ping\n\n:\n\n: PROCESSING\ndata: 1\n: in between\n\n", [(b"", b"1")]),
@@ -40,7 +38,7 @@ VECTORS: dict[str, tuple[bytes, list[tuple[bytes, bytes]]]] = {
     "blank lines": (b"\n\n\r\n\r\r\n", []),
     "multibyte": ("data: ☃😀é\n\n".encode(), [(b"", "☃😀é".encode())]),
     "trailing spaces": (b'data: {"type":"ping"}     \n\n', [(b"", b'{"type":"ping"}     ')]),
-}
+}  # fmt: skip
 
 
 def decode(chunks: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -149,16 +147,14 @@ NDJSON_VECTORS: dict[str, tuple[bytes, list[bytes]]] = {
     "no line end at all": (b'{"a":1}', [b'{"a":1}']),
     "blank lines": (b'\n\r\n{"a":1}\n\n  \t\r\n{"b":2}\n\n', [b'{"a":1}', b'{"b":2}']),
     "space around a value": (b'  {"a":1} \t\n', [b'{"a":1}']),
-    "line separators inside": (
-        '{"a":"b\u2028c\u2029d\x85e\x0cf\x1eg"}\n1\n'.encode(),
-        ['{"a":"b\u2028c\u2029d\x85e\x0cf\x1eg"}'.encode(), b"1"],
-    ),
+    "line separators inside": ('{"a":"b\u2028c\u2029d\x85e\x0cf\x1eg"}\n1\n'.encode(),
+        ['{"a":"b\u2028c\u2029d\x85e\x0cf\x1eg"}'.encode(), b"1"]),
     "escaped line feed inside": (b'{"a":"b\\nc"}\n', [b'{"a":"b\\nc"}']),
     "multibyte": ('{"a":"☃😀é"}\n'.encode(), ['{"a":"☃😀é"}'.encode()]),
     "byte order mark": (b"\xef\xbb\xbf1\n2\n", [b"1", b"2"]),
     "byte order mark later is content": (b"1\n\xef\xbb\xbf2\n", [b"1", b"\xef\xbb\xbf2"]),
     "nothing": (b"", []),
-}
+}  # fmt: skip
 
 
 def decode_ndjson(chunks: list[bytes]) -> list[bytes]:

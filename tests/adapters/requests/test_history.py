@@ -106,16 +106,13 @@ def thinking(provider: str | None) -> ThinkingBlock:
     return ThinkingBlock("hm", "sig", raw)
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        thinking("elsewhere"),
-        thinking(None),
-        RedactedThinkingBlock("x", ProviderRaw("elsewhere", {})),
-        RedactedThinkingBlock("x"),
-        OpaqueBlock("citation", ProviderRaw("elsewhere", {})),
-    ],
-)
+@pytest.mark.parametrize("block", [
+    thinking("elsewhere"),
+    thinking(None),
+    RedactedThinkingBlock("x", ProviderRaw("elsewhere", {})),
+    RedactedThinkingBlock("x"),
+    OpaqueBlock("citation", ProviderRaw("elsewhere", {})),
+])  # fmt: skip
 def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock) -> None:
     """One WARN each, which says where it was and why, and never what it said."""
     message = Message(Role.ASSISTANT, (block, TextBlock("so")), id="msg_7")
@@ -295,18 +292,15 @@ def test_a_document_in_a_result_stays_where_results_may_hold_one() -> None:
     assert [loss.block_type for loss in fitted.losses] == ["document"]
 
 
-@pytest.mark.parametrize(
-    ("image", "taken"),
-    [
-        (PNG, True),
-        (ImageBlock(data=b"<svg/>", media_type="image/svg+xml"), False),
-        (ImageBlock(data=b"x", media_type="image/jpg"), True),
-        (ImageBlock(url="data:image/png;base64,AA=="), True),
-        (ImageBlock(url="data:IMAGE/BMP,x"), False),
-        (ImageBlock(url="https://x.test/a"), True),
-        (ImageBlock(url="file:///etc/passwd"), False),
-    ],
-)
+@pytest.mark.parametrize(("image", "taken"), [
+    (PNG, True),
+    (ImageBlock(data=b"<svg/>", media_type="image/svg+xml"), False),
+    (ImageBlock(data=b"x", media_type="image/jpg"), True),
+    (ImageBlock(url="data:image/png;base64,AA=="), True),
+    (ImageBlock(url="data:IMAGE/BMP,x"), False),
+    (ImageBlock(url="https://x.test/a"), True),
+    (ImageBlock(url="file:///etc/passwd"), False),
+])  # fmt: skip
 def test_media_of_a_type_that_is_not_taken_are_left_out(image: ImageBlock, taken: bool) -> None:
     """One bad image in the history would break every later request; what an address hides can't be judged."""
     target = Target(provider="home", image_types=("image/png", "image/jpeg"))

@@ -16,7 +16,13 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.requests.media import film_type, media_bytes, media_type_of, read_data_url, write_data_url
+from callboard.adapters.requests.content import (
+    film_type,
+    media_bytes,
+    media_type_of,
+    read_data_url,
+    write_data_url,
+)
 from callboard.adapters.requests.settings import PORTABLE, put, write_settings
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import Json, JsonObject
@@ -266,15 +272,9 @@ def test_a_session_at_home_survives_the_way_there_and_back(side: Side, data: st.
 
 
 ALL: dict[str, object] = {
-    "temperature": 0.0,
-    "top_p": 0.5,
-    "frequency_penalty": 0.0,
-    "presence_penalty": -1.0,
-    "seed": 0,
-    "user": "u_1",
-    "verbosity": "low",
-    "background": True,
-}
+    "temperature": 0.0, "top_p": 0.5, "frequency_penalty": 0.0, "presence_penalty": -1.0, "seed": 0,
+    "user": "u_1", "verbosity": "low", "background": True,
+}  # fmt: skip
 
 
 def test_every_portable_setting_is_a_field_of_a_request_that_is_empty_by_default() -> None:
@@ -396,34 +396,28 @@ def test_gemini_takes_them_all(url: str) -> None:
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
-@pytest.mark.parametrize(
-    ("url", "found"),
-    [
-        ("data:image/png;base64,eA==", ("image/png", b"x")),
-        ("DATA:Text/Plain;charset=utf-8,a%20b", ("text/plain", b"a b")),
-        ("data:,x", ("", b"x")),
-        ("data:image/jpeg;base64,_9j-4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
-        ("data:image/jpeg;base64,/9j+\n4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
-        ("data:image/png;base64,eA", None),
-        ("data:image/png", None),
-        ("https://x.test/a,b", None),
-    ],
-)
+@pytest.mark.parametrize(("url", "found"), [
+    ("data:image/png;base64,eA==", ("image/png", b"x")),
+    ("DATA:Text/Plain;charset=utf-8,a%20b", ("text/plain", b"a b")),
+    ("data:,x", ("", b"x")),
+    ("data:image/jpeg;base64,_9j-4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
+    ("data:image/jpeg;base64,/9j+\n4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
+    ("data:image/png;base64,eA", None),
+    ("data:image/png", None),
+    ("https://x.test/a,b", None),
+])  # fmt: skip
 def test_reading(url: str, found: tuple[str, bytes] | None) -> None:
     """Type and bytes, or nothing."""
     assert read_data_url(url) == found
 
 
-@pytest.mark.parametrize(
-    ("data", "true"),
-    [
-        (PNG, "image/png"),
-        (b"\xff\xd8\xff\xe0" + bytes(8), "image/jpeg"),
-        (b"GIF89a" + bytes(8), "image/gif"),
-        (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
-        (b"neither of them", "image/bmp"),
-    ],
-)
+@pytest.mark.parametrize(("data", "true"), [
+    (PNG, "image/png"),
+    (b"\xff\xd8\xff\xe0" + bytes(8), "image/jpeg"),
+    (b"GIF89a" + bytes(8), "image/gif"),
+    (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
+    (b"neither of them", "image/bmp"),
+])  # fmt: skip
 def test_the_bytes_of_an_image_decide_its_type(data: bytes, true: str) -> None:
     """The label decides only if the bytes are of no known type. A data URL is read in the same way."""
     for block in (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.schemas.sanitizer import (
+from callboard.adapters.requests.schemas import (
     describe,
     describe_constraints,
     map_subschemas,
@@ -18,7 +18,7 @@ from callboard.adapters.schemas.sanitizer import (
     move_to_description,
     normalise_schema,
 )
-from callboard.adapters.schemas.tools import fold_root, plain_schema
+from callboard.adapters.requests.tools import fold_root, plain_schema
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition
@@ -217,10 +217,8 @@ def test_what_only_tools_for_schemas_read_is_gone_everywhere() -> None:
 def test_properties_may_have_any_name() -> None:
     """A property that is called like a keyword is no keyword."""
     names: JsonObject = {
-        "$schema": {"type": "string"},
-        "def": {"type": "string"},
-        "definitions": {"type": "string"},
-    }
+        "$schema": {"type": "string"}, "def": {"type": "string"}, "definitions": {"type": "string"},
+    }  # fmt: skip
     schema: JsonObject = {"type": "object", "properties": {**names, "~x": {"type": "string"}}}
     assert normalise_schema(schema) == schema
 

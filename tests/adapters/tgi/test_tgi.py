@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.providers.tgi.adapter import TGIAdapter
-from callboard.adapters.providers.tgi.wire import (
+from callboard.adapters.providers.tgi.adapter import (
     TEMPLATES,
     PromptTemplate,
     StopTrimmer,
+    TGIAdapter,
     choose_template,
     write_request,
 )
+from callboard.adapters.requests.fitted import WireCall
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
@@ -112,17 +112,14 @@ def test_only_text_is_sent() -> None:
     assert written(past)["inputs"] == "User: ?\nAssistant: So.\nUser: Hello\nAssistant:"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"temperature": 0.0}, {"do_sample": False}),  # zero is refused
-        ({"temperature": 0.7}, {"do_sample": True, "temperature": 0.7}),
-        ({"top_p": 0.9}, {"top_p": 0.9}),
-        ({"top_p": 1.0}, {}),  # means nothing, and is refused
-        ({"seed": 7, "frequency_penalty": 0.5}, {"seed": 7, "frequency_penalty": 0.5}),
-        ({"reasoning_effort": "none"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({"temperature": 0.0}, {"do_sample": False}),
+    ({"temperature": 0.7}, {"do_sample": True, "temperature": 0.7}),
+    ({"top_p": 0.9}, {"top_p": 0.9}),
+    ({"top_p": 1.0}, {}),
+    ({"seed": 7, "frequency_penalty": 0.5}, {"seed": 7, "frequency_penalty": 0.5}),
+    ({"reasoning_effort": "none"}, {}),
+])  # fmt: skip
 def test_sampling_as_the_server_accepts_it(changes: Plain, expected: JsonObject) -> None:
     """Without a warning, for nothing else is meant."""
     request = ask(**changes)
@@ -133,11 +130,9 @@ def test_sampling_as_the_server_accepts_it(changes: Plain, expected: JsonObject)
     assert codes(request) == []
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"presence_penalty": 1.0}, {"verbosity": "low"}, {"user": "u"}, {"reasoning_effort": "high"}],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"presence_penalty": 1.0}, {"verbosity": "low"}, {"user": "u"}, {"reasoning_effort": "high"},
+], ids=str)  # fmt: skip
 def test_what_the_server_doesn_t_know_is_left_out_with_a_warning(changes: Plain) -> None:
     """It only tunes the reply."""
     assert codes(ask(**changes)) == ["parameter_dropped"]
@@ -177,20 +172,17 @@ def test_a_reply_survives_the_round_trip(text: str, cut: int) -> None:
 TGI = WIRES[5]
 
 
-@pytest.mark.parametrize(
-    ("asked", "generated", "reason", "text", "expected"),
-    [
-        ((), "Hi.\nUser:", "stop_sequence", "Hi.", StopReason.END_TURN),  # the template's own stop
-        (("END",), "Hi.END", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
-        (("END", "DEND"), "Hi.DEND", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
-        (("END",), "Hi.END", "length", "Hi.END", StopReason.MAX_TOKENS),  # it was no stop
-        (("END",), "Hi.EN", "eos_token", "Hi.EN", StopReason.END_TURN),
-        (("END",), "Hi. ENDEAVOUR", "eos_token", "Hi. ENDEAVOUR", StopReason.END_TURN),
-        (("END",), "Hi.", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),  # cut off by the server already
-        ((), "Hi.", "tired", "Hi.", StopReason.PROVIDER_SPECIFIC),
-        (("END",), "END", "stop_sequence", "", StopReason.STOP_SEQUENCE),
-    ],
-)
+@pytest.mark.parametrize(("asked", "generated", "reason", "text", "expected"), [
+    ((), "Hi.\nUser:", "stop_sequence", "Hi.", StopReason.END_TURN),
+    (("END",), "Hi.END", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
+    (("END", "DEND"), "Hi.DEND", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
+    (("END",), "Hi.END", "length", "Hi.END", StopReason.MAX_TOKENS),
+    (("END",), "Hi.EN", "eos_token", "Hi.EN", StopReason.END_TURN),
+    (("END",), "Hi. ENDEAVOUR", "eos_token", "Hi. ENDEAVOUR", StopReason.END_TURN),
+    (("END",), "Hi.", "stop_sequence", "Hi.", StopReason.STOP_SEQUENCE),
+    ((), "Hi.", "tired", "Hi.", StopReason.PROVIDER_SPECIFIC),
+    (("END",), "END", "stop_sequence", "", StopReason.STOP_SEQUENCE),
+])  # fmt: skip
 def test_stop_sequences_are_no_text(
     asked: tuple[str, ...], generated: str, reason: str, text: str, expected: StopReason
 ) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from callboard.adapters.transport.addresses import UrlKind, has_proxy, kind_of
-from callboard.adapters.transport.opening import HttpTransport, new_transport
+from callboard.adapters.transport.client import HttpTransport, new_transport
 from callboard.adapters.transport.transport import HttpRequest, exchange
 from callboard.bus.errors import AdapterError
 
@@ -87,18 +87,15 @@ async def test_this_machine_and_hosts_that_are_exempt_are_asked_directly(
         assert proxy.requests == []
 
 
-@pytest.mark.parametrize(
-    ("environment", "proxied"),
-    [
-        ({}, ""),
-        ({"http_proxy": "http://p"}, "http"),
-        ({"HTTPS_PROXY": "http://p"}, "https"),
-        ({"ALL_PROXY": "http://p"}, "http https"),
-        ({"no_proxy": "*"}, ""),
-        ({"http_proxy": ""}, ""),
-        ({"ftp_proxy": "http://p"}, ""),
-    ],
-)
+@pytest.mark.parametrize(("environment", "proxied"), [
+    ({}, ""),
+    ({"http_proxy": "http://p"}, "http"),
+    ({"HTTPS_PROXY": "http://p"}, "https"),
+    ({"ALL_PROXY": "http://p"}, "http https"),
+    ({"no_proxy": "*"}, ""),
+    ({"http_proxy": ""}, ""),
+    ({"ftp_proxy": "http://p"}, ""),
+])  # fmt: skip
 def test_what_the_environment_names(
     environment: dict[str, str], proxied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +129,7 @@ async def test_a_client_of_the_host_s_is_asked_for_everything(monkeypatch: pytes
 
 PROGRAM = """
 import asyncio, json, sys
-from callboard.adapters.transport.opening import new_transport
+from callboard.adapters.transport.client import new_transport
 from callboard.adapters.transport.transport import HttpRequest, exchange
 
 async def main():

@@ -22,8 +22,8 @@ import pytest
 
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.transport.bodies import PIECE_BYTES, unpacked
+from callboard.adapters.transport.client import HttpTransport
 from callboard.adapters.transport.httpx_transport import translate
-from callboard.adapters.transport.opening import HttpTransport
 from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
     HttpReply,

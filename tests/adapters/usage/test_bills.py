@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from callboard.adapters.protocols.embeddings import read_reply as read_embeddings
-from callboard.adapters.protocols.openai_media import read_usage as read_image_usage
+from callboard.adapters.operations.openai_embeddings import read_reply as read_embeddings
+from callboard.adapters.operations.openai_media import read_usage as read_image_usage
 from callboard.adapters.providers.anthropic.response import token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
@@ -197,17 +197,14 @@ def test_tools_of_openai_are_in_the_bill(streamed: bool) -> None:
     assert (unpriced.nano_usd, unpriced.reason) == (None, "no image_tool_input rate for p:m")
 
 
-@pytest.mark.parametrize(
-    ("item", "details"),
-    [
-        ({"type": "web_search_call", "action": {"type": "search", "query": "x"}}, {"web_search": 1}),
-        ({"type": "web_search_call"}, {"web_search": 1}),
-        ({"type": "web_search_call", "action": {"type": "open_page", "url": "u"}}, None),
-        ({"type": "file_search_call"}, {"file_search": 1}),
-        ({"type": "code_interpreter_call", "container_id": "c"}, {"code_interpreter": 1}),
-        ({"type": "image_generation_call"}, {"image_tool": 1}),
-    ],
-)
+@pytest.mark.parametrize(("item", "details"), [
+    ({"type": "web_search_call", "action": {"type": "search", "query": "x"}}, {"web_search": 1}),
+    ({"type": "web_search_call"}, {"web_search": 1}),
+    ({"type": "web_search_call", "action": {"type": "open_page", "url": "u"}}, None),
+    ({"type": "file_search_call"}, {"file_search": 1}),
+    ({"type": "code_interpreter_call", "container_id": "c"}, {"code_interpreter": 1}),
+    ({"type": "image_generation_call"}, {"image_tool": 1}),
+])  # fmt: skip
 def test_a_reply_without_tool_usage_is_billed_by_its_items(item: JsonObject, details: Json) -> None:
     """Opening a page is no search; a container is billed once, however often it is used."""
     given = {"id": "i", "status": "completed", **item}
@@ -222,18 +219,12 @@ def test_tools_of_xai_are_named_in_the_usage() -> None:
     assert usage.details == {"web_search": 2, "x_search": 1}
 
 
-@pytest.mark.parametrize(
-    ("fields", "output", "details"),
-    [
-        ({"server_tool_use": {"web_search_requests": 2}}, 5, {"web_search": 2}),
-        ({"num_sources_used": 3}, 5, {"live_search_source": 3}),
-        (
-            {"citation_tokens": 20, "num_search_queries": 4, "reasoning_tokens": 70},
-            75,
-            {"citation_tokens": 20, "web_search": 4},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "output", "details"), [
+    ({"server_tool_use": {"web_search_requests": 2}}, 5, {"web_search": 2}),
+    ({"num_sources_used": 3}, 5, {"live_search_source": 3}),
+    ({"citation_tokens": 20, "num_search_queries": 4, "reasoning_tokens": 70}, 75,
+        {"citation_tokens": 20, "web_search": 4}),
+])  # fmt: skip
 def test_fees_of_chat_completions(fields: JsonObject, output: int, details: JsonObject) -> None:
     """Searches, sources and citations; Perplexity's reasoning stands beside its completion and its total."""
     usage, _ = _chat_whole(chat_counts(10, 5, **fields))
@@ -245,16 +236,13 @@ RAN: JsonObject = {"executed_tools": [{"index": 0, "type": "search"}, {"index": 
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(
-    ("shown", "fields", "details"),
-    [
-        (CITED, {}, {"web_search": 1}),
-        (RAN, {}, {"web_search": 1}),
-        ({**CITED, **RAN}, {"server_tool_use": {"web_search_requests": 2}}, {"web_search": 2}),
-        (CITED, {"cost": 0.01}, None),
-        ({"annotations": []}, {}, None),
-    ],
-)
+@pytest.mark.parametrize(("shown", "fields", "details"), [
+    (CITED, {}, {"web_search": 1}),
+    (RAN, {}, {"web_search": 1}),
+    ({**CITED, **RAN}, {"server_tool_use": {"web_search_requests": 2}}, {"web_search": 2}),
+    (CITED, {"cost": 0.01}, None),
+    ({"annotations": []}, {}, None),
+])  # fmt: skip
 def test_a_search_that_only_the_reply_shows_is_in_the_bill(
     streamed: bool, shown: JsonObject, fields: JsonObject, details: Json
 ) -> None:
@@ -294,31 +282,18 @@ def test_grounding_of_gemini_is_in_the_bill(
 OWN_KEY: JsonObject = {"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.0025}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "total", "upstream"),
-    [
-        (OWN_KEY, 2_500_000, 2_500_000),
-        ({**OWN_KEY, "cost": 0.0001}, 2_600_000, 2_500_000),
-        ({**OWN_KEY, "is_byok": None}, 2_500_000, 2_500_000),
-        ({**OWN_KEY, "is_byok": False}, 0, None),
-        ({**OWN_KEY, "cost": None}, 2_500_000, 2_500_000),
-        ({"cost": 0.5, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000, None),
-        ({**OWN_KEY, "cost_details": {"upstream_inference_cost": 0}}, 0, 0),
-        (
-            {
-                **OWN_KEY,
-                "cost_details": {
-                    "upstream_inference_cost": None,
-                    "upstream_inference_input_cost": 0.001,
-                    "upstream_inference_output_cost": 0.002,
-                },
-            },
-            3_000_000,
-            3_000_000,
-        ),
-        ({"cost": {"input_tokens_cost": 0.001, "total_cost": 0.006}}, 6_000_000, None),  # Perplexity's
-    ],
-)
+@pytest.mark.parametrize(("fields", "total", "upstream"), [
+    (OWN_KEY, 2_500_000, 2_500_000),
+    ({**OWN_KEY, "cost": 0.0001}, 2_600_000, 2_500_000),
+    ({**OWN_KEY, "is_byok": None}, 2_500_000, 2_500_000),
+    ({**OWN_KEY, "is_byok": False}, 0, None),
+    ({**OWN_KEY, "cost": None}, 2_500_000, 2_500_000),
+    ({"cost": 0.5, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000, None),
+    ({**OWN_KEY, "cost_details": {"upstream_inference_cost": 0}}, 0, 0),
+    ({**OWN_KEY, "cost_details": {"upstream_inference_cost": None, "upstream_inference_input_cost": 0.001,
+        "upstream_inference_output_cost": 0.002}}, 3_000_000, 3_000_000),
+    ({"cost": {"input_tokens_cost": 0.001, "total_cost": 0.006}}, 6_000_000, None),
+])  # fmt: skip
 @pytest.mark.parametrize("wire", [*CHAT, *RESPONSES, "embeddings", "images"])
 def test_a_gateways_fee_and_what_is_paid_upstream_are_one_cost(
     wire: str, fields: JsonObject, total: int, upstream: int | None
@@ -345,14 +320,11 @@ def raw(value: JsonObject) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-@pytest.mark.parametrize(
-    ("said", "tier"),
-    [
-        ({"service_tier": "standard"}, None),
-        ({"service_tier": "batch"}, "batch"),
-        ({"service_tier": "standard", "speed": "fast"}, "fast"),
-    ],
-)
+@pytest.mark.parametrize(("said", "tier"), [
+    ({"service_tier": "standard"}, None),
+    ({"service_tier": "batch"}, "batch"),
+    ({"service_tier": "standard", "speed": "fast"}, "fast"),
+])  # fmt: skip
 def test_anthropic_says_its_tier_speed_and_searches(said: JsonObject, tier: str | None) -> None:
     """The usual tier is none; fast is a tier of its own."""
     counts: JsonObject = {"input_tokens": 1, "output_tokens": 2, "server_tool_use": {"web_search_requests": 3}}
@@ -411,15 +383,12 @@ def test_openrouters_searches_are_counted_under_its_own_name_too() -> None:
     assert usage.details == {"web_search": 1}
 
 
-@pytest.mark.parametrize(
-    ("cached", "written", "buckets"),
-    [
-        (2161, 2161, (7, 2161, 0)),
-        (2000, 2100, (68, 2000, 100)),
-        (2000, 168, (0, 2000, 168)),
-        (2161, 0, (7, 2161, 0)),
-    ],
-)
+@pytest.mark.parametrize(("cached", "written", "buckets"), [
+    (2161, 2161, (7, 2161, 0)),
+    (2000, 2100, (68, 2000, 100)),
+    (2000, 168, (0, 2000, 168)),
+    (2161, 0, (7, 2161, 0)),
+])  # fmt: skip
 def test_tokens_that_were_read_and_written_are_counted_once(
     cached: int, written: int, buckets: tuple[int, int, int]
 ) -> None:

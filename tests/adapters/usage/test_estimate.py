@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters.provider import providers
-from callboard.adapters.requests.media import image_pixels
-from callboard.adapters.usage import text_traits
-from callboard.adapters.usage.estimate import (
+from callboard.adapters.requests import text_traits
+from callboard.adapters.requests.content import image_pixels
+from callboard.adapters.requests.estimate import (
     RateRow,
     TokenRates,
     count,
@@ -21,7 +21,7 @@ from callboard.adapters.usage.estimate import (
     rate_rows,
     rates_for,
 )
-from callboard.adapters.usage.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
+from callboard.adapters.requests.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
 from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
@@ -115,22 +115,19 @@ def test_every_row_is_sensible_for_long_texts(row: RateRow) -> None:
     assert 16_000 <= estimate_tokens("word " * 20_000, row.rates) <= 30_000
 
 
-@pytest.mark.parametrize(
-    ("data", "pixels"),
-    [
-        (b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + struct.pack(">II", 30, 20), 600),
-        (b"GIF89a" + struct.pack("<HH", 30, 20), 600),
-        (b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x13\0\0", 600),
-        (b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + (29 | 19 << 14).to_bytes(4, "little"), 600),
-        (b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 30, 20), 600),
-        (b"\xff\xd8\xff\xe0\0\4ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 20, 30), 600),
-        (b"\xff\xd8\xff\xe0\0\4ab", None),
-        (b"\x89PNG\r\n\x1a\n", None),
-        (b"RIFF\0\0\0\0WEBPVP9 ", None),
-        (b"something else", None),
-        (b"", None),
-    ],
-)
+@pytest.mark.parametrize(("data", "pixels"), [
+    (b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + struct.pack(">II", 30, 20), 600),
+    (b"GIF89a" + struct.pack("<HH", 30, 20), 600),
+    (b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x13\0\0", 600),
+    (b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + (29 | 19 << 14).to_bytes(4, "little"), 600),
+    (b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 30, 20), 600),
+    (b"\xff\xd8\xff\xe0\0\4ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 20, 30), 600),
+    (b"\xff\xd8\xff\xe0\0\4ab", None),
+    (b"\x89PNG\r\n\x1a\n", None),
+    (b"RIFF\0\0\0\0WEBPVP9 ", None),
+    (b"something else", None),
+    (b"", None),
+])  # fmt: skip
 def test_image_sizes_are_read_from_the_file(data: bytes, pixels: int | None) -> None:
     assert image_pixels(data) == pixels
 
@@ -156,30 +153,27 @@ def test_a_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text_tokens(text, "o200k") == first
 
 
-@pytest.mark.parametrize(
-    ("protocol", "model", "vocabulary"),
-    [
-        ("anthropic", "claude-sonnet-4-5", "claude"),
-        ("anthropic", "my-deployment", "claude"),
-        ("openai_compatible", "anthropic/claude-3.5-sonnet", "claude"),
-        ("gemini", "gemini-2.5-pro", "gemma"),
-        ("ollama", "gemma3:4b", "gemma"),
-        ("ollama", "ollama:qwen3:8b", "qwen"),
-        ("ollama", "ollama:phi4", "o200k"),
-        ("ollama", "ollama:llama3.2", "llama"),
-        ("openai_compatible", "llama-3.3-70b-versatile", "llama"),
-        ("openai_compatible", "deepseek-r1-distill-llama-70b", "llama"),
-        ("openai_compatible", "deepseek-chat", "deepseek"),
-        ("openai_compatible", "Qwen/Qwen3-32B", "qwen"),
-        ("openai_compatible", "mistral-large-latest", "tekken"),
-        ("openai", "gpt-5-mini", "o200k"),
-        ("openai", "gpt-4o", "o200k"),
-        ("openai", "gpt-4.1", "o200k"),
-        ("openai", "gpt-4-turbo", "cl100k"),
-        ("openai", "text-embedding-3-small", "cl100k"),
-        ("openai_compatible", "anything", "o200k"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "model", "vocabulary"), [
+    ("anthropic", "claude-sonnet-4-5", "claude"),
+    ("anthropic", "my-deployment", "claude"),
+    ("openai_compatible", "anthropic/claude-3.5-sonnet", "claude"),
+    ("gemini", "gemini-2.5-pro", "gemma"),
+    ("ollama", "gemma3:4b", "gemma"),
+    ("ollama", "ollama:qwen3:8b", "qwen"),
+    ("ollama", "ollama:phi4", "o200k"),
+    ("ollama", "ollama:llama3.2", "llama"),
+    ("openai_compatible", "llama-3.3-70b-versatile", "llama"),
+    ("openai_compatible", "deepseek-r1-distill-llama-70b", "llama"),
+    ("openai_compatible", "deepseek-chat", "deepseek"),
+    ("openai_compatible", "Qwen/Qwen3-32B", "qwen"),
+    ("openai_compatible", "mistral-large-latest", "tekken"),
+    ("openai", "gpt-5-mini", "o200k"),
+    ("openai", "gpt-4o", "o200k"),
+    ("openai", "gpt-4.1", "o200k"),
+    ("openai", "gpt-4-turbo", "cl100k"),
+    ("openai", "text-embedding-3-small", "cl100k"),
+    ("openai_compatible", "anything", "o200k"),
+])  # fmt: skip
 def test_a_model_is_counted_by_the_vocabulary_nearest_to_its_own(
     protocol: str, model: str, vocabulary: str
 ) -> None:

@@ -310,13 +310,11 @@ def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
     start = a.message_start(diagnostics=beside["diagnostics"])
     delta: JsonObject = {
         "type": "message_delta",
-        "delta": {
-            "stop_reason": "end_turn",
-            **{n: beside[n] for n in ("stop_sequence", "stop_details", "container")},
-        },
+        "delta": {"stop_reason": "end_turn", **{n: beside[n] for n in ("stop_sequence", "stop_details",
+            "container")}},
         "usage": {"output_tokens": 1},
         **{name: beside[name] for name in ("context_management", "input_transformations")},
-    }
+    }  # fmt: skip
     streamed = read_pieces(CLAUDE, [CLAUDE.stream(start, *a.text(0, "Hi"), delta, {"type": "message_stop"})]).reply
     assert streamed.provider_details == beside
 

@@ -107,11 +107,8 @@ def rich(coverage: Coverage) -> Iterator[JsonObject]:
         Message.user("Go on"),
     ]
     reply: JsonObject = {
-        "type": "object",
-        "title": "T",
-        "description": "D",
-        **{k: SCHEMA[k] for k in ("properties",)},
-    }
+        "type": "object", "title": "T", "description": "D", **{k: SCHEMA[k] for k in ("properties",)},
+    }  # fmt: skip
     for choice in (ToolChoice("named", "look"), ToolChoice("named", "write"), ToolChoice("required"),
                    ToolChoice("none"), ToolChoice("auto")):  # fmt: skip
         yield body_of(coverage, asked(coverage, *said, tool_choice=choice, model="gpt-4.1", **common), stream=True)
@@ -135,14 +132,10 @@ def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it(coverage: Coverag
     assert fields - sent == set()
 
 
-@pytest.mark.parametrize(
-    ("coverage", "part"),
-    [
-        *((RESPONSES, part) for part in ("tool", "format", "content")),
-        *((CHAT, part) for part in ("tool", "content")),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
+@pytest.mark.parametrize(("coverage", "part"), [
+    *((RESPONSES, part) for part in ("tool", "format", "content")),
+    *((CHAT, part) for part in ("tool", "content")),
+], ids=lambda value: getattr(value, "name", value))  # fmt: skip
 def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(coverage: Coverage, part: str) -> None:
     sent: dict[str, set[str]] = {}
     for body in rich(coverage):
@@ -325,16 +318,13 @@ def test_what_servers_say_of_how_a_choice_ended_is_in_the_details(name: str) -> 
     assert streamed.reply.provider_details == {**FROM_SERVERS, name: "###"}
 
 
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ({"stop_reason": "###"}, StopReason.STOP_SEQUENCE),
-        ({"matched_stop": "###"}, StopReason.STOP_SEQUENCE),
-        ({"matched_stop": 151645}, StopReason.END_TURN),
-        ({"stop_reason": None}, StopReason.END_TURN),
-        ({"stop_reason": "another"}, StopReason.END_TURN),
-    ],
-)
+@pytest.mark.parametrize(("said", "reason"), [
+    ({"stop_reason": "###"}, StopReason.STOP_SEQUENCE),
+    ({"matched_stop": "###"}, StopReason.STOP_SEQUENCE),
+    ({"matched_stop": 151645}, StopReason.END_TURN),
+    ({"stop_reason": None}, StopReason.END_TURN),
+    ({"stop_reason": "another"}, StopReason.END_TURN),
+])  # fmt: skip
 def test_a_stop_sequence_that_a_server_says_was_met_is_the_stop_reason(
     said: JsonObject, reason: StopReason
 ) -> None:

@@ -23,21 +23,9 @@ from ...support.wires.reading import Reading, read
 from ...support.wires.wire import Event
 
 __all__ = [
-    "CHAT",
-    "CLAUDE",
-    "EACH",
-    "GEMINI",
-    "HI",
-    "INTERACTIONS",
-    "OLLAMA",
-    "OVER",
-    "RESPONSES",
-    "TGI",
-    "Case",
-    "check",
-    "quirky",
-    "table",
-]
+    "CHAT", "CLAUDE", "EACH", "GEMINI", "HI", "INTERACTIONS", "OLLAMA", "OVER", "RESPONSES", "TGI", "Case",
+    "check", "quirky", "table",
+]  # fmt: skip
 
 CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI, INTERACTIONS = WIRES
 CHAT = ChatWire("default")
@@ -56,14 +44,9 @@ HI: dict[str, list[JsonObject]] = {
 """The beginning of a stream that says Hi."""
 
 OVER: dict[str, list[JsonObject | bytes]] = {
-    "anthropic": [*a.ending()],
-    "openai": [r.ending()],
-    "openai_compatible": [c.STOP, c.DONE],
-    "gemini": [g.END],
-    "interactions": [i.stop(0), i.completed()],
-    "ollama": [o.last()],
-    "tgi": [t.end("Hi", t.details())],
-}
+    "anthropic": [*a.ending()], "openai": [r.ending()], "openai_compatible": [c.STOP, c.DONE], "gemini": [g.END],
+    "interactions": [i.stop(0), i.completed()], "ollama": [o.last()], "tgi": [t.end("Hi", t.details())],
+}  # fmt: skip
 """Its regular end."""
 
 

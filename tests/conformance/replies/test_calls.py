@@ -221,17 +221,13 @@ def test_arguments_that_are_no_object_are_never_executed(wire: Wire, arguments: 
     assert block.raw_arguments
 
 
-@pytest.mark.parametrize(
-    ("wire", "arguments"),
-    [
-        *[(wire, given) for wire in WIRES for given in ({}, {"at": 1})],
-        *[(wire, "") for wire in WIRES if wire is not GEMINI],
-        *[(wire, '{"at": 1}') for wire in WIRES if wire is not GEMINI],
-        *[(wire, None) for wire in (CHAT, GEMINI, OLLAMA)],
-        (CHAT, " {} "),
-    ],
-    ids=lambda value: getattr(value, "name", None) or str(value),
-)
+@pytest.mark.parametrize(("wire", "arguments"), [
+    *[(wire, given) for wire in WIRES for given in ({}, {"at": 1})],
+    *[(wire, "") for wire in WIRES if wire is not GEMINI],
+    *[(wire, '{"at": 1}') for wire in WIRES if wire is not GEMINI],
+    *[(wire, None) for wire in (CHAT, GEMINI, OLLAMA)],
+    (CHAT, " {} "),
+], ids=lambda value: getattr(value, "name", None) or str(value))  # fmt: skip
 def test_arguments_come_as_text_or_object_or_not_at_all(wire: Wire, arguments: Json) -> None:
     """None is an empty object."""
     expected = {"at": 1} if "at" in str(arguments) else {}

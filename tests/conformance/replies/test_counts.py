@@ -127,14 +127,12 @@ def test_usage_goes_into_disjoint_buckets(wire: Wire, usage: JsonObject, expecte
 
 
 NOTHING: list[tuple[Wire, Json]] = [
-    *[
-        (CLAUDE, usage)
-        for usage in ({"input_tokens": True, "output_tokens": "4"}, {"service_tier": "standard"}, {})
-    ],
+    *[(CLAUDE, usage) for usage in ({"input_tokens": True, "output_tokens": "4"}, {"service_tier": "standard"},
+        {})],
     (RESPONSES, None),
     *[(CHAT, usage) for usage in (None, [], "much", {}, {"total_tokens": 5}, {"prompt_tokens": "many"})],
     (GEMINI, {"trafficType": "ON_DEMAND"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wire", "usage"), NOTHING, ids=lambda value: getattr(value, "name", None) or str(value))
@@ -205,16 +203,13 @@ def test_what_was_reported_is_kept_in_raw() -> None:
     assert whole(CLAUDE, advisor).usage.input_tokens == 3
 
 
-@pytest.mark.parametrize(
-    "metrics",
-    [
-        {"eval_count": 18},
-        {"prompt_eval_count": 0, "eval_count": 18},
-        {"prompt_eval_count": 11},
-        {"prompt_eval_count": None, "eval_count": True},
-        {},
-    ],
-)
+@pytest.mark.parametrize("metrics", [
+    {"eval_count": 18},
+    {"prompt_eval_count": 0, "eval_count": 18},
+    {"prompt_eval_count": 11},
+    {"prompt_eval_count": None, "eval_count": True},
+    {},
+])  # fmt: skip
 def test_counts_that_ollama_leaves_out_are_no_zeros(metrics: JsonObject) -> None:
     """All of the prompt was cached, and older servers say 0: it is estimated, what is said is kept."""
     reading = read(OLLAMA, *HI["ollama"], o.last("stop", metrics))
@@ -237,19 +232,16 @@ def test_without_details_of_tgi_nothing_is_made_up() -> None:
     assert (counted.usage.input_tokens, counted.usage.source) == (3, UsageSource.REPORTED)
 
 
-@pytest.mark.parametrize(
-    ("usage", "nano_usd"),
-    [
-        ({"cost": 0.00019325}, 193_250),
-        ({"cost": 0}, 0),
-        ({"cost": 1e-9}, 1),
-        ({"cost": 0.0000001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.002}}, 2_000_100),
-        ({"cost": 0.5, "is_byok": True, "cost_details": None}, 500_000_000),
-        ({"cost": 0.5, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000),
-        *[({"cost": odd}, None) for odd in (None, "0.1", True, -1, 1e300)],
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("usage", "nano_usd"), [
+    ({"cost": 0.00019325}, 193_250),
+    ({"cost": 0}, 0),
+    ({"cost": 1e-9}, 1),
+    ({"cost": 0.0000001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.002}}, 2_000_100),
+    ({"cost": 0.5, "is_byok": True, "cost_details": None}, 500_000_000),
+    ({"cost": 0.5, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000),
+    *[({"cost": odd}, None) for odd in (None, "0.1", True, -1, 1e300)],
+    ({}, None),
+])  # fmt: skip
 def test_a_reported_cost_is_kept_to_the_digit(usage: JsonObject, nano_usd: int | None) -> None:
     """In nano-USD; with a key of one's own at the provider behind, its bill is added. Nonsense is no cost."""
     assert whole(CHAT, {**c.USAGE, **usage}).usage.reported_cost_nano_usd == nano_usd
@@ -363,16 +355,12 @@ def test_content_that_is_missing_is_none(wire: Wire, body: Json) -> None:
 STREAM_OF_LISTS = [g.chunk(g.text("A")), g.chunk(g.call("a", args={})), g.END]
 
 
-@pytest.mark.parametrize(
-    ("wire", "body", "said"),
-    [
-        (GEMINI, STREAM_OF_LISTS, ["A", ("a", {}, None)]),
-        (OLLAMA, OLLAMA.stream(o.line(content="Hi"), o.last(content=" there")), ["Hi there"]),
-        (TGI, [{"generated_text": " Hi"}], ["Hi"]),
-        (CHAT, CHAT.stream(c.chunk(content="Hi"), c.STOP, c.DONE), ["Hi"]),
-    ],
-    ids=["a list without alt=sse", "lines", "a list", "events"],
-)
+@pytest.mark.parametrize(("wire", "body", "said"), [
+    (GEMINI, STREAM_OF_LISTS, ["A", ("a", {}, None)]),
+    (OLLAMA, OLLAMA.stream(o.line(content="Hi"), o.last(content=" there")), ["Hi there"]),
+    (TGI, [{"generated_text": " Hi"}], ["Hi"]),
+    (CHAT, CHAT.stream(c.chunk(content="Hi"), c.STOP, c.DONE), ["Hi"]),
+], ids=["a list without alt=sse", "lines", "a list", "events"])  # fmt: skip
 def test_a_reply_in_the_other_form_is_understood(wire: Wire, body: Json | bytes, said: list[object]) -> None:
     """Servers that always stream, and proxies that lose the wish for the one form or the other."""
     assert read_whole(wire, body).said == said

@@ -307,15 +307,11 @@ def test_a_token_limit_is_an_overflow_only_before_a_reply() -> None:
     assert type(read(CHAT, *HI["openai_compatible"], event, c.DONE).error) is InvalidRequestError
 
 
-@pytest.mark.parametrize(
-    ("wire", "failure", "output"),
-    [
-        (CHAT, c.chunk() | {"error": {"code": 400, "message": "no"}, "usage": c.USAGE}, 20),
-        (RESPONSES, r.ending("failed", error={"code": "server_error", "message": "Oops"}), 20),
-        (CLAUDE, a.event("error", error=OVERLOADED), None),
-    ],
-    ids=["chat", "responses", "messages"],
-)
+@pytest.mark.parametrize(("wire", "failure", "output"), [
+    (CHAT, c.chunk() | {"error": {"code": 400, "message": "no"}, "usage": c.USAGE}, 20),
+    (RESPONSES, r.ending("failed", error={"code": "server_error", "message": "Oops"}), 20),
+    (CLAUDE, a.event("error", error=OVERLOADED), None),
+], ids=["chat", "responses", "messages"])  # fmt: skip
 def test_what_a_failed_reply_cost_stays_known(wire: Wire, failure: JsonObject, output: int | None) -> None:
     """As it was reported with the failure, or before it."""
     error = read(wire, *HI[wire.name], failure).error

@@ -42,12 +42,8 @@ COMPACTED: JsonObject = {"type": "compaction", "content": "So far: nothing."}
 BARE_CALL: JsonObject = {"type": "server_tool_use", "id": "s", "name": "code_execution", "input": {}}
 WEB: JsonObject = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
 NOTE: JsonObject = {
-    "type": "url_citation",
-    "url": "https://x.test",
-    "start_index": 0,
-    "end_index": 5,
-    "title": "E",
-}
+    "type": "url_citation", "url": "https://x.test", "start_index": 0, "end_index": 5, "title": "E",
+}  # fmt: skip
 NOTED = r.message(content=[{"type": "output_text", "text": "Hello", "annotations": [NOTE]}], phase="commentary")
 PARTS: dict[str, JsonObject] = {
     "executableCode": {"executableCode": {"language": "PYTHON", "code": "1+1"}, "thoughtSignature": "c2ln"},

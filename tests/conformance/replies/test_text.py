@@ -309,20 +309,17 @@ def test_a_summary_goes_before_the_raw_reasoning() -> None:
 PAIRED, OPEN = ({"config": {"options": {"quirks": {"think_tags": tags}}}} for tags in ("paired", "open"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said", "thinking", "text"),
-    [
-        (PAIRED, "<think>\nHmm</think>\n\n42", "\nHmm", "42"),
-        (PAIRED, "\n <think>Hmm</think>", "Hmm", ""),
-        (PAIRED, "<think>a < b </thin k></think>42", "a < b </thin k>", "42"),
-        (PAIRED, "<think>never closed", "never closed", ""),
-        (PAIRED, "The tag <think> is text here</think>", "", "The tag <think> is text here</think>"),
-        (PAIRED, "<thin", "", "<thin"),
-        (OPEN, "Hmm</think>42", "Hmm", "42"),
-        (OPEN, "<think>Hmm</think>42", "Hmm", "42"),
-        ({}, "<think>Hmm</think>42", "", "<think>Hmm</think>42"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said", "thinking", "text"), [
+    (PAIRED, "<think>\nHmm</think>\n\n42", "\nHmm", "42"),
+    (PAIRED, "\n <think>Hmm</think>", "Hmm", ""),
+    (PAIRED, "<think>a < b </thin k></think>42", "a < b </thin k>", "42"),
+    (PAIRED, "<think>never closed", "never closed", ""),
+    (PAIRED, "The tag <think> is text here</think>", "", "The tag <think> is text here</think>"),
+    (PAIRED, "<thin", "", "<thin"),
+    (OPEN, "Hmm</think>42", "Hmm", "42"),
+    (OPEN, "<think>Hmm</think>42", "Hmm", "42"),
+    ({}, "<think>Hmm</think>42", "", "<think>Hmm</think>42"),
+])  # fmt: skip
 def test_think_tags(changes: dict[str, object], said: str, thinking: str, text: str) -> None:
     """Tags count at the start of a reply, where the quirks say so; there the first may be missing, too."""
     expected: list[object] = [("thinking", thinking)] if thinking else []

@@ -14,8 +14,8 @@ from callboard.adapters import (
 )
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.requests.fitted import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY, NO_RESULT, NOT_EXECUTED
 from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
@@ -177,12 +177,8 @@ def test_output_schemas(case: Case) -> None:
 
 
 SAMPLING: dict[str, Json] = {
-    "temperature": 0.0,
-    "top_p": 0.5,
-    "frequency_penalty": -1.0,
-    "presence_penalty": 0.0,
-    "seed": 0,
-}
+    "temperature": 0.0, "top_p": 0.5, "frequency_penalty": -1.0, "presence_penalty": 0.0, "seed": 0,
+}  # fmt: skip
 
 
 @table(

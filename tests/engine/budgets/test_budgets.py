@@ -30,9 +30,6 @@ from ...support.scripted import Say, scripted_type
 from ...support.virtual_time import FakeClock
 from ..test_middleware import PRICES, WAYS, Maker, filmed
 
-pytestmark = pytest.mark.anyio
-
-
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
 """The upper end of an estimate of 10 tokens."""
@@ -303,7 +300,6 @@ def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
 
 
 # Budgets and the death of the process: what was sent is in the trace, and what nobody knows is not free.
-
 
 BUDGETS = [Budget(max_tokens=1_000_000), Budget(max_tokens=1_000_000, per="tag:tenant", window="month")]
 SENT_ONCE = 64

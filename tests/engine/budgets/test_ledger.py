@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from callboard.adapters.usage.estimate import upper_end
+from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from callboard.bus.errors import ErrorClass
 from callboard.engine import BudgetExceededError
@@ -269,7 +269,6 @@ def test_a_name_is_held_once() -> None:
 
 # When a budget begins anew.
 
-
 moments = st.integers(0, 4_000_000_000).map(lambda seconds: seconds * 1_000_000)
 zones = st.sampled_from(["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Africa/Cairo"])
 
@@ -361,7 +360,6 @@ def test_a_budget_that_makes_no_sense_is_told_at_once(wrong: dict[str, object], 
 
 
 # The most that a call can cost, against what calls within its bounds do cost.
-
 
 rates = st.integers(0, 10_000)
 perhaps = st.none() | rates
@@ -467,7 +465,6 @@ def test_images_are_priced_by_the_piece_or_by_tokens_whichever_is_known_and_dear
 
 
 # Many callers at once, in random interleavings: no overspend, no phantom refusal, nobody forgotten.
-
 
 LIMIT = 20
 

@@ -22,11 +22,7 @@ from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
-
-
 anyio_backend = runs_on("asyncio")
-
 
 ROOM = 4
 """Calls of which all have room at their worst."""

@@ -17,8 +17,6 @@ from tests.support.scripted import ADD, CALLS_ADD, Say
 
 from ...definition_of_done.rows import row
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_prompt_is_answered() -> None:
     """8.4: text, usage, stop reason and the whole conversation; as a function and as a method."""
@@ -234,7 +232,6 @@ async def test_cancelling_who_waits_cancels_the_call() -> None:
 
 
 # -- misuse: the text says what to do
-
 
 MISUSED: list[tuple[dict[str, object], str]] = [
     ({"prompt": "Hi", "messages": [Message.user("Hi")]}, r"pass only one.*messages=\[\*messages, Message.user"),

@@ -22,11 +22,7 @@ from callboard.engine.objects.partial_json import PartialJson
 from ...support.scripted import CAPABILITIES, Say
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running
 
-pytestmark = pytest.mark.anyio
-
-
 # `stream_object`: an object as it grows, its end, and going away from it.
-
 
 TEXT = '{"name": "Ada L.", "age": 36, "tags": ["a", "b"]}'
 WHOLE = Person("Ada L.", 36, "", ["a", "b"])
@@ -264,7 +260,6 @@ async def test_an_object_from_a_cache_grows_at_once(can: AdapterCapabilities) ->
 
 
 # JSON text that grows, cut anywhere.
-
 
 SCALARS = st.one_of(
     st.none(),

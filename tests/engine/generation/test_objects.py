@@ -32,8 +32,6 @@ from ...support.present import present
 from ...support.scripted import Say
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, THINKS, Person, Place, ended, running
 
-pytestmark = pytest.mark.anyio
-
 
 class Row(TypedDict):
     name: str
@@ -451,7 +449,6 @@ def test_the_functions_use_the_default_engine() -> None:
         run_sync(ask())
 
 
-@pytest.mark.anyio
 async def test_another_engine_may_be_named() -> None:
     async with Engine(models=registry(Say(ADA)), trace=False, prices=PriceTable.default()) as engine:
         assert (await generate_object("s:m", "Who?", schema=Person, engine=engine)).output.age == 36

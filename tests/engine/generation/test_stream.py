@@ -37,14 +37,11 @@ from tests.support.engines import registry, running, topics
 from tests.support.present import present
 from tests.support.scripted import ADD, CALLS_ADD, Say
 
-pytestmark = pytest.mark.anyio
-
 PRICES = """
 label: test
 prices:
   - {model: "s:*", input: "1", output: "10"}
 """
-
 
 SHORT = ["message.start", "text.start", "text.delta", "text.delta", "text.end", "message.complete", "step.finish"]
 MERGED = [kind for place, kind in enumerate(SHORT) if place != 2]

@@ -286,7 +286,6 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
         generate_sync("s:m", "Hi", engine=engine)
 
 
-@pytest.mark.anyio
 async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engine]) -> None:
     """In a thread beside a running loop nothing is held up; in the loop's own thread that loop is."""
     engine = an_engine(engines, Say("beside"), Say("inside"), Say("stream"))
@@ -300,7 +299,6 @@ async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engi
     assert [warning.filename for warning in warned] == [__file__]
 
 
-@pytest.mark.anyio
 async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[Engine]) -> None:
     """In both directions."""
     async with Engine(models=registry(Say("never")), trace=False) as mine:
@@ -380,7 +378,6 @@ def test_an_engine_that_is_entered_without_a_loop_is_closed_on_leaving() -> None
         pass
 
 
-@pytest.mark.anyio
 async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
     """The error says what to do; and entering one within a coroutine is warned of, with the right word."""
     async with Engine(models=registry(Say("Hello")), trace=False) as engine:

@@ -55,9 +55,6 @@ from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
 from ...support.engines import registry, running
 from ...support.scripted import Say
 
-pytestmark = pytest.mark.anyio
-
-
 PRICES = PriceTable.from_rows([PriceRow(model=f"{name}:*", input=9_000_000, output=9_000_000) for name in "st"])
 Any_Stream: TypeAlias = StreamResult | TurnStream | ObjectStream[Any]
 Open: TypeAlias = Callable[[Engine], Any_Stream]
@@ -231,7 +228,6 @@ def test_a_sync_stream_says_the_same() -> None:
 
 # -- Errors
 
-
 Ask: TypeAlias = Callable[[Engine], Awaitable[object]]
 ASK: dict[str, Ask] = {
     "generate": lambda engine: engine.generate("s:m", "Hi"),
@@ -335,7 +331,6 @@ async def test_a_view_begins_at_the_beginning() -> None:
 # An error knows the frames that it went through, and with them what their functions had at hand: whoever keeps an
 # error keeps all of that.
 
-
 Way = Callable[[Engine, bool], Awaitable[object]]
 
 
@@ -420,7 +415,6 @@ def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:
     return accumulator
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_recorded_streams_add_up_to_their_responses(name: str) -> None:
     """With every event, and from the deltas alone; before the end, to what had come."""

@@ -37,9 +37,6 @@ from ...support.engines import requests_of, running
 from ...support.invariants import check_stream
 from ...support.scripted import Say
 
-pytestmark = pytest.mark.anyio
-
-
 CARD = re.compile(r"\b\d{4}(?: ?\d{4}){3}\b")
 
 
@@ -377,7 +374,6 @@ def test_what_a_provider_tells_beside_the_text_does_not_pass() -> None:
 
 
 # Pieces of a text that comes in fragments.
-
 
 WINDOWS = st.one_of(
     st.builds(Window.characters, st.integers(1, 20)),

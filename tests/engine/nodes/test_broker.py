@@ -14,7 +14,6 @@ from callboard.engine.nodes.broker import Broker, ClosingTransport
 from tests.support.nats_server import NatsServer, why_no_nats
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
 ]
 

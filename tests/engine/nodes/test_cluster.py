@@ -16,8 +16,6 @@ from callboard.engine.nodes import node
 from tests.support.engines import keeping, registry, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
-pytestmark = pytest.mark.anyio
-
 STORE = "postgresql://u@127.0.0.1:1/d"
 
 

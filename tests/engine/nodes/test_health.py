@@ -16,7 +16,6 @@ from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
 ]
 

@@ -29,7 +29,6 @@ from ...support.virtual_time import FakeClock, run_virtual
 
 # What one node learns of a provider's rate limits, all nodes act by.
 
-
 ENTRY = AdapterEntry(name="s", type="scripted", config=AdapterConfig())
 
 
@@ -140,7 +139,6 @@ def test_a_refusal_is_told_at_once() -> None:
     run_virtual(work)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.skipif(why_no_nats() is not None, reason=str(why_no_nats()))
 async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_one(
@@ -175,7 +173,6 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
 
 
 # What one node finds of a provider, all nodes act by: closed until the latest time that any of them has said.
-
 
 SECOND = 1_000_000
 REASON = "server_error: ServerError"
@@ -305,7 +302,6 @@ def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], d
     assert heard(said) == heard(shuffled) == max(times, default=None)
 
 
-@pytest.mark.anyio
 @pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")
 async def test_engines_of_a_cluster_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the broker; a node that comes later is told, too."""

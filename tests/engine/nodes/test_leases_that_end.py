@@ -32,8 +32,7 @@ from ...support.engines import registry
 from ...support.postgres_server import own_server, why_not
 from ...support.scripted import Say
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 LEASE = 1.5
 
@@ -157,7 +156,6 @@ async def test_an_engine_that_captures_nothing_looks_into_the_shared_trace(
 
 
 # What a former owner still says of a session: refused by the shared store, and kept beside it.
-
 
 CAPTURE = Capture(None)
 

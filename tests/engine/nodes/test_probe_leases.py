@@ -19,7 +19,6 @@ from tests.support.scripted import Say
 from tests.support.shared_tables import ProbeModel
 from tests.support.virtual_time import FakeClock, runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
 
 

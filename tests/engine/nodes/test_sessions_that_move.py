@@ -34,7 +34,7 @@ from ...support.present import present
 from ...support.programs import started
 from ...support.scripted import Say
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 def texts(session: Any) -> list[str]:
@@ -305,7 +305,6 @@ async def test_a_session_that_no_node_kept_is_not_begun_anew(postgres_dsn: str, 
 
 
 # Nodes in processes of their own that are killed or suspended at work, and what becomes of their sessions.
-
 
 NODE = "from tests.support.cluster_node import main; main()"
 LEASE = 2.0

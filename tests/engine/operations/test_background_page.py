@@ -18,8 +18,6 @@ from tests.support.background_engines import MODEL, engine_at
 from tests.support.background_server import WORDS, BackgroundServer, background_server
 from tests.support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
-
 anyio_backend = runs_on("asyncio")
 
 

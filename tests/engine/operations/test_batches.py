@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from callboard.adapters.batches import BatchLimits
-from callboard.adapters.operations import jobs
+from callboard.adapters.operations import answers as jobs
 from callboard.adapters.operations.batches import HttpBatches
 from callboard.bus import Envelope, LlmCallFailed
 from callboard.bus.errors import (
@@ -28,10 +28,7 @@ from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
-
 WIRES = pytest.mark.parametrize("wire", MODELS)
-
 
 anyio_backend = runs_on("asyncio")
 

@@ -30,9 +30,7 @@ from ...support.batch_wires import MODELS
 from ...support.programs import ended, started
 from ...support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
-
 
 KILLED_BEFORE_ITS_ANSWER = """
     import json, sys
@@ -261,7 +259,6 @@ async def test_what_another_has_sent_since_is_not_sent_again(
 
 
 # Results of a batch that are handed out one by one: each once, in order, priced as they are, and none is kept.
-
 
 HANDED_OUT = ["one", "fail", "two", "three"]
 ANSWERED = ["one", "two", "three"]

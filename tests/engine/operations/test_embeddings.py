@@ -50,8 +50,6 @@ from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 from ...support.virtual_time import Backend, backend
 
-pytestmark = pytest.mark.anyio
-
 PRICES = """
 label: test
 prices:

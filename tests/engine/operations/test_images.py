@@ -19,8 +19,6 @@ from tests.support.provider_server import refusing_url
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
-
 PRICES = PriceTable(
     [
         PriceRow(model="openai:gpt-image-2", input=5_000_000, output=1, extra={

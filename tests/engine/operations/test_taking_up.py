@@ -25,10 +25,7 @@ from ...support.cluster_engines import node_engine
 from ...support.programs import ended
 from ...support.virtual_time import runs_on
 
-pytestmark = pytest.mark.anyio
-
 OFTEN = PollPolicy(first=0.02, longest=0.05, jitter=False)
-
 
 anyio_backend = runs_on("asyncio")
 

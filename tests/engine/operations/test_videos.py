@@ -39,7 +39,6 @@ from ...support.provider_server import refusing_url
 from ...support.virtual_time import runs_on
 from .video_engines import OFTEN, SORA, VEO, a_video, engine_at, filming
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 

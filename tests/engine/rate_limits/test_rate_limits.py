@@ -19,7 +19,6 @@ from tests.support.virtual_time import runs_on
 from ...support.engines import entry, serving
 from ..test_middleware import WAYS, Maker
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
 
 

@@ -18,7 +18,6 @@ from tests.support.virtual_time import runs_on
 
 from ...support.engines import entry, serving
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 

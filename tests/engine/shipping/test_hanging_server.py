@@ -22,7 +22,7 @@ from ...support.postgres_server import StartedServer, own_server, why_not
 from ...support.scripted import Say
 from .test_ship_to import local_seqs, seqs
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
+pytestmark = pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,6 @@ from callboard.engine.tools import Approval
 
 from .rounds import Told, call, run
 
-pytestmark = pytest.mark.anyio
-
 
 def make(ran: list[str], **options: object):  # type: ignore[no-untyped-def]
     """A tool that deletes files."""

@@ -31,9 +31,6 @@ from callboard.engine.tools.parameters import read_docstring
 from ...definition_of_done.rows import row
 from .rounds import call, result_of, run
 
-pytestmark = pytest.mark.anyio
-
-
 NO_JSON: Any = object()
 
 
@@ -104,7 +101,6 @@ async def fetch(url: str) -> str:
     return url
 
 
-@pytest.mark.anyio
 async def test_an_async_function_stays_one() -> None:
     """Calling the tool gives what calling the function gives."""
     assert await tool(fetch)("x") == "x"
@@ -349,7 +345,6 @@ def test_a_path_is_a_string_and_a_number_without_a_form_in_json_is_refused() -> 
 
 # What a docstring tells of a function and its parameters.
 
-
 GOOGLE = """Find a book
     in the catalogue.
 
@@ -427,7 +422,6 @@ def test_no_docstring_says_nothing(text: str | None) -> None:
 
 
 # How a call's arguments come to the function, and what happens to wrong ones.
-
 
 CITY: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

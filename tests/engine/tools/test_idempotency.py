@@ -19,8 +19,6 @@ from tests.support.engines import keeping, registry, running
 from tests.support.programs import ended
 from tests.support.scripted import Say
 
-pytestmark = pytest.mark.anyio
-
 keys: list[str] = []
 
 

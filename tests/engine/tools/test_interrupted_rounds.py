@@ -45,9 +45,6 @@ from callboard.engine.tools.running import INTERRUPTED
 from ...support.engines import keeping, registry, requests_of, running, talking
 from ...support.scripted import Say
 
-pytestmark = pytest.mark.anyio
-
-
 ran: list[str] = []
 
 
@@ -275,7 +272,6 @@ async def test_a_round_that_an_engine_was_closed_under_is_over_after_a_restart(t
 
 # Calls of a reply that did not end well: nobody runs them, and nothing waits for them.
 
-
 BAD = [reason for reason in StopReason if not ended_well(reason)]
 SCRIPTED = [reason for reason in BAD if reason not in (StopReason.CANCELLED, StopReason.ERROR)]
 
@@ -316,7 +312,6 @@ def test_settling_calls_twice_changes_nothing(reason: StopReason) -> None:
 
 
 @pytest.mark.parametrize("reason", [reason for reason in SCRIPTED if reason is not StopReason.MAX_TOKENS], ids=str)
-@pytest.mark.anyio
 async def test_the_turn_is_over_and_each_call_says_that_it_was_not_executed(reason: StopReason) -> None:
     """The model is not asked again by itself; with the next turn it learns what did not happen."""
     async with talking(ended(reason, "wipe", "ask"), Say("fine"), tools=[wipe, ASK]) as (session, _):
@@ -327,7 +322,6 @@ async def test_the_turn_is_over_and_each_call_says_that_it_was_not_executed(reas
         assert (await session.send("and now?")).text == "fine"
 
 
-@pytest.mark.anyio
 async def test_at_the_limit_of_tokens_the_model_is_told() -> None:
     """A shorter call may fit; whole arguments are no reason to run the call."""
     async with talking(ended(StopReason.MAX_TOKENS, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
@@ -335,7 +329,6 @@ async def test_at_the_limit_of_tokens_the_model_is_told() -> None:
         assert ran == []
 
 
-@pytest.mark.anyio
 async def test_a_pause_with_calls_runs_them() -> None:
     """The reply goes on with their results."""
     async with talking(ended(StopReason.PAUSE_TURN, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
@@ -343,7 +336,6 @@ async def test_a_pause_with_calls_runs_them() -> None:
         assert ran == ["sda"]
 
 
-@pytest.mark.anyio
 async def test_a_reply_of_middleware_is_judged_like_any_other() -> None:
     """Whoever answers: the engine runs no call of a reply that did not end well."""
 

@@ -25,8 +25,6 @@ pytest.importorskip("mcp", reason="needs callboard[mcp]")
 from callboard.engine import tools
 from callboard.engine.tools.mcp_client import legal_names
 
-pytestmark = pytest.mark.anyio
-
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
 

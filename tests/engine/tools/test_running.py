@@ -50,9 +50,6 @@ from ...support.programs import ended
 from ...support.scripted import Say
 from .rounds import Told, call, result_of, run
 
-pytestmark = pytest.mark.anyio
-
-
 ROOT = Path(__file__).parents[3]
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO")

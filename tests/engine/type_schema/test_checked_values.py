@@ -181,7 +181,6 @@ def test_a_schema_that_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
 
 # What the quick check accepts, jsonschema does too; what is not plain, it leaves alone.
 
-
 NAMES = st.sampled_from(["a", "b", "c"])
 KINDS = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
 BOUNDS = st.integers(-3, 3) | st.sampled_from([-0.5, 0.0, 1.5])

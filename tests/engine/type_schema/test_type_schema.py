@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 
 from callboard.adapters.providers.anthropic.settings import fit_schema as fit_for_anthropic
 from callboard.adapters.providers.gemini.request import fit_schema
-from callboard.adapters.schemas.sanitizer import normalise_schema
-from callboard.adapters.schemas.strict import NotStrict, to_strict
+from callboard.adapters.requests.schemas import normalise_schema
+from callboard.adapters.requests.strict_schemas import NotStrict, to_strict
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.objects.generate import ObjectSchema
 from callboard.engine.tools import tool
@@ -528,7 +528,6 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
     assert schema["required"] == ["what"]
     assert made_of.handler is not None
     assert made_of.handler.read({"what": value}).keywords == {"what": made}
-
     read: ObjectSchema[Any] = ObjectSchema(hint)
     wrapped = "value" in read.sent.get("properties", {})  # type: ignore[operator]
     assert read.read({"value": value} if wrapped else value) == made

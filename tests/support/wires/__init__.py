@@ -18,25 +18,14 @@ from .wire import Wire
 __all__ = ["CALLING_WIRES", "KITS", "QUIRKY", "WIRES", "AnthropicWire", "ChatWire", "ResponsesWire", "Wire"]
 
 WIRES: tuple[Wire, ...] = (
-    AnthropicWire(),
-    ResponsesWire(),
-    ChatWire(),
-    GeminiWire(),
-    OllamaWire(),
-    TGIWire(),
-    InteractionsWire(),
-)
+    AnthropicWire(), ResponsesWire(), ChatWire(), GeminiWire(), OllamaWire(), TGIWire(), InteractionsWire(),
+)  # fmt: skip
 CALLING_WIRES = tuple(wire for wire in WIRES if wire.calls_tools)
 KITS = (*CALLING_WIRES, WordyTGIWire())
 
 QUIRKY: tuple[Wire, ...] = (
-    ChatWire("openai"),
-    ChatWire("vllm"),
-    ChatWire("ollama"),
-    ChatWire("deepseek"),
-    ChatWire("mistral", id_prefix="abcdefgh"),
-    ChatWire("openrouter"),
-    ChatWire("cerebras"),
+    ChatWire("openai"), ChatWire("vllm"), ChatWire("ollama"), ChatWire("deepseek"),
+    ChatWire("mistral", id_prefix="abcdefgh"), ChatWire("openrouter"), ChatWire("cerebras"),
     ChatWire("llama.cpp"),
-)
+)  # fmt: skip
 """Servers of one protocol that differ in what is sent to them."""

@@ -56,11 +56,8 @@ class AnthropicWire(Wire):
             return kind, {"type": kind, **fields}
 
         started = {
-            **self._message(),
-            "content": [],
-            "stop_reason": None,
-            "usage": {**self._usage, "output_tokens": 1},
-        }
+            **self._message(), "content": [], "stop_reason": None, "usage": {**self._usage, "output_tokens": 1},
+        }  # fmt: skip
         yield event("message_start", message=started)
         index = 0
         if thought:
@@ -140,16 +137,9 @@ def event(kind: str, **fields: Json) -> JsonObject:
 
 def message_start(usage: Json = START_USAGE, **fields: Json) -> JsonObject:
     message: JsonObject = {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "model": "claude-test",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage,
-        **fields,
-    }
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-test", "content": [],
+        "stop_reason": None, "stop_sequence": None, "usage": usage, **fields,
+    }  # fmt: skip
     return event("message_start", message=message)
 
 

@@ -15,11 +15,9 @@ from ..wire_history import history_faults
 from .wire import Event, Wire, openai_error
 
 _INCOMPLETE = {
-    "length": "max_output_tokens",
-    "max_output_tokens": "max_output_tokens",
-    "content_filter": "content_filter",
+    "length": "max_output_tokens", "max_output_tokens": "max_output_tokens", "content_filter": "content_filter",
     "steered": "steered",
-}
+}  # fmt: skip
 """Why a reply stopped that is not complete."""
 
 

@@ -21,9 +21,6 @@ from ..content_making import CONVERSATION, SETUP, appended, captured, configured
 from ..trace_making import T0, Maker
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
-
 # Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
 
 
@@ -139,7 +136,6 @@ async def test_a_session_that_has_lost_its_beginning_says_so(store: Store, make:
 
 # -- Files of earlier versions
 
-
 # -- One writer at a time
 
 
@@ -189,7 +185,6 @@ async def test_a_session_begun_anew_is_not_mixed_with_the_late_end_of_the_old_on
 
 
 # The search over captured content: what is found, and that what is deleted isn't there any more.
-
 
 LONG = "lighthouse " + "and so on " * 400
 SAID = (

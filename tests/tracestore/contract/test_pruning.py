@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-
 from callboard.bus import ActorStarted, SessionCreated
 from callboard.tracestore import PriceRow, PriceTable, Store
 from callboard.tracestore.timestamps import to_us
 
 from ..trace_making import T0, Maker, call
-
-pytestmark = pytest.mark.anyio
 
 SECOND = 1_000_000
 PRICES = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")

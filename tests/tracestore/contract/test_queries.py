@@ -25,9 +25,6 @@ from callboard.tracestore.timestamps import iso_moment
 
 from ..trace_making import DAY_US, T0, Maker, fill, three_calls
 
-pytestmark = pytest.mark.anyio
-
-
 # What can be asked of a trace: filters, sums, statistics, errors and free SQL.
 
 
@@ -159,7 +156,6 @@ async def test_sql_has_an_end(store: Store) -> None:
 
 # The sums that budgets count.
 
-
 OTHER_RUN = "run_other"
 HOUR_US = 3_600_000_000
 
@@ -277,7 +273,6 @@ async def test_repriced_calls_count_at_the_cost_that_is_asked_for(store: Store, 
 
 # Sums of calls that are kept, and sums of calls that are not in them yet.
 
-
 SUM_TABLE = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
 GROUPINGS = ((), ("model",), ("provider",), ("day",), ("day", "model", "provider"))
 
@@ -330,7 +325,6 @@ async def test_sums_follow_calls_that_end_and_go(store: SqlStore) -> None:
 
 
 # Unknown is a number of its own: what every sum over stored calls says of calls that got no answer.
-
 
 TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
 UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
@@ -412,9 +406,7 @@ async def test_an_absurd_clock_is_no_obstacle(store: Store, make: Maker) -> None
 
 # Counts that no model ever had, as a broken server says them: every sum has an answer, on both stores.
 
-
 MOST = (1 << 63) - 1
-
 
 ABOUT = pytest.approx(3 * MOST, rel=1e-12)
 
@@ -457,7 +449,6 @@ async def test_spending_has_an_answer(store: Store, make: Maker, by: str | None,
 
 
 # Calls as CSV, JSON lines and Parquet: every row, exact money, bounded memory, whole files or none.
-
 
 EXPORT_TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
 

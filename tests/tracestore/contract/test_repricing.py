@@ -19,9 +19,6 @@ from ..changing import CHUNK, MODELS, TABLES, Interrupted, do, stop
 from ..trace_making import DAY_US, T0, Maker
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
-
 FIRST = PriceTable.from_rows([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], "first")
 SECOND = PriceTable.from_rows([PriceRow(model="openai:*", input=3_000_000, output=5_000_000)], "second")
 USAGE = TokenUsage(input_tokens=100, output_tokens=10)

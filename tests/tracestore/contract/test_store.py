@@ -33,9 +33,6 @@ from ...support.programs import started
 from ..trace_making import DAY_US, T0, Maker, fill
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
-
 # What goes into the store comes out: events as they were, calls as their events say.
 
 
@@ -426,7 +423,6 @@ async def test_groups_of_the_same_cost_come_in_the_order_of_their_names(store: S
 
 # What `callboard sql --schema` says, held against the tables of both stores and against the rows in Python.
 
-
 COLUMNS = {
     "sqlite": """
         SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c
@@ -503,7 +499,6 @@ def test_a_column_of_calls_is_called_as_in_python() -> None:
 
 
 # A block that one may be in at a time, among all who use a trace.
-
 
 HOLDS_UNTIL_KILLED = """
     import sys

@@ -19,8 +19,7 @@ from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabas
 
 from ...support.postgres_server import why_not
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 A = NodeInfo(node="run_a", lease_seconds=600.0)
 OLD_US, LATER_US = 1_790_000_000_000_000, 1_795_000_000_000_000

@@ -17,8 +17,6 @@ from callboard.tracestore.postgres.nodes import SharedDatabase
 from tests.support.shared_tables import LedgerModel
 from tests.tracestore.trace_making import Maker
 
-pytestmark = pytest.mark.anyio
-
 MONEY = Scope(Budget(max_cost_usd="0.000001"), "")  # 1,000 nano-USD
 TOKENS = Scope(Budget(max_tokens=100, per="model"), "s:m")
 

@@ -15,9 +15,6 @@ from ...support.postgres_server import own_server, why_not
 from ...support.shared_tables import ProbeModel
 from .conftest import Place
 
-pytestmark = pytest.mark.anyio
-
-
 A = NodeInfo(node="run_a", name="a", lease_seconds=10.0)
 B = NodeInfo(node="run_b", name="b", lease_seconds=10.0)
 

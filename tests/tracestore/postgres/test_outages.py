@@ -31,9 +31,6 @@ from ...support.programs import started
 from ...support.scripted import Say
 from ..trace_making import Maker
 
-pytestmark = pytest.mark.anyio
-
-
 # A server that stops, starts again, or cuts connections: calls go on, and nothing is lost or there twice.
 
 
@@ -275,7 +272,6 @@ async def test_a_primary_that_became_a_standby_is_left(dsn: str, tmp_path: Path,
 
 # A server that takes connections and answers nothing: whoever waits for it is let go in time.
 
-
 SOON = Patience(work=0.3, cancelled=0.3)
 
 
@@ -358,7 +354,6 @@ async def test_work_without_a_limit_is_never_cut() -> None:
 
 
 # Leases: a run lives as long as its process says so, by the database's clock.
-
 
 QUICK = 0.4
 """The length of leases in these tests, in seconds."""

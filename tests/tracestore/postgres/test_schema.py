@@ -30,11 +30,7 @@ from ..content_making import appended, captured, configured
 from ..shipping.test_shipping import of_run
 from ..trace_making import DAY_US, T0, Maker
 
-pytestmark = pytest.mark.anyio
-
-
 # The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code.
-
 
 _OPEN = """
 import asyncio, sys
@@ -357,7 +353,6 @@ async def test_it_ends_in_time(store: PostgresStore) -> None:
 
 # Content that nobody needs is deleted, and never what somebody says again meanwhile, whatever its clock.
 
-
 SAID = [Message.user("What everybody asks. " * 100)]
 
 
@@ -476,7 +471,6 @@ async def test_a_connection_without_encryption_is_refused_there(
 
 
 # Several processes and stores that write one trace at once.
-
 
 _WRITE = """
 import asyncio, sys

@@ -19,8 +19,6 @@ from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured
 from tests.tracestore.trace_making import T0, Maker
 
-pytestmark = pytest.mark.anyio
-
 SECRET = Message.user("A secret. " * 200)
 NOW = T0 + 10**12
 LATER = NOW + 10**12

@@ -17,7 +17,6 @@ from callboard.tracestore.sql.expiry import Erasure
 from tests.support.virtual_time import FakeClock, runs_on
 from tests.tracestore.shipping.test_shipping import of_run
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
 
 

@@ -34,8 +34,6 @@ from .test_erasures import say
 from .test_shipping import everything, of_run
 from .test_ways import lose_marks, story
 
-pytestmark = pytest.mark.anyio
-
 
 class Told:
     """A trace file that tells what it writes, and its shipper.

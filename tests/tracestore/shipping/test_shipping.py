@@ -27,8 +27,6 @@ from ..content_making import PICTURE, appended, captured
 from ..trace_making import Maker
 from .test_erasures import say
 
-pytestmark = pytest.mark.anyio
-
 
 def of_run(run: str, calls: int) -> list[Envelope]:
     """The events of a run: a session, and calls in it, of which every fifth fails and every seventh has no end."""
@@ -186,7 +184,6 @@ async def test_sessions_of_one_name_from_two_files_stay_apart(
 
 # The decisions of a shipper, and shippers of one file against a target that fails as it likes.
 
-
 OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
 
 
@@ -311,7 +308,6 @@ def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str
 
 
 # Two versions of the schema: shippers and stores of which one is newer.
-
 
 LATER_STEP = (
     "of tomorrow",

@@ -26,8 +26,6 @@ from tests.tracestore.trace_making import Maker
 from .conftest import _migrate
 from .test_shipping import everything, of_run, shipped
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import httpcore
 import pytest
 
 from callboard.adapters.cassettes import Base64Chunk, load_cassette
-from callboard.adapters.transport.http1.connection import (
+from callboard.adapters.transport.http1_connection import (
     HIGH_WATER_BYTES,
     KEPT_SECONDS,
     PIECE_BYTES,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.transport.http1.protocol import (
+from callboard.adapters.transport.http1_protocol import (
     MOST_HEAD_BYTES,
     Origin,
     ReplyParser,
@@ -195,20 +195,17 @@ def test_a_switch_to_another_protocol_is_called_by_its_name() -> None:
         assert "status 101, which was not asked for" in error
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("timeout=5", 5),
-        ("timeout=5, max=100", 5),
-        ("max=100, timeout = 75", 75),
-        ('Timeout="3"', 3),
-        ("max=5", None),
-        ("", None),
-        ("timeout=", None),
-        ("timeout=-1", None),
-        ("xtimeout=5", None),
-    ],
-)
+@pytest.mark.parametrize(("header", "seconds"), [
+    ("timeout=5", 5),
+    ("timeout=5, max=100", 5),
+    ("max=100, timeout = 75", 75),
+    ('Timeout="3"', 3),
+    ("max=5", None),
+    ("", None),
+    ("timeout=", None),
+    ("timeout=-1", None),
+    ("xtimeout=5", None),
+])  # fmt: skip
 def test_a_server_says_how_long_it_keeps_a_connection(header: str, seconds: float | None) -> None:
     assert keep_alive_seconds(header) == seconds
 
@@ -252,27 +249,12 @@ def test_a_host_and_codings_of_the_caller_s_stand_in_place_of_ours() -> None:
 SECRET = "sk-secret"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"x-a": f"{SECRET}\r\nx-b: 1"},
-        {"x-a": f"{SECRET}\nx-b: 1"},
-        {"x-a": f"{SECRET}\r"},
-        {"x-a": f"{SECRET}\0"},
-        {"x-a": f"{SECRET}\x85"},
-        {"x-a": f"{SECRET}é"},
-        {f"x-{SECRET}\r\nx-b": "1"},
-        {f"x-{SECRET}: 1\r\nx-b": "1"},
-        {f"x {SECRET}": "1"},
-        {f"x:{SECRET}": "1"},
-        {f"é{SECRET}": "1"},
-        {"": SECRET},
-        {"Content-Length": "3"},
-        {"content-length": "2, 2"},
-        {"Transfer-Encoding": "chunked"},
-        {"transfer-encoding": "identity"},
-    ],
-)
+@pytest.mark.parametrize("headers", [
+    {"x-a": f"{SECRET}\r\nx-b: 1"}, {"x-a": f"{SECRET}\nx-b: 1"}, {"x-a": f"{SECRET}\r"}, {"x-a": f"{SECRET}\0"},
+    {"x-a": f"{SECRET}\x85"}, {"x-a": f"{SECRET}é"}, {f"x-{SECRET}\r\nx-b": "1"}, {f"x-{SECRET}: 1\r\nx-b": "1"},
+    {f"x {SECRET}": "1"}, {f"x:{SECRET}": "1"}, {f"é{SECRET}": "1"}, {"": SECRET}, {"Content-Length": "3"},
+    {"content-length": "2, 2"}, {"Transfer-Encoding": "chunked"}, {"transfer-encoding": "identity"},
+])  # fmt: skip
 def test_a_header_that_could_be_another_or_a_body_of_another_length_is_refused(headers: dict[str, str]) -> None:
     """Its value is never quoted."""
     with pytest.raises(InvalidRequestError) as raised:
@@ -299,32 +281,26 @@ def test_no_headers_give_more_lines_than_there_are(headers: dict[str, str]) -> N
     assert text.count("\r\n") <= 5 + len(headers)
 
 
-@pytest.mark.parametrize(
-    ("url", "origin", "authority", "path"),
-    [
-        ("http://a.test", Origin(False, "a.test", 80), "a.test", "/"),
-        ("HTTPS://A.Test:443/X?", Origin(True, "a.test", 443), "a.test", "/X?"),
-        ("https://a.test:80/%7Ex/ü?q=ü#part", Origin(True, "a.test", 80), "a.test:80", "/%7Ex/%C3%BC?q=%C3%BC"),
-        ("http://user:pass@a.test:8080/x", Origin(False, "a.test", 8080), "a.test:8080", "/x"),
-        ("http://[::1]:8080/x", Origin(False, "::1", 8080), "[::1]:8080", "/x"),
-        ("https://käse.test/", Origin(True, "xn--kse-qla.test", 443), "xn--kse-qla.test", "/"),
-        ("http://my_server/a b", Origin(False, "my_server", 80), "my_server", "/a%20b"),
-    ],
-)
+@pytest.mark.parametrize(("url", "origin", "authority", "path"), [
+    ("http://a.test", Origin(False, "a.test", 80), "a.test", "/"),
+    ("HTTPS://A.Test:443/X?", Origin(True, "a.test", 443), "a.test", "/X?"),
+    ("https://a.test:80/%7Ex/ü?q=ü#part", Origin(True, "a.test", 80), "a.test:80", "/%7Ex/%C3%BC?q=%C3%BC"),
+    ("http://user:pass@a.test:8080/x", Origin(False, "a.test", 8080), "a.test:8080", "/x"),
+    ("http://[::1]:8080/x", Origin(False, "::1", 8080), "[::1]:8080", "/x"),
+    ("https://käse.test/", Origin(True, "xn--kse-qla.test", 443), "xn--kse-qla.test", "/"),
+    ("http://my_server/a b", Origin(False, "my_server", 80), "my_server", "/a%20b"),
+])  # fmt: skip
 def test_a_url_leads_to_a_server_and_a_path(url: str, origin: Origin, authority: str, path: str) -> None:
     target = target_of(url)
     assert (target.origin, target.authority, target.path) == (origin, authority, path)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("ftp://x.test", "no address", "http://", "http:///x", "//x.test/", "x.test", "http://x:port/"),
-        *("http://\udcff/", "http://x.test/\udcff", "http://x y/", "http://x\r\ny/", "http://x.test/\r\nHost: y"),
-        *("http://x.test/\0", "http://1.2.3.999/", "http://[::zz]/", "http://[::1/", "http://x.test:99999/"),
-        "http://x.test/" + "a" * 70_000,
-    ],
-)
+@pytest.mark.parametrize("url", [
+    *("ftp://x.test", "no address", "http://", "http:///x", "//x.test/", "x.test", "http://x:port/"),
+    *("http://\udcff/", "http://x.test/\udcff", "http://x y/", "http://x\r\ny/", "http://x.test/\r\nHost: y"),
+    *("http://x.test/\0", "http://1.2.3.999/", "http://[::zz]/", "http://[::1/", "http://x.test:99999/"),
+    "http://x.test/" + "a" * 70_000,
+])  # fmt: skip
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         target_of(url)

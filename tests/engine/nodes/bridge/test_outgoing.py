@@ -180,7 +180,6 @@ def test_every_event_goes_out_whatever_fails(acts: list[tuple[str, object]], roo
 
 # Pages: what is in a message, and what is not.
 
-
 PLENTY = 1 << 20
 
 

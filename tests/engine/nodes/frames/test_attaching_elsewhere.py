@@ -15,8 +15,6 @@ from tests.support.scripted import ADD, CALLS_ADD, Say
 
 from .conftest import Gate, connected, nodes
 
-pytestmark = pytest.mark.anyio
-
 WORDS = [f"word{number} " for number in range(40)]
 Seen = list[tuple[int, TurnEvent | StreamReset[TurnEvent]]]
 

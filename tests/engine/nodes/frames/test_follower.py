@@ -32,9 +32,6 @@ from callboard.engine.nodes.frames.wire import Ending, Frame, read_packet
 
 from ....support.virtual_time import FakeClock, run_virtual
 
-pytestmark = pytest.mark.anyio
-
-
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
 END = TurnComplete("completed")
 
@@ -282,7 +279,6 @@ def test_what_was_kept_behind_an_ending_is_not_heard() -> None:
 
 
 # What a node says of its streams, and when: at once or together, and only what is its own.
-
 
 SUBJECTS = Subjects("c")
 INTERVAL = 0.025

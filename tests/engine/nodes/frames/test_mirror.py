@@ -371,7 +371,6 @@ def test_frames_of_which_parts_are_lost_are_given_up() -> None:
 
 # What kept frames tell the node that takes a session over.
 
-
 HI = Message(Role.USER, "Hi", id="msg_hi")
 
 

@@ -31,7 +31,7 @@ from tests.support.programs import CHECKOUT
 from .conftest import connected
 from .dying_owner import AFTER, TEXT, THINKING
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 LEASE = 2.0
 SPOKEN = ["".join(TEXT), "".join(AFTER)]

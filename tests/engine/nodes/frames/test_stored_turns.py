@@ -19,7 +19,6 @@ from tests.support.scripted import ADD, CALLS_ADD, Say
 
 from .conftest import connected
 
-pytestmark = [pytest.mark.anyio]
 on_server = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 

@@ -23,7 +23,7 @@ from tests.support.scripted import Say
 NODE = "from tests.support.budget_node import main; main()"
 CALLERS = (17, 17, 16)
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
+pytestmark = pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))
 
 
 class Node:

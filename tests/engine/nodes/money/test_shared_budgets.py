@@ -24,8 +24,7 @@ from ....support.engines import entry, serving
 from ....support.postgres_server import own_server, why_not
 from ....support.scripted import Say, ScriptedAdapter, scripted_type
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
@@ -186,7 +185,6 @@ async def counted(dsn: str) -> list[tuple[int, int]]:
 
 
 # Declared rate limits of two engines that are nodes of one cluster.
-
 
 LIMIT = 5
 

@@ -25,9 +25,7 @@ from callboard.tracestore.nodes import AccountScope, Allotment, Answer, Slot, Wa
 from ....support.shared_tables import LedgerModel
 from ....support.virtual_time import FakeClock, run_virtual, runs_on
 
-pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
-
 
 LIMIT = 1000
 BUDGET = Budget(max_cost_usd="0.000001")

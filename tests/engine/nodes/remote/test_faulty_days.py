@@ -18,7 +18,6 @@ from tests.support.postgres_server import StartedServer, own_server, why_not
 from tests.support.scripted import Say
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.timeout(120),
     pytest.mark.skipif(bool(why_no_nats() or why_not()), reason=str(why_no_nats() or why_not())),
 ]

@@ -29,9 +29,6 @@ from callboard.tracestore import TraceStore
 from ....support.virtual_time import FakeClock
 from ..bridge.event_making import events
 
-pytestmark = pytest.mark.anyio
-
-
 PATIENCE = 60.0
 
 

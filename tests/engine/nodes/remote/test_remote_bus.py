@@ -21,7 +21,6 @@ from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
 ]
 

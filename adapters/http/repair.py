@@ -31,10 +31,10 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
 from ..contract import CanonicalRequest
+from ..requests.content import bared_blocks, tell_tools, without_reasoning
 from ..requests.settings import stated_limit
 from .classify import read_error_value
 from .error_texts import unwrapped
-from .repair_history import bared_blocks, tell_tools, without_reasoning
 
 # --- Edits of a body ---
 

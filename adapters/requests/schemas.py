@@ -14,7 +14,7 @@ import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
 
-from ..requests.text import as_text
+from .content import as_text
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
 """Keywords, and leftovers of schema generators, without a meaning for a model, and all that start with ~."""

@@ -19,12 +19,12 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
-from ...contract import CanonicalRequest
-from ...requests.settings import EFFORTS
-from ...transport.transport import HttpRequest
-from ..asking import calling, check_stream, content_in_short, hear_well, over_http, require
-from ..checking import check
-from ..kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
+from ..contract import CanonicalRequest
+from ..requests.settings import EFFORTS
+from ..transport.transport import HttpRequest
+from .asking import calling, check_stream, content_in_short, hear_well, over_http, require
+from .checking import check
+from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
 
 TOOL_FORMAT = "Tool definition format implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

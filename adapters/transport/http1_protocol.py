@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from ..headers import check_sendable
-from ..transport import unsendable
+from .transport import check_sendable, unsendable
 
 MOST_HEAD_BYTES = 100 * 1024
 """The largest number of bytes without body data: heads, early hints, trailers, chunk extensions."""

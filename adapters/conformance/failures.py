@@ -16,12 +16,12 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.usage import StopReason
 
-from ...config import RetryPolicy
-from ...contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
-from ..asking import SOON, check_stream, failure, hear, hear_well, over_http, require, streaming, waiting
-from ..checking import check
-from ..http_kit import FakeReply
-from ..kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
+from ..config import RetryPolicy
+from ..contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
+from .asking import SOON, check_stream, failure, hear, hear_well, over_http, require, streaming, waiting
+from .checking import check
+from .http_kit import FakeReply
+from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 
 ERRORS = "Error normalisation implemented"
 

@@ -19,9 +19,9 @@ from typing import Protocol, Self, cast
 
 from callboard.bus.errors import NetworkError
 
-from ..bodies import Unpacker
-from ..transport import ClosableReply, broken, failed
-from .protocol import ReplyParser, keep_alive_seconds
+from .bodies import Unpacker
+from .http1_protocol import ReplyParser, keep_alive_seconds
+from .transport import ClosableReply, broken, failed
 
 # --- A reply for its reader ---
 

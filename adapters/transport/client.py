@@ -1,4 +1,4 @@
-"""HTTP/1.1 over our own connections, on asyncio without a proxy."""
+"""The HTTP/1.1 client over our own connections, and the choice of a transport."""
 
 from __future__ import annotations
 
@@ -6,18 +6,35 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import SocketAttribute
 
+from callboard.bus.backend import on_asyncio
 from callboard.bus.errors import AdapterError, NetworkError
 
-from ..addresses import public_addresses
-from ..transport import HttpReply, HttpRequest, TransportStatistics, not_in_time, not_made, unreachable, unsendable
-from .connection import AgedConnectionError, Connection
-from .protocol import Origin, Target, target_of, write_head
+from .addresses import UrlKind, has_proxy, kind_of, public_addresses
+from .http1_connection import AgedConnectionError, Connection
+from .http1_protocol import Origin, Target, target_of, write_head
+from .transport import (
+    HttpReply,
+    HttpRequest,
+    Transport,
+    TransportStatistics,
+    not_in_time,
+    not_made,
+    unreachable,
+    unsendable,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+    from .httpx_transport import HttpxTransport
+
 
 # --- New connections ---
 
@@ -273,3 +290,63 @@ class Http1Transport:
                 pool.close()
             for pool in pools.values():
                 await pool.wait_closed()
+
+
+def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
+    """Our own connections, or those of the host's client."""
+    if client is None:
+        return HttpTransport()
+    from .httpx_transport import ClientTransport
+
+    return ClientTransport(client)
+
+
+class HttpTransport:
+    """Kept-alive connections to any number of servers, over the client that each request needs."""
+
+    def __init__(self) -> None:
+        self._own = Http1Transport()
+        self._other: HttpxTransport | None = None
+        self._ways: dict[UrlKind, Transport] = {}
+        self._closed = False
+
+    def statistics(self) -> TransportStatistics:
+        own = self._own.statistics()
+        if self._other is None:
+            return own
+        other = self._other.statistics()
+        return TransportStatistics(own.clients + other.clients, own.in_use + other.in_use)
+
+    def send(self, request: HttpRequest) -> Coroutine[object, object, HttpReply]:
+        """Send, and wait for the reply's head. Raises AdapterError only."""
+        return self._way(request.url).send(request)
+
+    def is_own(self, url: str) -> bool:
+        """Whether requests to a URL use our own connections."""
+        return self._way(url) is self._own
+
+    def _way(self, url: str) -> Transport:
+        kind = kind_of(url)
+        way = self._ways.get(kind)
+        if way is None:
+            way = self._ways[kind] = self._chosen(kind)
+        return way
+
+    def _chosen(self, kind: UrlKind) -> Transport:
+        """Chosen with the first request of a kind, because an adapter stays on one event loop's library."""
+        if self._closed or (on_asyncio() and not has_proxy(kind)):
+            return self._own  # it reports when it is closed
+        if self._other is None:
+            from .httpx_transport import HttpxTransport
+
+            self._other = HttpxTransport()
+        return self._other
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        self._closed, self._ways = True, {}
+        try:
+            await self._own.aclose()
+        finally:
+            if self._other is not None:
+                await self._other.aclose()

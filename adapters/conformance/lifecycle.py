@@ -18,9 +18,9 @@ from callboard.bus.values.content import TextBlock, ToolUseBlock
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, UsageSource
 
-from ...contract import AdapterCapabilities, AttemptReport, ProviderAdapter
-from ...health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from ..asking import (
+from ..contract import AdapterCapabilities, AttemptReport, ProviderAdapter
+from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
+from .asking import (
     SOON,
     Heard,
     calling,
@@ -36,8 +36,8 @@ from ..asking import (
     streaming,
     within,
 )
-from ..checking import check
-from ..kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
+from .checking import check
+from .kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
 
 
 @check("3.1", "Model mapping defined")

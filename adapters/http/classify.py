@@ -28,11 +28,10 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json, JsonObject
 
-from ..http.retry import duration_seconds, retry_after_seconds
-from ..replies.json_text import mend_body
-from ..requests.text import as_text
+from ..replies.decoders import mend_body
+from ..requests.content import as_text
 from .error_texts import LITELLM_CODES, error_of_code, error_of_words, exception_name
-from .headers import reset_seconds
+from .retry import duration_seconds, reset_seconds, retry_after_seconds
 
 # --- Google's error details ---
 

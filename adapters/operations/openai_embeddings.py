@@ -15,11 +15,11 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
-from ..http.wire_call import WireCall
-from ..operations.wires import EmbeddingReply, read_vector
-from ..requests.host_options import merge_own_options
-from ..requests.text import encode_json
-from ..usage.counts import reported_cost, reported_count
+from ..replies.usage import reported_cost, reported_count
+from ..requests.content import encode_json
+from ..requests.fitted import WireCall
+from ..requests.settings import merge_own_options
+from .wires import EmbeddingReply, read_vector
 
 PATH = "/v1/embeddings"
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from callboard.adapters.conformance.kit import CALLS, STOPS, Kit, NotShown, Says
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
 from callboard.bus.values.content import ThinkingBlock
 from callboard.bus.values.usage import StopReason
 
-from ..asking import (
+from .asking import (
     calling,
     check_blocks,
     check_indexes,
@@ -34,8 +33,9 @@ from ..asking import (
     streaming,
     with_one_id,
 )
-from ..checking import check
-from ..http_kit import HttpKit, arguments, halves, pieces
+from .checking import check
+from .http_kit import HttpKit, arguments, halves, pieces
+from .kit import CALLS, STOPS, Kit, NotShown, Says
 
 STREAMING = "Streaming adapter implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

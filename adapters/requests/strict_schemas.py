@@ -14,7 +14,7 @@ import msgspec
 
 from callboard.bus.values.base import Json, JsonObject
 
-from .sanitizer import move_to_description, normalise_schema
+from .schemas import move_to_description, normalise_schema
 
 MAX_DEPTH = 10
 MAX_PROPERTIES = 5000

@@ -18,15 +18,15 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
-from callboard.adapters.http.wire_call import WireCall, get
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.base import Json
 
-from ..operations.wires import BatchLine, ListPage, Written, error_of_item, expired_item, fields_of, json_lines
-from ..refusals.classify import ErrorType, error_without_status, read_error_value
-from ..requests.text import encode_json
+from ..batches import BatchJob, BatchLimits, BatchStatus
+from ..http.classify import ErrorType, error_without_status, read_error_value
+from ..requests.content import encode_json
+from ..requests.fitted import WireCall, get
 from ..transport.bodies import FormPart, write_form
+from .wires import BatchLine, ListPage, Written, error_of_item, expired_item, fields_of, json_lines
 
 MARK = "callboard_batch"
 """The key of our mark in a job's metadata."""

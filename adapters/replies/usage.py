@@ -12,14 +12,14 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from ..replies.assembler import Assembler
-from .estimate import TokenRates, estimate_request, estimate_tokens
+from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
+from .assembler import Assembler
 
 
 def reported_count(value: object) -> int | None:
     """A reported count; None if missing or no finite number.
 
-    Some proxies send floats. A negative number counts as 0, and `contradictions` makes such a usage partial.
+    Some proxies send floats. A negative number counts as 0, and `source_of` makes such a usage partial.
     """
     if type(value) is int:
         return max(0, value)
@@ -43,12 +43,19 @@ def reported_detail(details: Json, name: str) -> int | None:
     return reported_count(details.get(name)) if isinstance(details, dict) else None
 
 
+_WRITES = frozenset(
+    {"cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens", "cache_creation"}
+)
+
+
 def cache_writes(details: Json, flat: Json = None, split: Json = None) -> tuple[int, int]:
     """Tokens written to a cache, and the part of them for an hour.
 
     They are in the details of the prompt or outside of it, as OpenRouter's and OpenAI's `cache_write_tokens`,
     LiteLLM's `cache_creation_tokens`, or under Anthropic's names, which Qwen shares.
     """
+    if flat is None and split is None and not (isinstance(details, dict) and not _WRITES.isdisjoint(details)):
+        return 0, 0
     total = first_count(
         reported_detail(details, "cache_write_tokens"),
         reported_detail(details, "cache_creation_tokens"),

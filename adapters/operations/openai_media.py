@@ -20,14 +20,13 @@ from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage, details_of
 
-from ..http.wire_call import WireCall
+from ..http.classify import ErrorBody, ErrorType, error_without_status
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
-from ..operations.media_wire import ImageReply, from_base64, input_bytes, known_terms, video_usage
-from ..refusals.classify import ErrorBody, ErrorType, error_without_status
-from ..requests.host_options import merge_own_options
-from ..requests.text import encode_json
+from ..replies.usage import has_negative, reported_cost, reported_count, source_of
+from ..requests.content import encode_json
+from ..requests.fitted import WireCall
+from ..requests.settings import merge_own_options
 from ..transport.bodies import FormPart, write_form
-from ..usage.counts import has_negative, reported_cost, reported_count, source_of
 from ..videos import (
     VIDEO_VARIANTS,
     VideoCapabilities,
@@ -37,6 +36,7 @@ from ..videos import (
     VideoTerms,
     VideoVariant,
 )
+from .media_wire import ImageReply, from_base64, input_bytes, known_terms, video_usage
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 

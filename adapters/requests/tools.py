@@ -17,8 +17,8 @@ from callboard.bus.errors import InvalidRequestError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
-from .sanitizer import describe, describe_constraints, normalise_schema, remembered
-from .strict import NotStrict, StrictSchema, to_strict, without_added_nulls
+from .schemas import describe, describe_constraints, normalise_schema, remembered
+from .strict_schemas import NotStrict, StrictSchema, to_strict, without_added_nulls
 
 UNIONS = ("anyOf", "oneOf", "allOf")
 """The keywords that combine schemas."""

@@ -1,1 +1,0 @@
-"""Wires that several providers share."""

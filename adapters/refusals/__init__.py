@@ -1,1 +1,0 @@
-"""Refusals by providers: classified errors, and repaired requests."""

@@ -1,0 +1,414 @@
+"""Content on the wire: texts and JSON, media, and histories without reasoning or tool calls.
+
+Reasoning is mostly in blocks of its own. Gemini also signs texts and calls, in the provider's data of such a
+block, and an opaque block may have only a signature.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import msgspec
+
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    ResultPart,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role
+
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
+    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    rb"|.)",  # any other escape, so that an escaped backslash starts no pair
+    re.DOTALL,
+)
+
+
+def mend_json(text: bytes) -> bytes:
+    """JSON text without half pairs in its escapes; the same object if there are none."""
+    if b"\\u" not in text:
+        return text
+    mended = _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+    return text if mended == text else mended
+
+
+def mend_text(text: str) -> str:
+    """Text that UTF-8 can encode: pairs joined, halves replaced; the same object if already valid."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def mend_object(value: JsonObject) -> JsonObject:
+    """A JSON object with valid texts; the same object if already valid."""
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return {mend_text(name): mend_json_value(inner) for name, inner in value.items()}
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass  # the writer of the body handles values that are not JSON
+    return value
+
+
+def mend_json_value(value: Json) -> Json:
+    """A JSON value with valid texts."""
+    match value:
+        case str():
+            return mend_text(value)
+        case list():
+            return [mend_json_value(item) for item in value]
+        case dict():
+            return {mend_text(name): mend_json_value(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def encode_json(value: Json) -> bytes:
+    """JSON text, repaired if UTF-8 can't encode it."""
+    try:
+        try:
+            return msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            return msgspec.json.encode(mend_json_value(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequestError(f"the request is no JSON: {error}") from error
+
+
+def as_text(value: Json) -> str:
+    """Text unchanged, anything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def join_text(content: Iterable[ContentBlock]) -> str:
+    """Join all text blocks, with a blank line between them unless the text itself continues."""
+    joined = ""
+    for block in content:
+        if isinstance(block, TextBlock):
+            goes_on = not joined or joined[-1].isspace() or block.text[:1].isspace()
+            joined += block.text if goes_on else f"\n\n{block.text}"
+    return joined
+
+
+def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages after the last reply. The model must support them; earlier ones are fitted to it."""
+    begin = len(messages)
+    while begin and messages[begin - 1].role is not Role.ASSISTANT:
+        begin -= 1
+    return messages[begin:]
+
+
+WEB = ("https", "http")
+"""The schemes of addresses that most providers can fetch."""
+
+_FILMS = {
+    "mp4": "video/mp4", "m4v": "video/mp4", "mov": "video/quicktime", "webm": "video/webm", "mpeg": "video/mpeg",
+    "mpg": "video/mpeg", "avi": "video/avi", "wmv": "video/wmv", "flv": "video/x-flv", "3gp": "video/3gpp",
+    "mkv": "video/x-matroska",
+}  # fmt: skip
+"""The media types of films, by the endings of their names."""
+
+_YOUTUBE = ("youtube.com", "youtu.be")
+
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+"""The first bytes of image files. Anthropic answers 400 if an image's type differs from its label."""
+
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+"""From the URL alphabet of base64 to the standard one. Decoding would silently drop these two characters."""
+
+
+def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
+    return url is not None and url.lower().startswith(tuple(f"{scheme}://" for scheme in schemes))
+
+
+def plain_type(media_type: str) -> str:
+    """A media type in lower case without parameters, as servers compare it."""
+    bare = media_type.partition(";")[0].strip().lower()
+    return "image/jpeg" if bare == "image/jpg" else bare
+
+
+def image_type(data: bytes) -> str | None:
+    """The media type of a PNG, JPEG, GIF or WebP from its first 12 bytes; None for other bytes."""
+    if data[:4] == b"RIFF":
+        return "image/webp" if data[8:12] == b"WEBP" else None
+    return next((name for magic, name in _IMAGES.items() if data.startswith(magic)), None)
+
+
+def _true_type(block: ImageBlock | AudioBlock | DocumentBlock, label: str, data: bytes) -> str:
+    """The media type to send. An image's bytes decide. Audio keeps its parameters, which describe samples."""
+    if isinstance(block, AudioBlock):
+        return label
+    return (image_type(data) if isinstance(block, ImageBlock) else None) or plain_type(label)
+
+
+def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
+    """A block's media type (empty if unknown) and bytes, from `data` or a data URL; None without bytes."""
+    if block.data is not None:
+        return _true_type(block, block.media_type or "", block.data), block.data
+    found = read_data_url(block.url or "")
+    if found is None:
+        return None
+    return _true_type(block, found[0] or block.media_type or "", found[1]), found[1]
+
+
+def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
+    if block.data is not None:
+        return not block.data
+    url = block.url or ""
+    return url[:5].lower() == "data:" and url.endswith(",")
+
+
+def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
+    """The media type of an untyped document with the address of a film; None for any other block.
+
+    A model without film support must not get one as a document of unknown type.
+    """
+    if block.media_type is not None or block.url is None or not isinstance(block, DocumentBlock):
+        return None
+    try:
+        address = urlsplit(block.url)
+    except ValueError:
+        return None
+    if (address.hostname or "").removeprefix("www.").removeprefix("m.") in _YOUTUBE:
+        return "video/mp4"
+    _, dot, ending = address.path.rpartition(".")
+    return _FILMS.get(ending.lower()) if dot else None
+
+
+def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
+    """A block's media type. Empty if it has none. None if it is an address of one of the schemes, unless it is a
+    film's.
+    """
+    if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
+        return true
+    media_type = block.media_type or film_type(block)
+    if media_type is not None and not isinstance(block, AudioBlock):
+        media_type = plain_type(media_type)
+    if media_type is None and block.url is not None and not is_remote(block.url, schemes):
+        head = block.url.partition(",")[0].partition(";")[0].lower()
+        media_type = head.removeprefix("data:") if head.startswith("data:") else ""
+    return "image/jpeg" if media_type == "image/jpg" else media_type
+
+
+def _first_bytes(block: ImageBlock) -> bytes:
+    """The first 12 bytes of an image, which identify its type. Empty for an address."""
+    if block.data is not None:
+        return block.data[:12]
+    head, comma, body = (block.url or "")[:200].partition(",")
+    found = read_data_url(f"{head},{body[:16]}") if comma else None
+    return found[1] if found is not None else b""
+
+
+def read_data_url(url: str) -> tuple[str, bytes] | None:
+    """The media type and bytes of a data URL, in either base64 alphabet; None for any other URL."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().startswith("data:"):
+        return None
+    media_type, *parameters = head[len("data:") :].lower().split(";")
+    data = unquote_to_bytes(body)
+    if "base64" not in parameters:
+        return media_type, data
+    try:
+        return media_type, b64decode(data.translate(_STANDARD), validate=False)
+    except binascii.Error:
+        return None
+
+
+def write_data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{b64encode(data).decode()}"
+
+
+# --- Image sizes ---
+
+
+def image_pixels(data: bytes) -> int | None:
+    """Width times height of a PNG, GIF, WebP or JPEG; None if unknown."""
+    size = image_size(data)
+    return size[0] * size[1] if size is not None else None
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels of a PNG, GIF, WebP or JPEG; None if unknown."""
+    try:
+        return _size(data)
+    except (struct.error, IndexError):
+        return None
+
+
+def _size(data: bytes) -> tuple[int, int] | None:
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        width, height = struct.unpack_from(">II", data, 16)
+        return width, height
+    if data.startswith(b"GIF8"):
+        width, height = struct.unpack_from("<HH", data, 6)
+        return width, height
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _webp(data)
+    if data.startswith(b"\xff\xd8"):
+        return _jpeg(data)
+    return None
+
+
+def _webp(data: bytes) -> tuple[int, int] | None:
+    match data[12:16]:
+        case b"VP8X":
+            return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+        case b"VP8L":
+            bits = int.from_bytes(data[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case b"VP8 ":
+            width, height = struct.unpack_from("<HH", data, 26)
+            return width & 0x3FFF, height & 0x3FFF
+        case _:
+            return None
+
+
+def _jpeg(data: bytes) -> tuple[int, int] | None:
+    at = 2
+    while data[at] == 0xFF:
+        marker = data[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame's header, of any coding
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        at += 2 + struct.unpack_from(">H", data, at + 2)[0]
+    return None
+
+
+_SIGNATURES = ("signatures", "thoughtSignature")
+_EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+"""Extra data that Google's Chat Completions endpoint accepts in place of a call's signature."""
+
+
+def without_reasoning(message: Message, provider: str) -> Message:
+    """The message without a provider's reasoning and signatures; the same object if it has none. It may be empty.
+
+    Reasoning of an unknown provider counts as this provider's.
+    """
+    kept = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
+    if len(kept) == len(message.content) and all(map(_same, kept, message.content)):
+        return message
+    return msgspec.structs.replace(message, content=tuple(kept))
+
+
+def bared_blocks(before: Message, after: Message) -> int:
+    """The number of blocks that `without_reasoning` changed or removed."""
+    kept = {id(block) for block in after.content}
+    return sum(id(block) not in kept for block in before.content)
+
+
+def _same(one: ContentBlock, other: ContentBlock) -> bool:
+    return one is other
+
+
+def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
+    """A block without its signature. None if it is empty then."""
+    match block:
+        case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
+            return None if raw is None or raw.provider == provider else block
+        case TextBlock(provider_raw=ProviderRaw() as raw) | ToolUseBlock(provider_raw=ProviderRaw() as raw):
+            data = _unsigned(raw, provider)
+            if data is raw.data:
+                return block
+            return msgspec.structs.replace(
+                block, provider_raw=msgspec.structs.replace(raw, data=data) if data else None
+            )
+        case OpaqueBlock(provider_raw=raw):
+            data = _unsigned(raw, provider)
+            if data is raw.data:
+                return block
+            if not data.get("text", True):
+                return None
+            return msgspec.structs.replace(block, provider_raw=msgspec.structs.replace(raw, data=data))
+        case _:
+            return block
+
+
+def _unsigned(raw: ProviderRaw, provider: str) -> JsonObject:
+    """The provider's data without signatures; the same object if it has none or is another provider's."""
+    data = raw.data
+    if raw.provider != provider:
+        return data
+    if any(name in data for name in _SIGNATURES):
+        data = {name: value for name, value in data.items() if name not in _SIGNATURES}
+    if _is_signed(data.get("extra_content")):
+        data = {**data, "extra_content": _EXTRA}
+    return data
+
+
+def _is_signed(extra: Json) -> bool:
+    google = extra.get("google") if isinstance(extra, dict) else None
+    return isinstance(google, dict) and "thought_signature" in google and extra != _EXTRA
+
+
+# --- Exchanges of tools in words ---
+
+
+def tell_tools(
+    messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
+) -> Iterator[Message]:
+    """The messages with these calls and their results in words."""
+    for message in messages:
+        match message.role:
+            case Role.ASSISTANT:
+                kept = tuple(block for block in message.content if not _is_told(block, told, wire_ids))
+                if kept != message.content:  # reasoning is bound to the blocks after it
+                    kept = tuple(
+                        block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
+                    )
+            case Role.TOOL:
+                results = [block for block in message.content if isinstance(block, ToolResultBlock)]
+                kept = tuple(block for block in results if block.tool_use_id not in told)
+                yield from (
+                    _told(told[block.tool_use_id], block) for block in results if block.tool_use_id in told
+                )
+            case _:
+                kept = message.content
+        if kept == message.content:
+            yield message
+        elif kept:
+            yield msgspec.structs.replace(message, content=kept)
+
+
+def _is_told(block: ContentBlock, told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:
+    match block:
+        case ToolUseBlock():
+            return block.id in told
+        case OpaqueBlock():
+            return block.provider_raw.data.get("call_id") in wire_ids
+        case _:
+            return False
+
+
+def _told(call: ToolUseBlock, result: ToolResultBlock) -> Message:
+    arguments = msgspec.json.encode(call.input, order="deterministic").decode()
+    how = "failed" if result.is_error else "answered"
+    said = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")
+    if isinstance(result.content, str):
+        return Message.user((said, TextBlock(result.content)))
+    content: tuple[ResultPart, ...] = result.content
+    return Message.user((said, *content))

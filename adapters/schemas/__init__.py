@@ -1,1 +1,0 @@
-"""JSON Schemas in the forms of their targets."""

@@ -1,1 +1,0 @@
-"""Token counts: read, completed and estimated."""
