@@ -21,7 +21,7 @@ def to_us(moment: int | datetime) -> int:
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
-        raise ValueError(f"{moment} has no time zone: nobody knows which moment that is")
+        raise ValueError(f"{moment} has no time zone, so it is ambiguous")
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -60,6 +60,6 @@ def read_moment(text: str) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no day or time such as 2026-07-01, 2026-07-01T12:00, or 24h or 7d ago"
+            f"{text!r} is not a day or time such as 2026-07-01, 2026-07-01T12:00, or 24h or 7d ago"
         ) from None
     return found if found.tzinfo is not None else found.astimezone()

@@ -90,7 +90,7 @@ class FakeTransport:
         await anyio.lowlevel.checkpoint()
         self.requests.append(request)
         if len(self.requests) > len(self.replies):
-            raise AssertionError(f"request number {len(self.requests)} is one more than there should be")
+            raise AssertionError(f"unexpected request number {len(self.requests)}")
         reply = self.replies[len(self.requests) - 1]
         if isinstance(reply, Exception):
             raise reply

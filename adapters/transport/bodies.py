@@ -64,9 +64,9 @@ def codings(header: str) -> list[str]:
     named = [name for name in re.split(r"[\s,]+", header.lower()) if name not in ("", "identity")]
     for name in named:
         if name not in ("gzip", "x-gzip", "deflate"):
-            raise StreamError(f"the reply is packed as {name[:40]!r}, which was not asked for", retryable=False)
+            raise StreamError(f"the reply is packed as {name[:40]!r}, which was not requested", retryable=False)
     if len(named) > MOST_CODINGS:
-        raise StreamError(f"the reply is packed {len(named)} times over", retryable=False)
+        raise StreamError(f"the reply is packed {len(named)} times", retryable=False)
     return named
 
 
@@ -147,4 +147,4 @@ MAX_REPLY_BYTES = 128 * 1024 * 1024
 
 def too_large(limit: int = MAX_REPLY_BYTES, what: str = "the reply") -> StreamError:
     """The error for a reply beyond a limit. It is not retried, because the next reply would be the same."""
-    return StreamError(f"{what} is larger than {limit} bytes, and was not read further", retryable=False)
+    return StreamError(f"{what} is larger than {limit} bytes, and was not read to the end", retryable=False)

@@ -215,7 +215,7 @@ def test_the_calls_of_a_chat_are_in_the_trace_file(talkative: Path) -> None:
     [
         ("adapters: {a: {type: anthropic, ap_key: x}}", "adapters.a.ap_key: unknown key; did you mean 'api_key'?"),
         ("models: [a, b]", "models: expected a mapping of names"),
-        ("models: {", "is no YAML"),
+        ("models: {", "is not valid YAML"),
         ("models: {'a:b': {adapter: a}}", "models.a:b.adapter: 'a' is not one of adapters"),
         ("adapters: {a: {type: nothing}}\nmodels: {'a:b': {adapter: a}}", "adapter type 'nothing'"),
     ],

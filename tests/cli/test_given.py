@@ -340,7 +340,7 @@ def test_a_missing_and_a_strange_parameter_are_refused() -> None:
         ("prompts: hello", "unknown field `prompts`"),
         ("options: [1]", "Expected `object`, got `array` - at `options`"),
         ("extract: all", "Invalid enum value 'all' - at `extract`"),
-        ("prompt: [", "is no YAML"),
+        ("prompt: [", "is not valid YAML"),
         ("[1]", "Expected `object`, got `array`"),
     ],
 )

@@ -319,7 +319,7 @@ def test_nothing_is_replaced_unless_asked(provided: Path, tmp_path: Path) -> Non
     assert len(load_cassette(file).exchanges) == 1
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "goes over no HTTP")])
+@pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "sends no HTTP")])
 def test_what_can_not_be_recorded_is_said(
     talkative: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:

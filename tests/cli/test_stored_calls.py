@@ -154,7 +154,7 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
     call("reprice", "--prices", str(PRICES), "--discount", "local-chat:*=0.5", home=traced, exits=0)
     assert costs(traced)[2] == 1200
     missing = call("reprice", "--discount", "nobody:*=0.5", home=traced, exits=2)
-    assert "no price row is for 'nobody:*'" in missing.stderr
+    assert "no price row matches 'nobody:*'" in missing.stderr
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_choice_of_prices_that_means_nothing_is_refused(
         ("missing", "no trace file at "),
         ("text", "is not a database"),
         ("foreign", "is a database of another application"),
-        ("newer", "this Callboard knows versions up to "),
+        ("newer", "this Callboard supports versions up to "),
     ],
 )
 def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(

@@ -398,7 +398,7 @@ def test_a_factor_that_is_no_exact_number_is_refused(factor: object) -> None:
 @pytest.mark.parametrize("name", ["azure:*", "anthropic:sonnet", "opus"])
 def test_a_discount_that_would_change_nothing_is_refused(name: str) -> None:
     """Such as one on a name that is priced as another one."""
-    with pytest.raises(ConfigurationError, match="no price row is for"):
+    with pytest.raises(ConfigurationError, match="no price row matches"):
         TABLE.discounted({"openai:*": "0.5", name: "0.8"})
 
 

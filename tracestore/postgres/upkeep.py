@@ -316,7 +316,7 @@ def size_of(statements: Statements) -> int:
 def refuse_backup(database: Database, path: Path | str) -> StoreError:
     """The error that describes a copy with PostgreSQL's own programs, without the password of the DSN."""
     return StoreError(
-        f"{database.name}: a trace in PostgreSQL is copied by PostgreSQL's own programs, which no store runs:"
-        f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to bring it back;"
-        " a whole server by pg_basebackup"
+        f"{database.name}: to copy a trace in PostgreSQL, use the programs of PostgreSQL:"
+        f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to "
+        f"restore it. For a whole server, use pg_basebackup"
     )

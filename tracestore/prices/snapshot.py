@@ -87,7 +87,7 @@ _FREE = [
         cache_write_1h=0,
         service_tier=ANY_TIER,
         reference=True,
-        note="runs on a machine of one's own: no charge",
+        note="runs on your own machine: no charge",
     )
     for model in ("local*:*", "ollama:*")
 ]
@@ -103,7 +103,7 @@ def read(path: Path) -> Snapshot:
     """A snapshot file. Raises ConfigurationError."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigurationError(f"{path}: is larger than {MOST_BYTES} bytes, which no price snapshot is")
+            raise ConfigurationError(f"{path}: is larger than {MOST_BYTES} bytes, so it is not a price snapshot")
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path}: can't be read: {error}") from error
@@ -115,10 +115,10 @@ def decode(data: bytes, source: str) -> Snapshot:
     try:
         snapshot = msgspec.json.decode(data, type=Snapshot)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ConfigurationError(f"{source}: is no price snapshot: {error}") from error
+        raise ConfigurationError(f"{source}: is not a price snapshot: {error}") from error
     if snapshot.format != FORMAT:
         raise ConfigurationError(
-            f"{source}: is a price snapshot of format {snapshot.format}, this Callboard reads format {FORMAT}"
+            f"{source}: is a price snapshot of format {snapshot.format}, but this Callboard reads format {FORMAT}"
         )
     return snapshot
 

@@ -129,7 +129,7 @@ class TraceFile:
             _log.warning(
                 "file_replaced",
                 file=str(self._database.path),
-                note="what was written to the old one is in that one",
+                note="earlier events are in the old one",
             )
         self.numbers.forget()
         with contextlib.suppress(StoreError):

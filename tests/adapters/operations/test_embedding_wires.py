@@ -150,7 +150,7 @@ async def test_each_family_of_bedrock_has_its_own_body(model: str, body: JsonObj
 
 async def test_a_bedrock_model_of_no_known_family_is_refused_before_the_network() -> None:
     adapter, transport = maker("bedrock")
-    with pytest.raises(CapabilityError, match="no family"):
+    with pytest.raises(CapabilityError, match="not a known embedding model"):
         await adapter.embed(request("bedrock", "hello", model="bedrock:a.model"))
     assert transport.requests == []
 
@@ -209,7 +209,7 @@ async def test_the_dimensions_that_a_model_has_anyway_are_not_sent_where_they_ca
 
 async def test_a_server_that_ignores_dimensions_is_found_out() -> None:
     adapter, _ = maker("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
-    with pytest.raises(CapabilityError, match="asked for 2 dimensions and gave 3"):
+    with pytest.raises(CapabilityError, match="returned 3 dimensions instead of 2"):
         await adapter.embed(request("ollama", "hello", dimensions=2))
 
 
@@ -252,7 +252,7 @@ async def test_a_wish_to_cut_is_reported_where_the_provider_never_does() -> None
 
 
 def test_one_text_is_not_taken_for_its_letters() -> None:
-    with pytest.raises(TypeError, match="put a single one into a list"):
+    with pytest.raises(TypeError, match="Put a single text into a list"):
         EmbeddingRequest(request_id="r", model="m", inputs="hello")  # type: ignore[arg-type]
 
 
@@ -329,15 +329,15 @@ async def test_what_a_gateway_says_that_it_charged_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("value", "what"), [
-    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent and 1 vectors came"),
+    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent, but 1 vectors returned"),
     ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [2.0]}]}, "indices"),
     ({"data": [{"index": 0, "embedding": [1.0]}, {"embedding": [2.0]}]}, "indices"),
     ({"data": [{"embedding": [1.0]}, {"embedding": [2.0, 3.0]}]}, "different dimensions"),
     ({"data": [{"embedding": []}, {"embedding": []}]}, "empty"),
     ({"data": [{"embedding": "AAA"}, {"embedding": "AAA"}]}, "base64"),
     ({"data": [{"embedding": "AAAA"}, {"embedding": "AAAA"}]}, "float32"),
-    ({"data": [{"embedding": [None]}, {"embedding": [1.0]}]}, "none of its protocol"),
-    ({"choices": []}, "none of its protocol"),
+    ({"data": [{"embedding": [None]}, {"embedding": [1.0]}]}, "not follow its protocol"),
+    ({"choices": []}, "not follow its protocol"),
 ])  # fmt: skip
 async def test_a_reply_without_the_vectors_is_an_error(value: JsonObject, what: str) -> None:
     adapter, _ = maker("openai", reply(value))

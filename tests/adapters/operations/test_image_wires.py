@@ -122,7 +122,7 @@ def test_the_size_of_a_ratio_has_exactly_that_ratio(width: int, height: int) -> 
     ("openai", "gpt-image-1.5", {"size": "512x512"}, "no size '512x512'"),
     ("openai", "gpt-image-1.5", {"aspect_ratio": "16:9"}, "no aspect ratio"),
     ("openai", "gpt-image-2", {"aspect_ratio": "wide"}, "write it as 16:9"),
-    ("openai", "gpt-image-2", {"aspect_ratio": "1:1", "size": "1024x1024"}, "not for both"),
+    ("openai", "gpt-image-2", {"aspect_ratio": "1:1", "size": "1024x1024"}, "not both"),
     ("openai", "gpt-image-1.5", {"quality": "xhigh"}, "no quality 'xhigh'"),
     ("openai", "gpt-image-2", {"background": "transparent", "output_format": "jpeg"}, "JPEG"),
     ("openai", "gpt-image-2", {"images": [BOAT] * 17}, "takes 16 images"),
@@ -371,7 +371,7 @@ async def test_an_operation_that_is_done_and_empty_has_failed() -> None:
     ("openai", "sora-2", {"first_frame": ImageBlock(data=b"x", media_type="image/gif")}, "image/gif"),
     ("gemini", "veo-2.0-generate-001", {"audio": True}, "no sound"),
     ("gemini", VEO, {"seconds": 12}, "offers 4, 6, 8"),
-    ("gemini", "of-tomorrow", {"size": "500x500"}, "no name here"),
+    ("gemini", "of-tomorrow", {"size": "500x500"}, "is unknown"),
 ])  # fmt: skip
 async def test_what_a_video_model_has_not_is_refused_before_anything_is_sent(
     kind: str, model: str, asked: dict[str, object], why: str
@@ -428,7 +428,7 @@ async def test_a_download_follows_redirects_but_not_for_ever_nor_anywhere() -> N
 
     job = VideoJob(id="v", model="openai:sora-2", provider="openai", status="completed")
     adapter, transport = maker("openai", *(to("https://api.openai.com/again") for _ in range(6)))
-    with pytest.raises(StreamError, match="circles"):
+    with pytest.raises(StreamError, match="a loop"):
         await adapter.open_video(job)
     assert transport.all_closed
     adapter, _ = maker("openai", to("file:///etc/passwd"))

@@ -249,7 +249,7 @@ async def test_messages_are_found_by_their_words(
 @pytest.mark.parametrize("text", ["", "-only", "...", '""', "-a -b"])
 async def test_a_question_without_a_word_is_refused(text: str, store: Store) -> None:
     """Rather than answered with everything."""
-    with pytest.raises(StoreError, match="no word to look for"):
+    with pytest.raises(StoreError, match="no search word"):
         await store.search(SearchFilter(text=text))
 
 

@@ -88,7 +88,7 @@ async def test_a_schema_of_another_application_is_refused(dsn: str, tmp_path: Pa
 
 async def test_a_reader_makes_no_tables(dsn: str) -> None:
     """It says who does."""
-    with pytest.raises(StoreError, match="open it once for writing"):
+    with pytest.raises(StoreError, match="Open it once for writing"):
         await PostgresStore.open_readonly(dsn).open()
 
 
