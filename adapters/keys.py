@@ -230,7 +230,7 @@ class Keyring:
     """The keys of an adapter, by name.
 
     Raises:
-        ConfigurationError: `key_pool` has a name that isn't in `keys`.
+        ConfigurationError: `key_pool` has a name that is not in `keys`.
     """
 
     def __init__(self, adapter: str, config: AdapterConfig) -> None:

@@ -96,7 +96,7 @@ def check_indexes(events: Sequence[StreamEvent]) -> None:
 
 
 def check_blocks(events: Sequence[StreamEvent]) -> None:
-    """The events of each block add up to it."""
+    """Check that the events of each block add up to the block."""
     last = events[-1]
     if not isinstance(last, MessageComplete):
         raise AssertionError("the last event is not message.complete")

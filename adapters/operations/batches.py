@@ -308,7 +308,7 @@ class Downloads:
 
 
 class _ReplyOfBatch:
-    """The HTTP reply that a request of a batch would have had alone."""
+    """The HTTP reply that a batch request gets if it is sent alone."""
 
     status = 200
     headers: Mapping[str, str] = {}

@@ -58,7 +58,7 @@ def test_help_texts_have_no_offender() -> None:
 
 
 def test_messages_have_no_offender() -> None:
-    """Errors, warnings, log lines, reports and the live view. `# plain: reason` marks an exception in its place."""
+    """Errors, warnings, log lines, reports and the live view. `# plain: reason` marks an exception."""
     assert list(map(str, offenders(of_messages(ROOT / room for room in ROOMS)))) == []
 
 

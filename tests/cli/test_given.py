@@ -335,7 +335,7 @@ def test_a_missing_and_a_strange_parameter_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("prompt: costs $5", "prompt: a \\$ begins no parameter"),
+        ("prompt: costs $5", "prompt: invalid parameter after \\$"),
         ("defaults: {a: 1}", "defaults.a: system and prompt have no \\$a"),
         ("prompts: hello", "unknown field `prompts`"),
         ("options: [1]", "Expected `object`, got `array` - at `options`"),

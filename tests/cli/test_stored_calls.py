@@ -104,7 +104,7 @@ def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_pa
         text
     )
     assert "1 call without a price in this table, not included in sums." in text
-    assert "Beside them: 1 no longer priced ($0.000003600 before)" in page.read_text()
+    assert "In addition: 1 no longer priced ($0.000003600 before)" in page.read_text()
     (chat, messages) = map(json.loads, call(*command, "--json", home=traced).stdout.splitlines())
     assert (chat["compared"], chat["before_nano_usd"], chat["no_longer_priced"]) == (1, 3000, 0)
     assert (messages["compared"], messages["before_nano_usd"], messages["difference_nano_usd"]) == (0, 0, None)

@@ -90,7 +90,7 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
-    """The version of the schema, NULL without our history; and the number of its tables."""
+    """The version of the schema (NULL if it has no migrations of Callboard) and the number of its tables."""
     (known, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,

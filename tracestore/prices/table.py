@@ -121,7 +121,7 @@ class PriceTable:
                 )
             if "*" in alias.target and alias.pattern.count("*") != 1:
                 raise ConfigurationError(
-                    f"price alias {alias.pattern!r} to {alias.target!r}: a '*' in the target stands for "
+                    f"price alias {alias.pattern!r} to {alias.target!r}: a '*' in the target repeats "
                     f"that of the pattern, which must have exactly one"
                 )
         self.label = label

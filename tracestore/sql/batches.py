@@ -59,7 +59,7 @@ class Batch:
 
     @classmethod
     def of(cls, envelopes: Sequence[Envelope]) -> Self:
-        """A complete batch of these envelopes, for where no event loop waits."""
+        """A complete batch of these envelopes, for code outside the event loop."""
         batch = cls()
         batch.add(envelopes)
         batch.complete()

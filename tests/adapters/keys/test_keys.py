@@ -514,7 +514,7 @@ async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
     """No tenant's key serves a call that is nobody's."""
     gate = Gate(ACME)
     adapter = adapter_of("anthropic", gate, keys=TENANTS)
-    with pytest.raises(ConfigurationError, match="say key=; its keys are acme, beta"):
+    with pytest.raises(ConfigurationError, match="pass key=; its keys are acme, beta"):
         await adapter.complete(request(model="mine:m"))
     assert gate.sent == []
     await adapter.close()

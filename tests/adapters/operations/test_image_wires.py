@@ -202,7 +202,7 @@ async def test_a_reply_of_words_says_them_and_what_they_cost() -> None:
         "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 3},
     }
     adapter, transport = maker("gemini", reply(value))
-    with pytest.raises(InvalidRequestError, match="but words: I can't") as caught:
+    with pytest.raises(InvalidRequestError, match="instead of an image: I can't") as caught:
         await adapter.make_images(image_request("gemini:gemini-2.5-flash-image"))
     assert caught.value.usage is not None
     assert caught.value.usage.output_tokens == 3
@@ -369,7 +369,7 @@ async def test_an_operation_that_is_done_and_empty_has_failed() -> None:
     ("openai", "sora-2", {"size": "1792x1024"}, "no size"),
     ("openai", "sora-2", {"audio": False}, "without sound"),
     ("openai", "sora-2", {"first_frame": ImageBlock(data=b"x", media_type="image/gif")}, "image/gif"),
-    ("gemini", "veo-2.0-generate-001", {"audio": True}, "no sound"),
+    ("gemini", "veo-2.0-generate-001", {"audio": True}, "can't make sound"),
     ("gemini", VEO, {"seconds": 12}, "offers 4, 6, 8"),
     ("gemini", "of-tomorrow", {"size": "500x500"}, "is unknown"),
 ])  # fmt: skip
