@@ -45,7 +45,7 @@ from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
 from .type_schema.fitting import SchemaError
 from .watching.health_report import Check, HealthReport
-from .watching.now import EngineStatistics, ProviderStatistics, UnderWay, WorkUnderWay
+from .watching.now import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope
@@ -55,6 +55,7 @@ __all__ = [
     "AbortController",
     "AbortSignal",
     "AccountState",
+    "ActiveWork",
     "AdapterEntry",
     "Amount",
     "Answer",
@@ -141,7 +142,6 @@ __all__ = [
     "Truncate",
     "TurnOptions",
     "TurnStream",
-    "UnderWay",
     "UsageSoFar",
     "VideoHandle",
     "VideoOptions",
@@ -149,7 +149,7 @@ __all__ = [
     "ViewEvent",
     "ViewReader",
     "Watch",
-    "WorkUnderWay",
+    "WorkInProgress",
     "costs",
     "costs_sync",
     "default_engine",

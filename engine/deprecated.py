@@ -6,7 +6,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +25,17 @@ def with_new_names(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[s
         warn_of_old_name(f"{old}= is deprecated: use {new}=")
         found[new] = given[old]
     return found
+
+
+OLD_CLASSES: Final = {"UnderWay": "ActiveWork", "WorkUnderWay": "WorkInProgress"}
+"""The new names of renamed classes of `callboard.engine`."""
+
+
+def old_class(name: str) -> object:
+    """A renamed class by its old name, with a warning. Raises KeyError for other names."""
+    new = OLD_CLASSES[name]
+    warn_of_old_name(f"{name} is deprecated: use {new}")
+    return getattr(sys.modules[__package__], new)
 
 
 def warn_of_old_name(text: str) -> None:

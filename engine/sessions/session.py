@@ -278,7 +278,8 @@ class Session:
 
         This is `submit` with `Approved()` for each call.
 
-        Pass each call from `pending_calls`. A call with other arguments is refused, so that only calls you have seen run.
+        Pass each call from `pending_calls`. A call with other arguments is refused, so only
+        reviewed calls run.
 
         Args:
             calls: The calls, at least one.

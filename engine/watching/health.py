@@ -404,7 +404,7 @@ async def _trace(store: PostgresStore, facts: ServerFacts) -> list[Check]:
 
 
 def _nodes(rows: Sequence[NodeRow]) -> Check:
-    """The nodes of clusters that share the trace. A stopped node is not a failure: other nodes take over its sessions."""
+    """The nodes of clusters that share the trace. A stopped node is no failure: others take over."""
     living = [row for row in rows if row.lives]
     said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]

@@ -142,7 +142,7 @@ class Subject:
         return 0 if self.engine is None else self.engine.bus.last_seq
 
     def _busy(self) -> bool:
-        return self.engine is not None and self.engine.under_way(limit=0).total > 0
+        return self.engine is not None and self.engine.in_progress(limit=0).total > 0
 
 
 # --- The latest events ---
