@@ -12,8 +12,10 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         ".actors.actor": "Actor ActorContext ActorRef ActorStatistics",
-        ".actors.child": "ChildSpec ChildStatistics ShutdownReport SupervisorStatistics",
-        ".actors.restart": "OnLimit RestartPolicy RestartType Strategy affected",
+        ".actors.child": (
+            "ChildSpec ChildStatistics OnLimit RestartPolicy RestartType ShutdownReport Strategy "
+            "SupervisorStatistics affected"
+        ),
         ".actors.supervisor": "Supervisor",
         ".actors.tasks": "TaskHandle",
         ".bus": "Bus DeadLetter",
@@ -45,8 +47,7 @@ __getattr__, __dir__, __all__ = face(
             "SessionTurnCompleted SessionTurnStarted StepSoFar TurnSoFar TurnStatus"
         ),
         ".log": "Log",
-        ".observable": "BusStatistics ObservableBus topic_matches",
-        ".replay": "ReplayBus",
+        ".observable": "BusStatistics ObservableBus ReplayBus topic_matches",
         ".streams.channel": "StreamChannel StreamChannelStatistics StreamInfo",
         ".streams.events": (
             "MessageComplete MessageStart ProviderBlock ProviderEvent StepFinish StreamEvent TextDelta "

@@ -1,7 +1,6 @@
 # Written by scripts/make_stubs.py.
 from .actors.actor import Actor, ActorContext, ActorRef, ActorStatistics
-from .actors.child import ChildSpec, ChildStatistics, ShutdownReport, SupervisorStatistics
-from .actors.restart import OnLimit, RestartPolicy, RestartType, Strategy, affected
+from .actors.child import ChildSpec, ChildStatistics, OnLimit, RestartPolicy, RestartType, ShutdownReport, Strategy, SupervisorStatistics, affected
 from .actors.supervisor import Supervisor
 from .actors.tasks import TaskHandle
 from .bus import Bus, DeadLetter
@@ -13,8 +12,7 @@ from .events.envelope import Envelope, Event, UnknownEvent
 from .events.operation import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent, BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, ConfigReloaded, NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, PricingProgress, PricingRepriced, PricingTableLoaded, ProviderAvailabilityChanged, SessionClaimed, SessionLost, StoreShippingChanged, StoreStateChanged
 from .events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended, SessionModelChanged, SessionRenamed, SessionTurnCompleted, SessionTurnStarted, StepSoFar, TurnSoFar, TurnStatus
 from .log import Log
-from .observable import BusStatistics, ObservableBus, topic_matches
-from .replay import ReplayBus
+from .observable import BusStatistics, ObservableBus, ReplayBus, topic_matches
 from .streams.channel import StreamChannel, StreamChannelStatistics, StreamInfo
 from .streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StepFinish, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart, TurnComplete, TurnEvent, UserMessage
 from .streams.log import ReaderStatistics, StreamLog, StreamReader, StreamReset

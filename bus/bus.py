@@ -22,8 +22,7 @@ from .clock import SYSTEM_CLOCK, Clock
 from .errors import WrongLoop
 from .events.envelope import Envelope, Event
 from .log import Log
-from .observable import BusStatistics, ObservableBus, topic_matches
-from .replay import ReplayBus
+from .observable import BusStatistics, ObservableBus, ReplayBus, topic_matches
 from .subscription import DropOldest, Gap, Latest, Lossless, Policy, Subscription, SubscriptionStatistics
 
 __all__ = [

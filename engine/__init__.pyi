@@ -1,50 +1,54 @@
 # Written by scripts/make_stubs.py.
-from .abort import AbortController, AbortSignal
+from .runtime.in_flight import AbortController, AbortSignal
 from .budgets.budget import Budget
 from .budgets.ledger import AccountState, Amount, BudgetExceededError
 from .calls.accumulator import StreamAccumulator
-from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
+from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
 from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
-from .conversation.requests import SchemaMode
 from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
+from .functions.agents import agent_tool, handoff
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
 from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .functions.sync import SyncStreamResult, run_sync
-from .generation.progress import UsageSoFar
-from .generation.readers import OnUsage, ViewReader
+from .generation.view import UsageSoFar
+from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
+from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
+from .mcp.serve import McpService, mcp_service
+from .mcp.servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
 from .models.registry import ModelRegistry
-from .nodes.cluster import Cluster
+from .nodes.node import Cluster
 from .nodes.remote_bus import Bridge, RemoteBus
-from .objects.generate import NoObjectGeneratedError, NoObjectReason, ObjectResult
-from .objects.stream import ObjectStream
+from .generation.objects import NoObjectGeneratedError, NoObjectReason, ObjectResult
+from .generation.object_stream import ObjectStream
 from .operations.batch_creation import BatchOptions
 from .operations.batch_handle import BatchHandle
 from .operations.batch_plan import BatchResult, BatchResults, BatchState
-from .operations.embeddings import EmbeddingOptions, EmbeddingResult
-from .operations.images import ImageOptions, ImageResult
+from .operations.embeddings import EmbeddingOptions, EmbeddingResult, ImageOptions, ImageResult
 from .operations.videos import VideoHandle, VideoOptions, VideoResult
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
-from .tools.collect import ToolLike
+from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .tools.define import tool
 from .tools.handler import FunctionTool, Tool
-from .tools.mcp import mcp_tools
 from .tools.parameters import ToolDefinitionError
 from .tools.rounds import InvalidToolCallError, RepairToolCall
 from .tools.waiting_calls import Answer
+from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
-from .watching.health_report import Check, HealthReport
+from callboard.tracestore.reports import Check, HealthReport
 from .watching.now import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
@@ -73,12 +77,14 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Check",
+    "ChildTurn",
     "Cluster",
     "ConfiguredModel",
     "Context",
     "ContextPolicy",
     "Conversation",
     "Denied",
+    "Elicitation",
     "EmbeddingOptions",
     "EmbeddingResult",
     "EndedCall",
@@ -93,6 +99,19 @@ __all__ = [
     "InvalidToolCallError",
     "LastTurns",
     "Limits",
+    "McpLogMessage",
+    "McpOAuth",
+    "McpPrompt",
+    "McpPromptArgument",
+    "McpResource",
+    "McpServer",
+    "McpServerSettings",
+    "McpServerStatus",
+    "McpServers",
+    "McpService",
+    "McpTokenFile",
+    "McpTokenStorage",
+    "McpTool",
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
@@ -113,6 +132,7 @@ __all__ = [
     "RequestLoss",
     "RequestPreview",
     "Requirements",
+    "SamplingRequest",
     "SchemaError",
     "SchemaMode",
     "Scope",
@@ -139,7 +159,11 @@ __all__ = [
     "ToolError",
     "ToolLike",
     "ToolSettings",
+    "ToolSource",
+    "TreePiece",
     "Truncate",
+    "TurnLimitError",
+    "TurnLimits",
     "TurnOptions",
     "TurnStream",
     "UsageSoFar",
@@ -150,9 +174,12 @@ __all__ = [
     "ViewReader",
     "Watch",
     "WorkInProgress",
+    "agent_tool",
+    "attach_trace_context",
     "costs",
     "costs_sync",
     "default_engine",
+    "detached",
     "embed",
     "embed_sync",
     "generate",
@@ -161,8 +188,11 @@ __all__ = [
     "generate_sync",
     "get_latest_model",
     "get_model_info",
+    "handoff",
     "list_models",
     "load_registry",
+    "mcp_servers",
+    "mcp_service",
     "mcp_tools",
     "reprice",
     "reprice_sync",
@@ -173,6 +203,7 @@ __all__ = [
     "stream_object_sync",
     "stream_sync",
     "tool",
+    "trace_context",
     "watch",
     "watch_sync",
     "web",

@@ -37,8 +37,9 @@ from .watching.now import EngineStatistics, WatchingMethods, collect
 if TYPE_CHECKING:
     import httpx
 
-    from .nodes.cluster import Cluster
-    from .watching.health_report import HealthReport
+    from callboard.tracestore.reports import HealthReport
+
+    from .nodes.node import Cluster
 
 
 class Engine(

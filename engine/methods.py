@@ -21,8 +21,8 @@ from .routing.model_choice import Model
 from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from .objects.generate import ObjectArguments, ObjectResult
-    from .objects.stream import ObjectStream
+    from .generation.object_stream import ObjectStream
+    from .generation.objects import ObjectArguments, ObjectResult
 
 
 class GenerationMethods:
@@ -254,7 +254,7 @@ class ObjectMethods:
             NoObjectGeneratedError: The reply is no such object. It is billed nevertheless.
             SchemaError: The schema is invalid, or the type has none.
         """
-        from .objects.generate import ObjectTask, generate_object_on
+        from .generation.objects import ObjectTask, generate_object_on
 
         return await generate_object_on(
             ObjectTask[Any](self._runtime, model, prompt, schema, streamed=False, **arguments)
@@ -301,8 +301,8 @@ class ObjectMethods:
         JSON, unchecked; `await stream.object()` is the complete object. The arguments and exceptions are those of
         `generate_object`.
         """
-        from .objects.generate import ObjectTask
-        from .objects.stream import ObjectStream
+        from .generation.object_stream import ObjectStream
+        from .generation.objects import ObjectTask
 
         return ObjectStream(ObjectTask[Any](self._runtime, model, prompt, schema, streamed=True, **arguments))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices import files as price_snapshot
 from callboard.tracestore.prices.source import convert
 from callboard.tracestore.prices.table import PriceTable
 

@@ -18,7 +18,7 @@ __getattr__, __dir__, __all__ = face(
         ".replay": "SavedReplies StoredEvents",
         ".reports": (
             "CurrentPrices DayReprice ModelReprice PruneReport RepriceReport RepriceRun RepriceSums "
-            "SessionReprice SqlResult"
+            "SessionReprice SqlResult StoreState WriterOptions WriterStatistics"
         ),
         ".rows": (
             "CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
@@ -30,7 +30,6 @@ __getattr__, __dir__, __all__ = face(
         ".sqlite.store": "TraceStore",
         ".store": "Store",
         ".writing.content": "Capture Redact decode_json encode_json",
-        ".writing.state": "StoreState WriterOptions WriterStatistics",
         ".writing.writer": "Flush TraceWriter WriterCore",
         "callboard.bus.events.codec": "upcast",
     },

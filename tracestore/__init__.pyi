@@ -6,7 +6,7 @@ from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable
 from .prompt_caches import CacheSavings, cache_savings
 from .replay import SavedReplies, StoredEvents
-from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult
+from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult, StoreState, WriterOptions, WriterStatistics
 from .rows import CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
 from .shipping.shipper import ShippingOptions, ShippingStatistics, TraceShipper
 from .sql.connection import SqlValue
@@ -14,7 +14,6 @@ from .sqlite.database import Durability
 from .sqlite.store import TraceStore
 from .store import Store
 from .writing.content import Capture, Redact, decode_json, encode_json
-from .writing.state import StoreState, WriterOptions, WriterStatistics
 from .writing.writer import Flush, TraceWriter, WriterCore
 from callboard.bus.events.codec import upcast
 

@@ -17,19 +17,19 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
+from callboard.bus.clock import to_us
 from callboard.bus.values.messages import RoutingDecision
 from callboard.bus.values.usage import Cost, CostSum, TokenUsage, usage_is_unknown
-
-from .timestamps import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 """The status of a stored call. A call in progress is ``started``, and so is a call of a dead process."""
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
-    *("served_model", "error_class", "stop_reason", "operation", "key"),
+    *("served_model", "error_class", "stop_reason", "operation", "key", "root"),
 )
-"""Columns of a call. ``tag:KEY`` is one more: the value of that tag."""
+"""Columns of a call. ``tag:KEY`` is one more: the value of that tag. ``root`` is the turn at the root of the tree,
+which is the call's own turn if no tool made it."""
 
 
 class CallRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,16 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     """The message that the reply became."""
     caused_by: str | None = None
     """The request that caused it, such as the one with the tool call in its reply."""
+    parent_call_id: str | None = None
+    """The request whose reply called the tool that made the call; None outside of a tool's run."""
+    parent_tool_use_id: str | None = None
+    """The id of that tool's call in the reply."""
+    parent_turn_id: str | None = None
+    """The turn that ran the tool."""
+    root_turn_id: str | None = None
+    """The turn at the root of the tree of turns; None for the root's own calls."""
+    depth: int | None = None
+    """The number of turns above that of the call; None outside of a tool's run."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """The tags of the call or of its session."""
     started_us: int | None = None
@@ -207,6 +217,9 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tags that the call must have, with their values."""
     turn_id: str | None = None
     """The turn of the call. It has no index of its own: in a large trace, set the session too."""
+    root_turn_id: str | None = None
+    """The turn at the root of the tree: its own calls and those of all its descendants. In a large trace, set
+    `since` too."""
     error_class: str | None = None
     """A value of `ErrorClass`."""
     unpriced: bool = False

@@ -11,7 +11,7 @@ from callboard.bus import ConfigurationError
 from .prices.table import PriceTable
 
 if TYPE_CHECKING:
-    from .prices.snapshot import Snapshot
+    from .prices.files import Snapshot
 
 
 def home_folder() -> Path:
@@ -35,7 +35,7 @@ def published_table(home: Path) -> PriceTable:
 
 def published_snapshot(home: Path) -> Snapshot:
     """The snapshot in the home folder, or else the shipped one."""
-    from .prices.snapshot import read, shipped_snapshot
+    from .prices.files import read, shipped_snapshot
 
     path = home / SNAPSHOT_NAME
     return read(path) if path.exists() else shipped_snapshot()

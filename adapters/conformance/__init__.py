@@ -16,7 +16,7 @@ from .checking import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, ru
 from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 from .checking import checks_of
-from .virtual_time import FakeClock, VirtualLoop, run_virtual
+from .kit import FakeClock, VirtualLoop, run_virtual
 
 del failures, lifecycle, requests, streams
 

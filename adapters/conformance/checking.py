@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from .kit import Kit, NotShown
-from .virtual_time import run_virtual
+from .kit import Kit, NotShown, run_virtual
 
 LIMIT_SECONDS = 3600.0
 """Virtual seconds after which a waiting check counts as hanging."""

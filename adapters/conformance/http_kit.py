@@ -21,8 +21,7 @@ from callboard.bus.values.base import Json, JsonObject
 from ..config import AdapterConfig
 from ..contract import ProviderAdapter
 from ..transport.transport import HttpReply, HttpRequest, Transport
-from .kit import CALLS, KEY, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .virtual_time import FakeClock
+from .kit import CALLS, KEY, Fails, FakeClock, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 
 # --- A scripted network ---
 

@@ -51,9 +51,8 @@ from ..videos import (
     VideoVariant,
 )
 from .call import HttpCall
-from .client import HttpClient
 from .stream import HttpStream, with_long_timeouts
-from .wire import ChatWire, Endpoint
+from .wire import ChatWire, Endpoint, HttpClient
 
 T = TypeVar("T")
 

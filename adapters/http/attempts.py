@@ -51,8 +51,8 @@ from ..requests.fitted import WireCall
 from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
 from .classify import error_without_status, find_error
-from .client import HttpClient
 from .retry import retry_delay, tell_retry
+from .wire import HttpClient
 
 T = TypeVar("T")
 

@@ -24,9 +24,8 @@ from ..requests.fitted import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, read_error_body
 from .attempts import HttpAttempts, given
 from .classify import error_without_status, find_error
-from .client import HttpClient
 from .repair import Repair, edited
-from .wire import ChatWire
+from .wire import ChatWire, HttpClient
 
 
 class HttpCall(HttpAttempts):

@@ -32,8 +32,7 @@ from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events
 from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events
 from ..requests.fitted import WireCall
-from ..transport.bodies import MAX_REPLY_BYTES, too_large
-from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
+from ..transport.transport import MAX_REPLY_BYTES, HttpReply, close_reply, read_body, read_error_body, too_large
 from .attempts import Limit
 from .call import HttpCall
 from .classify import error_without_status, find_error

@@ -1,24 +1,30 @@
 """A provider's protocol as pure functions: writing, reading, errors and counting.
 
 `HttpAdapter` sends and waits; a `ChatWire` never does. To add a provider over HTTP, write a wire, and optionally
-the wires of its embeddings, images and videos.
+the wires of its embeddings, images and videos. An `HttpClient` holds the address, keys, connections and
+calls in progress of one adapter.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+from weakref import ref
 
+import anyio
 import msgspec
 
 from callboard.bus.clock import Clock
-from callboard.bus.errors import AdapterError
+from callboard.bus.errors import AdapterError, AuthError, CallboardError
 from callboard.bus.values.base import Json
 from callboard.bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.usage import TokenUsage
 
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
+from ..keys import Keyring, KnownKey
 from ..operations.media_wire import ImageWire, VideoWire
 from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
 from ..replies.assembler import Assembler
@@ -26,8 +32,11 @@ from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.fitted import WireCall, get
 from ..requests.settings import SharedOptions
-from ..transport.transport import HttpReply
-from .classify import ErrorType, build_error, read_error
+from ..transport.client import HttpTransport
+from ..transport.http1_connection import WaitScopes
+from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
+from .classify import ErrorType, build_error, error_without_status, find_error, read_error
+from .error_texts import not_of_protocol, origin
 from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]
@@ -196,3 +205,185 @@ class ChatWire(ABC):
     ) -> int:
         """Estimate the input tokens of a request, from the text alone."""
         return estimate_request(messages, tools, system_prompt, self.token_rates(model))
+
+
+class RunningCall(Protocol):
+    ended: bool
+    """Whether there will be no more waits."""
+
+    async def cancel(self, *, at_once: bool = False) -> None:
+        """End the call; see `HttpAttempts.cancel`."""
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """The usage of the current attempt, if it ended now; None if unknown."""
+
+
+class RunningCalls:
+    """A register that keeps no call alive, so that a stream dropped by its reader is freed.
+
+    Entries of freed calls are removed in bulk. A `WeakValueDictionary` removes each with a callback, which costs
+    more than the rest of the call here.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, ref[RunningCall]] = {}
+        self._look_at = 64
+
+    def __iter__(self) -> Iterator[RunningCall]:
+        found = [entry() for entry in self._calls.values()]
+        return iter([call for call in found if call is not None and not call.ended])
+
+    def add(self, request_id: str, call: RunningCall) -> None:
+        """Add a call, replacing an earlier one with its id."""
+        if len(self._calls) >= self._look_at:
+            self._calls = {name: entry for name, entry in self._calls.items() if entry() is not None}
+            self._look_at = max(64, 2 * len(self._calls))
+        self._calls[request_id] = ref(call)
+
+    def get(self, request_id: str) -> RunningCall | None:
+        """The call of an id, also if it has ended; None if it was freed."""
+        entry = self._calls.get(request_id)
+        return None if entry is None else entry()
+
+
+HEALTH_SECONDS = 5.0
+
+_NO_KEY = KnownKey(None, 0)
+
+
+class HttpClient:
+    """The state that all calls of one adapter share. `running` holds the calls in progress by request id."""
+
+    def __init__(self, wire: ChatWire, transport: Transport) -> None:
+        self.wire = wire
+        self.transport = transport
+        self.name = wire.name
+        self.config = wire.config
+        self.clock = wire.endpoint.clock
+        self.keys = Keyring(wire.name, wire.config)
+        self.running = RunningCalls()
+        self.wait_scopes = WaitScopes()
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secret parts of all known keys."""
+        return self.keys.secrets
+
+    def is_own(self, request: HttpRequest) -> bool:
+        """Whether a request uses our own connections."""
+        return isinstance(self.transport, HttpTransport) and self.transport.is_own(request.url)
+
+    def request(
+        self,
+        call: WireCall,
+        key: str | None,
+        *,
+        accept: str = "application/json",
+        on_resend: Callable[[], object] | None = None,
+        connect_timeout: float | None = None,
+    ) -> HttpRequest:
+        """The HTTP request of a call, with the adapter's common headers."""
+        return HttpRequest(
+            call.method,
+            self.wire.base_url + call.path,
+            {
+                **({"content-type": "application/json"} if call.body else {}),
+                "accept": accept,
+                "user-agent": "callboard",
+                **self.wire.auth_headers(key),
+                **call.headers,
+                **self.config.extra_headers,
+            },
+            call.body,
+            self.config.connect_timeout if connect_timeout is None else connect_timeout,
+            call.once,
+            on_resend,
+        )
+
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        """The exception for an error reply, with the reply's origin if it isn't obvious."""
+        error = self.wire.error_of(body, reply)
+        error.args = (f"{error}{origin(reply.status, reply.headers, body, self.wire.base_url)}",)
+        return error
+
+    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> AdapterError:
+        """The exception for a reply that does not follow the protocol.
+
+        Some servers send an error in another protocol's form, with status 200. Then it is that error.
+        """
+        error = find_error(body)
+        if error is not None:
+            return error_without_status(error, self.wire.error_codes, self.name)
+        return not_of_protocol(self.name, body, headers, self.wire.base_url, why)
+
+    async def look_up(self, call: WireCall, seconds: float) -> Json:
+        """The server's JSON answer to a question outside of calls, which is sent once.
+
+        Returns None if no JSON arrives within `seconds`, or after an error. Raises nothing but cancellation.
+        """
+        with anyio.move_on_after(seconds):
+            try:
+                key = (await self.keys.own.get()).value
+                request = self.request(call, key, connect_timeout=min(self.config.connect_timeout, seconds))
+                reply, body = await exchange(self.transport, request)
+                return msgspec.json.decode(body) if reply.status < 300 else None
+            except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
+                return None
+        return None
+
+    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
+        """The provider's limits in a reply's headers."""
+        return self.wire.rate_limit(masked_headers(headers, self.secrets))
+
+    async def health_check(self) -> AdapterHealth:
+        """Check that the provider answers and accepts the key, by one GET, repeated only with a new key.
+
+        The GET takes at most 5 seconds, or the timeout of a call if shorter. A server without that page is
+        reachable. Raises nothing but cancellation.
+        """
+        call = self.wire.health_request()
+        if call is None:
+            if self.keys.own.known != _NO_KEY:
+                return AdapterHealth(True, f"not contacted: {self.name} has no free request for a health check")
+            return AdapterHealth(False, "no key", f"Set a key of {self.name}.")
+        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
+        health = AdapterHealth(False, f"no key was returned within {seconds:g} s", "Check why its function waits.")
+        key = self.keys.own
+        with anyio.move_on_after(seconds):
+            try:
+                known = await key.get()
+                request = self.request(call, known.value, connect_timeout=seconds)
+                health = await probe(self.transport, request, seconds)
+                if health.key_refused and await key.replaced(known):
+                    request = self.request(call, (await key.get()).value, connect_timeout=seconds)
+                    health = await probe(self.transport, request, seconds)
+            except AuthError as error:
+                return failed(error)
+        return health
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a call; see `ProviderAdapter.cancel`."""
+        call = self.running.get(request_id)
+        if call is None or call.ended:
+            return False
+        await call.cancel()
+        return True
+
+    def usage_so_far(self, request_id: str) -> TokenUsage | None:
+        """See `adapters.contract.MeteredAdapter`."""
+        call = self.running.get(request_id)
+        return None if call is None else call.usage_so_far()
+
+    def statistics(self) -> AdapterStatistics:
+        transport = self.transport
+        return AdapterStatistics(
+            calls=len([*self.running]),
+            transport=transport.statistics() if isinstance(transport, CountingTransport) else None,
+        )
+
+    async def close(self) -> None:
+        """Cancel all calls and release all connections. Idempotent."""
+        for call in self.running:
+            if not call.ended:  # it may have ended while an earlier one was cancelled
+                await call.cancel(at_once=True)
+        await self.transport.aclose()

@@ -31,9 +31,8 @@ from ..batches import BatchJob
 from ..contract import AdapterCapabilities, AttemptObserver, CallRequest, CanonicalRequest
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ..http.attempts import HttpAttempts, SingleReply, error_inside, fetch
-from ..http.client import HttpClient
 from ..http.retry import backoff_delay
-from ..http.wire import ChatWire, OtherWires
+from ..http.wire import ChatWire, HttpClient, OtherWires
 from ..images import ImageCapabilities, ImageRequest, ImageResponse
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser

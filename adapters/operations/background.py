@@ -37,9 +37,9 @@ from callboard.bus.values.usage import StopReason
 from ..contract import AttemptAccepted, AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..http.attempts import came_to_nothing
 from ..http.call import HttpCall
-from ..http.client import HttpClient
 from ..http.retry import PollPolicy, backoff_delay, is_passing
 from ..http.stream import EventWait
+from ..http.wire import HttpClient
 from ..requests.fitted import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
 from .wires import BackgroundWire, NumberedNormaliser

@@ -29,8 +29,8 @@ from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchReque
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
 from ..http.attempts import HttpAttempts, fetch
 from ..http.call import HttpCall
-from ..http.client import HttpClient
 from ..http.retry import backoff_delay
+from ..http.wire import HttpClient
 from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.fitted import WireCall

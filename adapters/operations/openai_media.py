@@ -26,7 +26,7 @@ from ..replies.usage import has_negative, reported_cost, reported_count, source_
 from ..requests.content import encode_json
 from ..requests.fitted import WireCall
 from ..requests.settings import merge_own_options
-from ..transport.bodies import FormPart, write_form
+from ..transport.transport import FormPart, write_form
 from ..videos import (
     VIDEO_VARIANTS,
     VideoCapabilities,

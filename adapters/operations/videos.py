@@ -25,7 +25,7 @@ from callboard.bus.errors import (
 
 from ..contract import AttemptObserver
 from ..http.attempts import HttpAttempts, fetch
-from ..http.client import HttpClient
+from ..http.wire import HttpClient
 from ..keys import Key, KnownKey
 from ..requests.content import read_data_url
 from ..requests.fitted import WireCall

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from callboard.bus.values.base import Json, JsonObject
 
 from ..requests.content import mend_json
-from ..transport.bodies import MAX_REPLY_BYTES, too_large
+from ..transport.transport import MAX_REPLY_BYTES, too_large
 
 
 def parse_object(text: str) -> JsonObject | None:

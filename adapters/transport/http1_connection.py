@@ -19,9 +19,8 @@ from typing import Protocol, Self, cast
 
 from callboard.bus.errors import NetworkError
 
-from .bodies import Unpacker
 from .http1_protocol import ReplyParser, keep_alive_seconds
-from .transport import ClosableReply, broken, failed
+from .transport import ClosableReply, Unpacker, broken, failed
 
 # --- A reply for its reader ---
 

@@ -17,7 +17,6 @@ import anyio
 from callboard.bus.errors import AdapterError, NetworkError, RequestTimeoutError
 
 from .addresses import UrlKind, check_literal, has_proxy, host_of, kind_of
-from .bodies import unpacked
 from .transport import (
     ClosableReply,
     HttpReply,
@@ -28,6 +27,7 @@ from .transport import (
     failed,
     not_in_time,
     not_made,
+    unpacked,
     unreachable,
     unsendable,
 )

@@ -34,11 +34,16 @@ from .child import (
     ChildStatistics,
     Endings,
     Life,
+    OnLimit,
+    RestartPolicy,
+    RestartType,
     ShutdownReport,
+    Strategy,
     SupervisorLife,
     SupervisorStatistics,
+    affected,
+    verdict,
 )
-from .restart import OnLimit, RestartPolicy, RestartType, Strategy, affected, verdict
 from .tasks import describe, unwrapped
 
 __all__ = [

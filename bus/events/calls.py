@@ -72,6 +72,16 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     """The tokens that budgets reserved for the attempt; None if none were reserved."""
     key: str | None = None
     """The name of the key that is sent, never its value; None for the adapter's own key, which has no name."""
+    parent_call_id: str | None = None
+    """The request whose reply called the tool that made this call; None outside of a tool's run."""
+    parent_tool_use_id: str | None = None
+    """The id of that tool's call in the reply."""
+    parent_turn_id: str | None = None
+    """The turn that ran the tool."""
+    root_turn_id: str | None = None
+    """The turn at the root of the tree of turns. None for the root's own calls."""
+    depth: int | None = None
+    """The number of turns above the call, without its own; None outside of a tool's run."""
 
     # The content is no field, so that no codec, store or journal can write it.
     @property
@@ -229,6 +239,8 @@ class ToolProgress(_ToolEvent, frozen=True, kw_only=True, tag="tool.progress"):
     """The tool's own words."""
     fraction: float | None = None
     """The completed part of the work, from 0 to 1; None if unknown."""
+    stream_id: str | None = None
+    """The stream of a turn that the tool has started, for `Engine.attach`; None for any other progress."""
 
 
 class ToolFinished(_ToolEvent, frozen=True, kw_only=True, tag="tool.finished"):

@@ -62,6 +62,16 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
     """The model as it was asked for."""
     trace_parent: str | None = None
     """The host's span around the turn, as W3C writes it."""
+    parent_call_id: str | None = None
+    """The request whose reply called the tool that made this turn; None outside of a tool's run."""
+    parent_tool_use_id: str | None = None
+    """The id of that tool's call in the reply."""
+    parent_turn_id: str | None = None
+    """The turn that ran the tool."""
+    root_turn_id: str | None = None
+    """The turn at the root of the tree of turns. None for the root's own calls."""
+    depth: int | None = None
+    """The number of turns above the turn; None outside of a tool's run."""
 
 
 TurnStatus: TypeAlias = Literal[

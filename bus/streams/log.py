@@ -23,7 +23,7 @@ import msgspec
 
 from ..backend import Notice, Signal, new_signal
 from ..log import Log
-from . import fold as stream_fold
+from . import events as stream_fold
 
 _log = Log("bus.stream")
 

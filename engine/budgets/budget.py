@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -117,7 +117,9 @@ WhenFull: TypeAlias = Literal["refuse", "wait", "cheaper"]
 """The action for a call that does not fit into a budget."""
 
 _TAG = "tag:"
-_KINDS = ("engine", "session", "provider", "model")
+_KINDS = ("engine", "session", "provider", "model", "turn", "root")
+OF_TREES = ("turn", "root")
+"""Scopes whose accounts end with a turn."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +134,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """The most input and output tokens of the window together; None is no limit on tokens."""
     per: str = "engine"
-    """The scope of the limit: ``engine``, ``session``, ``provider``, ``model``, or ``tag:NAME``.
+    """The scope: ``engine``, ``session``, ``provider``, ``model``, ``turn``, ``root`` or ``tag:NAME``.
 
-    Each session, provider, model or value of the tag has its own account. Calls without one share an account.
+    Each session, provider, model, turn or value of the tag has its own account. Calls without one share one.
+    ``root`` is a turn together with all turns and calls that its tools start, and ``turn`` is a turn without them.
+    Such an account ends with its turn, and has no window.
     """
     of: str | None = None
     """The one session, provider, model or value of the tag that is limited; None limits each."""
@@ -169,6 +173,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"per={self.per!r}: must be one of {', '.join(_KINDS)}, or tag:NAME")
         if self.of is not None and self.per == "engine":
             raise ValueError("of= is a session, provider, model or tag value and needs per=")
+        if self.per in OF_TREES and (self.of is not None or self.window is not None or self.follows_repricing):
+            raise ValueError(
+                f"per={self.per!r} does not support of=, window= or follows_repricing=: it ends with the turn"
+            )
         if self.when_full not in ("refuse", "wait", "cheaper"):
             raise ValueError(f"when_full={self.when_full!r}: must be 'refuse', 'wait' or 'cheaper'")
         if self.unpriced not in ("refuse", "allow"):
@@ -222,6 +230,12 @@ class Payer(msgspec.Struct, frozen=True):
     """The session's id; empty for a call without a session."""
     tags: Mapping[str, str] = {}
     """The host's tags of the call."""
+    turn_id: str = ""
+    """The turn of the call. For a call that a tool makes without a turn, the turn that runs the tool."""
+    root_turn_id: str = ""
+    """The turn at the root of the tree."""
+    accounts: tuple[Any, ...] = ()
+    """The accounts of the limits of the turns above, see `engine.tree`."""
 
     def value(self, per: str) -> str:
         """The call's value in a scope; empty if it has none."""
@@ -234,5 +248,9 @@ class Payer(msgspec.Struct, frozen=True):
                 return self.model.partition(":")[0]
             case "model":
                 return self.model
+            case "turn":
+                return self.turn_id
+            case "root":
+                return self.root_turn_id
             case _:
                 return self.tags.get(per.removeprefix(_TAG), "")

@@ -7,6 +7,7 @@ where they need the same room. A call that needs other room passes them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import anyio
@@ -17,7 +18,7 @@ from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.store import Store
 
 from ..calls.outcome import CallEnd, output_is_unknown
-from .budget import Budget, Payer
+from .budget import OF_TREES, Budget, Payer
 from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, Refusal
 
 # Counts the spending of the trace in a ledger
@@ -132,6 +133,11 @@ class SharedBudgets(Protocol):
         ...
 
 
+def _account(shared: SharedBudgets, budget: Budget, value: str) -> Account:
+    """A new account. That of a turn is this node's alone, because the turn is."""
+    return Account(budget, value) if budget.per in OF_TREES else shared.account(budget, value)
+
+
 class _End(msgspec.Struct, frozen=True):
     """The end of an attempt that had reserved something."""
 
@@ -164,13 +170,14 @@ class Budgets:
         shared: SharedBudgets | None = None,
     ) -> None:
         """Budgets with nothing spent yet."""
-        self.ledger = Ledger(budgets) if shared is None else Ledger(budgets, shared.account)
+        self.ledger = Ledger(budgets, Account if shared is None else partial(_account, shared))
         self._shared = shared
         self._now_us = clock.now_us if shared is None else shared.now_us
         self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
         self._bus = bus
         self._load = load
-        self._loaded = False
+        self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
+        self._loaded = not budgets
         self._loading = anyio.Lock()
         self._waiters: list[_Waiter] = []
         self._late: list[_End] | None = None  # the ends that come while the trace is asked
@@ -195,12 +202,12 @@ class Budgets:
         async with self._loading:
             if not self._loaded:
                 if self._shared is None:  # otherwise the trace is counted where accounts are shared
-                    await self._count(self.ledger.budgets)
+                    await self._count(self._in_trace)
                 self._loaded = True
 
     async def recount(self, *, all_of_them: bool = False) -> None:
         """Count again what has ended, in the budgets that follow repricings."""
-        following = [each for each in self.ledger.budgets if each.follows_repricing or all_of_them]
+        following = [each for each in self._in_trace if each.follows_repricing or all_of_them]
         if not following or not self._loaded:
             return
         async with self._loading:
@@ -235,6 +242,10 @@ class Budgets:
         if self._shared is not None:
             await self._shared.refresh()
 
+    def forget_turn(self, turn_id: str) -> None:
+        """Drop the accounts of a turn that is over."""
+        self.ledger.forget_turn(turn_id)
+
     def states(self) -> list[AccountState]:
         """All accounts that anything was asked of, at this moment."""
         return list(self.ledger.states(self._now_us()))
@@ -247,7 +258,7 @@ class Budgets:
             await self.loaded()
         refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
         if refusals and self._shared is not None:
-            await self._shared.secure(self.ledger.accounts(payer), asked)
+            await self._shared.secure(self._shared_accounts(payer), asked)
             refusals = self._try(name, payer, asked)
         if refusals is None:
             return
@@ -265,10 +276,13 @@ class Budgets:
         if refusals:
             return refusals
         if self._shared is not None:
-            self._shared.reserved(self.ledger.accounts(payer), asked)
+            self._shared.reserved(self._shared_accounts(payer), asked)
         if self._bus.is_heard(BudgetReserved):
             self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
+
+    def _shared_accounts(self, payer: Payer) -> list[Account]:
+        return [account for account in self.ledger.accounts(payer) if account.budget.per not in OF_TREES]
 
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
         """The refusal for which a router should look for a cheaper model; None if there is room."""
@@ -336,7 +350,7 @@ class Budgets:
                 with anyio.move_on_after(self._nap(waiter)):
                     await waiter.told.wait()
                 if self._shared is not None and not waiter.admitted:
-                    await self._shared.secure(self.ledger.accounts(waiter.payer), waiter.asked)
+                    await self._shared.secure(self._shared_accounts(waiter.payer), waiter.asked)
                 if waiter.refusals:
                     self._require_patience(waiter.name, waiter.payer, waiter.refusals)
                 self._admit()

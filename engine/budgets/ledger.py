@@ -21,10 +21,10 @@ from typing import Literal
 import msgspec
 
 from callboard.bus import CallboardError
+from callboard.bus.log import warn_of_old_name
 from callboard.bus.values.usage import usd_of
 
-from ..deprecated import warn_of_old_name
-from .budget import ENDLESS_US, Budget, Payer, Slot
+from .budget import ENDLESS_US, OF_TREES, Budget, Payer, Slot
 
 # --- One account of a budget ---
 
@@ -339,7 +339,7 @@ class Ledger:
         for kind in self._kinds:
             value = payer.value(kind)
             found += [self._account(number, value) for number in self._one.get((kind, value), ())]
-        return found
+        return found + list(payer.accounts) if payer.accounts else found
 
     def _account(self, number: int, value: str) -> Account:
         account = self._accounts.get((number, value))
@@ -407,6 +407,12 @@ class Ledger:
     def account(self, budget: Budget, value: str) -> Account:
         """The account of a session, provider, model or value of a tag under one of the budgets."""
         return self._account(self.budgets.index(budget), value)
+
+    def forget_turn(self, turn_id: str) -> None:
+        """Drop the accounts of a turn that is over. What is still reserved in them is settled all the same."""
+        for number, budget in enumerate(self.budgets):
+            if budget.per in OF_TREES:
+                self._accounts.pop((number, turn_id), None)
 
     def forget_ended(self, budget: Budget) -> None:
         """Forget what has ended in all accounts of a budget, so that it can be counted again from the trace."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypedDict
 from urllib.parse import urlsplit
 
 import msgspec
@@ -52,15 +52,17 @@ from ..budgets.budgets import job_of, reservation
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced
 from ..middleware.chain import Judged
-from ..rate_limits.permit import Permit
+from ..routing.rate_limits import Permit
 from ..runtime.adapters import CallSlots, RunningAdapter
 from ..runtime.runtime import Runtime
+from ..tree import Caller, TreeNode, caller_here
 from .outcome import (
     NOTHING_SENT,
     CallEnd,
     CallInfo,
     Spending,
     WorstCase,
+    cost_sum,
     cost_without_usage,
     output_is_unknown,
 )
@@ -128,6 +130,10 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the key that the caller wants; None leaves it to the adapter."""
     spills_to: tuple[str, ...] = ()
     """The models that may serve as well, if this one's rate limits have no room."""
+    caller: Caller | None = None
+    """The run of a tool that started the turn of the call. A call without a turn looks for it itself."""
+    node: TreeNode | None = None
+    """The place of the call's turn in its tree; None for a root without limits that has run no tool."""
 
 
 class Served(Protocol):
@@ -143,6 +149,37 @@ class Served(Protocol):
     def provider_request_id(self) -> str | None: ...
     @property
     def warnings(self) -> tuple[CallWarning, ...]: ...
+
+
+def payer_of(
+    model: str, session_id: str | None, tags: dict[str, str] | None, turn_id: str, node: TreeNode | None
+) -> Payer:
+    """The payer of a call. A call without a turn of its own is a root by its own id."""
+    if node is None:
+        return Payer(model, session_id or "", tags or {}, turn_id, turn_id)
+    return Payer(model, session_id or "", tags or {}, node.turn_id, node.root_turn_id, node.accounts)
+
+
+class Place(TypedDict):
+    """The fields of events that state the place of a call or a turn in the tree."""
+
+    parent_call_id: str | None
+    parent_tool_use_id: str | None
+    parent_turn_id: str | None
+    root_turn_id: str | None
+    depth: int | None
+
+
+def place_below(caller: Caller) -> Place:
+    """The place of a call or a turn that a tool has started."""
+    node = caller.node
+    return {
+        "parent_call_id": caller.call_id,
+        "parent_tool_use_id": caller.tool_use_id,
+        "parent_turn_id": node.turn_id,
+        "root_turn_id": node.root_turn_id,
+        "depth": node.depth + 1,
+    }
 
 
 _CREATING_JOBS = frozenset({"video_create", "batch_create"})
@@ -189,7 +226,13 @@ class CallEvents:
         self._attempt_us = 0
         self._first_token_ms: int | None = None
         self._failed_before: list[LlmCallFailed] = []
-        self._trace_parent = current_trace() if context.turn_id is None else None  # else it is the turn's
+        self._trace_parent: str | None = None
+        self.caller = context.caller
+        if context.turn_id is None:  # else both are the turn's
+            self._trace_parent = current_trace()
+            if (caller := caller_here()) is not None:
+                self.caller = caller
+                self._trace_parent = self._trace_parent or caller.trace_parent
 
     @property
     def attempt(self) -> int:
@@ -218,8 +261,25 @@ class CallEvents:
         """
         context = self.context
         runtime = context.runtime
-        if not runtime.budgets:
+        node = context.node
+        if self.caller is not None and context.turn_id is None:
+            self.caller.require()
+            node = self.caller.node
+            node.admit_call(levels=1)
+        elif node is not None:
+            node.admit_call()
+        if not runtime.budgets and (node is None or not node.accounts):
             return
+        try:
+            await self._reserve(most)
+        except BaseException:
+            if node is not None:
+                node.take_back_call()
+            raise
+
+    async def _reserve(self, most: Callable[[Priced], Amount]) -> None:
+        context = self.context
+        runtime = context.runtime
         priced = Priced(runtime.prices, context.routing.model, runtime.clock.now_us(), context.priced_as)
         name, asked = reservation(context.request_id, 1), most(priced)
         if not runtime.budgets.reserve_now(name, self.payer, asked):
@@ -382,8 +442,11 @@ class CallEvents:
     def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
         context = self.context
         runtime = context.runtime
-        if context.spending is not None and not isinstance(event, LlmCallStarted):
-            context.spending.count(event)
+        if not isinstance(event, LlmCallStarted):
+            if context.spending is not None:
+                context.spending.count(event)
+            if self.caller is not None and self.caller.counted is not None:
+                self.caller.counted.count(cost_sum(event), event.usage)
         seq = runtime.bus.publish(
             event,
             session_id=context.session_id,
@@ -396,7 +459,7 @@ class CallEvents:
         )
         if isinstance(event, LlmCallStarted):
             return
-        if runtime.budgets:
+        if runtime.budgets or self.reserved is not None:
             name = self._reservation()
             if self.operation in _CREATING_JOBS and isinstance(event, LlmCallCompleted):
                 runtime.budgets.keep(name, job_of(context.request_id))  # the job's end has the cost
@@ -410,7 +473,12 @@ class CallEvents:
     def payer(self) -> Payer:
         """The session, turn and tags that select the call's budgets."""
         context = self.context
-        return Payer(context.routing.model, context.session_id or "", context.tags or {})
+        node = context.node
+        if node is None and context.turn_id is None and self.caller is not None:
+            node = self.caller.node
+        return payer_of(
+            context.routing.model, context.session_id, context.tags, context.turn_id or context.request_id, node
+        )
 
     def publish_end(self, end: CallEnd | AdapterError) -> None:
         """Publish and settle the end that is missing: an event, or the error of a call that failed."""
@@ -433,6 +501,8 @@ class CallEvents:
         if self._permit is not None:
             self._permit.end(end if isinstance(end, AdapterError) else None, terminal.usage)
         self._settle(terminal)
+        if self.context.turn_id is None and self.context.runtime.budgets:
+            self.context.runtime.budgets.forget_turn(self.context.request_id)
 
     def leave_open(self, error: AdapterError) -> None:
         """Publish no end: the reply continues at its provider, and a later process publishes its end."""
@@ -501,6 +571,8 @@ class CallEvents:
             reserved_tokens=None if self.reserved is None else self.reserved.tokens,
             key=report.key,
         )
+        if self.caller is not None:
+            started = msgspec.structs.replace(started, **place_below(self.caller))
         content = self.content()
         return started if content is None else started.with_content(content)
 

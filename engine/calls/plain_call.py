@@ -23,17 +23,18 @@ from callboard.adapters import (
 from callboard.adapters.actor import start_work
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import Cost, LlmCallCompleted
+from callboard.bus.log import TIME_LIMITS, with_new_names
 from callboard.bus.values.base import Json
 
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
-from ..deprecated import TIME_LIMITS, with_new_names
 from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
+from ..tree import PARENT_ENDED, caller_here
 from .events import CallContext, CallEvents, Served
 from .fallback import BorrowedAdapters, examined, first_that_works
 from .outcome import CallInfo, without_quotes
@@ -203,10 +204,17 @@ class PlainCalls(Generic[A]):
         await runtime.host.start()
         await runtime.host.admit()
         runtime.pricing.notice()
+        caller = caller_here()
         try:
-            with runtime.in_flight.call():
+            if caller is None:
+                with runtime.in_flight.call():
+                    return await work()
+            with runtime.in_flight.call(PARENT_ENDED) as cancel:
+                caller.start(self, cancel)
                 return await work()
         finally:
+            if caller is not None:
+                caller.node.release(self)
             self._adapters.end()
 
     def adapter(self, named: Named) -> A:

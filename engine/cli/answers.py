@@ -36,7 +36,7 @@ from callboard.adapters import (
 from callboard.bus import CancelledError, Cost
 from callboard.bus.values.base import Json, JsonObject
 
-from .. import Engine, ModelRegistry, Reply, Session, Tool, TurnOptions
+from .. import Engine, ModelRegistry, Reply, Session, ToolLike, TurnOptions
 from ..tools import Approve
 from .command_line import FAILED
 from .common.options import tell_warnings
@@ -46,7 +46,7 @@ from .common.table import cost_text, json_text
 from .conversation_setup import approver, first_model, given_tools, remember
 
 if TYPE_CHECKING:
-    from ..objects.generate import ObjectSchema
+    from ..generation.objects import ObjectSchema
 
 
 # The output of `callboard ask`
@@ -268,7 +268,7 @@ class _Said(TypedDict):
     """The options that a session doesn't store, so they are passed again each time."""
 
     system_prompt: str | None
-    tools: Sequence[Tool]
+    tools: Sequence[ToolLike]
     approve: Approve | None
     key: str | None
 
@@ -289,7 +289,7 @@ class _Answering:
         self._registry = registry
         self._schema: ObjectSchema[Json] | None = None
         if question.schema is not None:
-            from ..objects.generate import ObjectSchema
+            from ..generation.objects import ObjectSchema
 
             self._schema = ObjectSchema(question.schema)
         made_of_all = question.schema is not None or question.extract is not None or question.as_json
@@ -333,7 +333,7 @@ class _Answering:
         self._tell(session, reply, pace)
         return code
 
-    async def _open(self, engine: Engine, tools: Sequence[Tool]) -> Session:
+    async def _open(self, engine: Engine, tools: Sequence[ToolLike]) -> Session:
         question = self._question
         approve = approver(tools, asks_always=question.asks_always) if tools else None
         if question.session_id is None:
@@ -468,7 +468,7 @@ def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which 
 
 
 def _read(text: str, schema: ObjectSchema[Json]) -> Json:
-    from ..objects.generate import read_json
+    from ..generation.objects import read_json
 
     try:
         return schema.read(read_json(text))

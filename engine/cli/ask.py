@@ -13,7 +13,7 @@ from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .common.options import add_key, add_models_file, repeated, short, tag
 from .common.sanitize import note
-from .conversation_setup import LastSession, last_session
+from .conversation_setup import LastSession, add_mcp_file, last_session
 from .inputs import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
 from .templates import Template
 
@@ -69,6 +69,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         help="let the model call tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server as a "
         "URL or 'mcp:command'",
     )
+    add_mcp_file(parser)
     parser.add_argument("--approve", action="store_true", help="ask before each tool call")
     repeated(
         parser,

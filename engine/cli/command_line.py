@@ -65,7 +65,10 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         "upgrade": CommandEntry("upkeep:add_upgrade", "Upgrade a trace file to this version"),
         "ship": CommandEntry("upkeep:add_ship", "Copy a trace file to a server as it grows"),
     },
-    "Serve": {"web": CommandEntry("web:add_command", "Serve the live view to a browser")},
+    "Serve": {
+        "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
+        "serve-mcp": CommandEntry("mcp:add_serve", "Serve tools or a model to other hosts, as an MCP server"),
+    },
     "Set up": {
         "demo": CommandEntry("demo:add_command", "Run a demo on a local model, without a key"),
         "doctor": CommandEntry("doctor:add_doctor", "Check configuration, keys, providers and the trace"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
 import os
@@ -13,7 +14,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -37,6 +38,9 @@ from ..tools import Approve, ToolLike, as_tools
 from ..tools.collect import plugin_tools
 from .common.sanitize import note, one_line
 from .common.table import json_text
+
+if TYPE_CHECKING:
+    from .mcp import Generate
 
 # --- The model ---
 
@@ -111,21 +115,49 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
 # -T https://host/mcp           the tools of an MCP server
 # -T "mcp:npx some-server"      the tools of an MCP server that is started by this command
 # -T NAME                       the tools of a plugin
+# --mcp FILE                    the tools of the MCP servers in a file
 
 _COMMAND = "mcp:"
 
+MCP_FILE = "mcp-file:"
+"""How a file of MCP servers is named among the tools of a conversation."""
 
-async def given_tools(words: Sequence[str], life: AsyncExitStack) -> tuple[Tool, ...]:
-    """The tools that a person names."""
+
+def add_mcp_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mcp",
+        dest="tools",
+        action="append",
+        type=MCP_FILE.__add__,
+        metavar="FILE",
+        help='use the MCP servers of a file in the form {"mcpServers": {...}}; may be repeated',
+    )
+
+
+async def given_tools(
+    words: Sequence[str], life: AsyncExitStack, generate: Generate | None = None
+) -> tuple[ToolLike, ...]:
+    """The tools that a person names. Those of MCP servers in a file may change later.
+
+    Args:
+        words: The words of the command line.
+        life: Ends the servers.
+        generate: Gets a model's reply for a server that asks for one, if the user agrees.
+    """
     found: list[ToolLike] = []
     for word in words:
         server = _server(word)
-        if server is not None:
+        if word.startswith(MCP_FILE):
+            from .mcp import opened
+
+            found.append(await opened(word.removeprefix(MCP_FILE), life, generate))
+        elif server is not None:
             found += await life.enter_async_context(mcp_tools(server))
         else:
             found += _of_code(word)
     try:
-        return as_tools(found)
+        as_tools(found)
+        return tuple(found)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
 
@@ -212,12 +244,12 @@ def _imported(name: str) -> ModuleType:
 _NOBODY = "it needs an approval, and no terminal is available to ask for it"
 
 
-def approver(tools: Iterable[Tool], *, asks_always: bool, tells: bool = True) -> Approve:
+def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True) -> Approve:
     """The function that decides about calls: tools that need no approval just run."""
-    careful = {tool.name for tool in tools if tool.needs_approval is not None}
 
     def approve(request: ApprovalRequest) -> Approved | Denied:
         call = f"{request.call.name} {json_text(request.arguments)}"
+        careful = {tool.name for tool in as_tools(tools) if tool.needs_approval is not None}
         if not asks_always and request.call.name not in careful:
             if tells:
                 note(f"tool {call}")

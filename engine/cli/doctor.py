@@ -18,12 +18,12 @@ from callboard.adapters.provider import GROUPS, Plugin, plugins
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError
 from callboard.tracestore.health import sqlite_version
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_snapshot
+from callboard.tracestore.reports import report_of
 
 from .. import Check, Engine, HealthReport
-from ..nodes.health import check_broker
+from ..nodes.node import check_broker
 from ..stores import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
-from ..watching.health_report import report_of
 from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED
 from .common.options import TRACE_NAME, add_models_file, add_trace, named_trace
 from .common.sanitize import one_line, write_json

@@ -12,7 +12,7 @@ from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from callboard.bus import CallboardError, ConfigurationError
 
 from .. import Engine, ImageResult, VideoHandle
-from ..operations.images import ImageOptions
+from ..operations.embeddings import ImageOptions
 from .common.options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
 from .common.sanitize import note, say
 from .common.screen import progress_bar

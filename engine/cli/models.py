@@ -16,18 +16,21 @@ from callboard.tracestore.home import home_folder, price_table
 from callboard.tracestore.prices.source import parse
 
 from .. import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
-from ..models.catalogue import CAPABILITIES, capability_name, default_catalogue, nearest
-from ..models.configured import configured_models, load_registry
-from ..models.known_models import (
+from ..models.catalogue import (
+    CAPABILITIES,
     FILE_NAME,
     MOST_BYTES,
     KnownModel,
     KnownModels,
+    capability_name,
     convert,
     decode,
+    default_catalogue,
     encode,
     known_models,
+    nearest,
 )
+from ..models.configured import configured_models, load_registry
 from ..models.registry import published_name
 from ..routing.availability import AvailabilityTable
 from ..runtime.adapters import make_spare

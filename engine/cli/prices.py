@@ -14,7 +14,7 @@ from callboard.bus.files import write_private
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_table
-from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices import files as price_snapshot
 from callboard.tracestore.prices.rows import BUCKETS, US_PER_SECOND
 from callboard.tracestore.prices.source import convert, parse
 

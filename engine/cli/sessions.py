@@ -15,13 +15,13 @@ import msgspec
 from callboard import adapters
 from callboard.adapters.requests.content import mend_json
 from callboard.bus import CallboardError
+from callboard.bus.clock import to_us
 from callboard.bus.files import write_private
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
 from callboard.tracestore.call_columns import SearchFilter
 from callboard.tracestore.rows import FoundMessage
 from callboard.tracestore.search import Term, excerpt, terms_of
-from callboard.tracestore.timestamps import to_us
 from callboard.tracestore.writing.content import encode_json, encode_metadata
 
 from ..sessions.stored import document_of

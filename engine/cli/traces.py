@@ -18,8 +18,9 @@ import msgspec
 
 from callboard.bus import CallboardError, ConfigurationError, StoreError
 from callboard.bus.values.usage import CostSum
-from callboard.tracestore import CallFilter, CallRow, SqlResult
+from callboard.tracestore import CallFilter, CallRow, SqlResult, Store
 from callboard.tracestore.call_columns import SHOWN
+from callboard.tracestore.trees import TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
@@ -54,12 +55,15 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive, default=50, metavar="N", help="show at most N calls (default: 50)"
     )
+    parser.add_argument("--tree", action="store_true", help="show calls below the turn whose tool made them")
     add_format(parser, "for each attempt")
     parser.set_defaults(run=run_traces)
 
 
 def run_traces(arguments: argparse.Namespace) -> int:
     where, limit = call_filter(arguments), arguments.limit
+    if arguments.tree:
+        return run_tree(arguments)
     rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
     # A filter for failed calls should skip the attempts after which the call continued.
     rows = [row for row in rows if where.status is None or not row.will_retry]
@@ -68,6 +72,39 @@ def run_traces(arguments: argparse.Namespace) -> int:
         return 0
     show_calls(chosen_trace(arguments), summarise(rows)[: arguments.limit], limited=arguments.limit)
     return 0
+
+
+def run_tree(arguments: argparse.Namespace) -> int:
+    """Show the trees of the calls that are wanted, at most as many trees as calls."""
+    where, limit = call_filter(arguments), arguments.limit
+
+    async def read(store: Store) -> list[TurnTree]:
+        return await trees_of(store, await store.calls(where, limit * ATTEMPTS_PER_CALL), limit)
+
+    found = from_trace(arguments, read)
+    nodes = [node for tree in found for node in tree.walk()]
+    if arguments.format != "table":
+        write(arguments.format, CallRow, [row for node in nodes for row in node.calls])
+        return 0
+    console = make_console()
+    if not found:
+        console.print(f"No such calls in {chosen_trace(arguments)}.", soft_wrap=True)
+        return 0
+    console.print(FittingTable(_TREE, nodes))
+    total = sum_text(reduce(add, (tree.whole for tree in found)))
+    console.print(f"\n{plural(len(found), 'tree')}, {total}", style="dim")
+    return 0
+
+
+_TREE: list[Column[TurnTree]] = [
+    Column("time", lambda node: moment_text(node.calls[0].started_us), may_go=2),
+    Column("turn", lambda node: f"{'  ' * node.depth}{'└ ' if node.depth else ''}…{node.id[-6:]}"),
+    Column("status", lambda node: node.calls[-1].status, may_go=1),
+    Column("model", lambda node: node.calls[-1].model, folds=True),
+    figure("calls", lambda node: str(len({row.request_id for row in node.calls}))),
+    figure("own cost", lambda node: sum_text(node.own)),
+    figure("with children", lambda node: sum_text(node.whole)),
+]
 
 
 def show_calls(trace: TracePlace, calls: list[CallSummary], *, limited: int) -> None:

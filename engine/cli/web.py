@@ -52,7 +52,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _refuse_open_binds(arguments)
+    refuse_open_binds(arguments)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_open_binds(arguments: argparse.Namespace) -> None:
+def refuse_open_binds(arguments: argparse.Namespace) -> None:
     """Refuse an address that others can reach, unless that was asked for."""
     try:
         local = ipaddress.ip_address(arguments.bind).is_loopback

@@ -17,15 +17,15 @@ import msgspec
 
 from callboard.adapters import CanonicalRequest, RetryPolicy, ToolChoice
 from callboard.bus import ConfigurationError, Log
+from callboard.bus.log import TIME_LIMITS, with_new_names
 from callboard.bus.values.base import Json, JsonObject
 
-from ..abort import AbortSignal
-from ..deprecated import TIME_LIMITS, with_new_names
 from ..models.catalogue import nearest
 from ..routing.model_choice import Model, Requirements, model_of, stored_model
+from ..runtime.in_flight import AbortSignal
 from ..tools import ApprovalRequest, Approve, Pending, RepairToolCall
-from .context import ContextPolicy
-from .requests import SchemaMode
+from ..tree import TurnLimits
+from .context import ContextPolicy, SchemaMode
 from .results import StepResult
 
 StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
@@ -130,6 +130,8 @@ class TurnOptions(RequestOptions, total=False):
     a model of its own, and then to models.yaml. An empty sequence wants none."""
     requires: Requirements | None
     """The abilities that the model must have, in addition to those of the session and the request."""
+    limits: TurnLimits | None
+    """The limits of the turn together with all turns and calls that its tools start."""
     context: ContextPolicy | None
     """The policy for the part of a long conversation that is sent; without one, all of it is sent."""
     signal: AbortSignal | None
@@ -211,7 +213,12 @@ _log = Log("engine.sessions")
 _IN_MEMORY = frozenset({"key", "approve", "repair_tool_call", "stop_when", "context", "signal"})
 """Options that are never stored: a key, because it opens an account, and live objects."""
 
-_STRUCTS: dict[str, Any] = {"tool_choice": ToolChoice, "retry": RetryPolicy, "requires": Requirements}
+_STRUCTS: dict[str, Any] = {
+    "tool_choice": ToolChoice,
+    "retry": RetryPolicy,
+    "requires": Requirements,
+    "limits": TurnLimits,
+}
 """Options that are read back as a Struct. All others are JSON values."""
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings as python_warnings
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
+from typing import Any, cast
 
 import msgspec
 
@@ -20,12 +23,100 @@ from callboard.adapters import (
 )
 from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import Cost, RoutingDecision, TurnStatus
-from callboard.bus.values.base import JsonObject, ShortRepr, short
+from callboard.bus.values.base import Json, JsonObject, ShortRepr, short
 from callboard.bus.values.messages import RawReply
 from callboard.bus.values.usage import CostSum
 
 from ..calls.outcome import NOT_KNOWN
-from ..summaries import in_markdown, in_plain_values, renamed
+
+
+def plain(value: object) -> Json:
+    """A value as JSON has it: bytes as base64, a dataclass or a pydantic model as an object."""
+    try:
+        return cast("Json", msgspec.json.decode(msgspec.json.encode(value, enc_hook=_of_pydantic)))
+    except UnicodeError:  # half of a surrogate pair, which UTF-8 cannot hold
+        return cast("Json", msgspec.to_builtins(value, enc_hook=_of_pydantic))
+
+
+def _of_pydantic(value: Any) -> object:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if dump is not None else str(value)
+
+
+def renamed(old: str, new: str) -> None:
+    """Warn that an attribute has a new name. Call it from the property with the old name."""
+    python_warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=3)
+
+
+def _tokens(usage: TokenUsage) -> JsonObject:
+    return {**{name: getattr(usage, name) for name in _COUNTS}, "source": str(usage.source)}
+
+
+def _money(cost: Cost) -> JsonObject:
+    return {"usd": None if cost.usd is None else f"{cost.usd:f}", "source": str(cost.source)}
+
+
+def in_plain_values(
+    *,
+    text: str,
+    content: Sequence[ContentBlock],
+    thinking: str,
+    status: TurnStatus,
+    stop_reason: StopReason,
+    raw_stop_reason: str | None,
+    model: str,
+    usage: TokenUsage,
+    cost: Cost,
+    total_usage: TokenUsage,
+    total_cost: Cost,
+    tool_uses: Sequence[ToolUseBlock],
+    warnings: Sequence[CallWarning],
+    messages: Sequence[Message] | None = None,
+    raw: RawReply | None = None,
+    provider_details: JsonObject | None = None,
+) -> JsonObject:
+    """A result as a dict that any JSON library can write. Money is exact text.
+
+    `reasoning` and `tool_calls` are the earlier names of `thinking` and `tool_uses`. They stay, because hosts
+    store such dicts.
+    """
+    calls: list[Json] = [{"id": call.id, "name": call.name, "input": plain(call.input)} for call in tool_uses]
+    found: JsonObject = {
+        "text": text,
+        "content": plain(content),
+        "thinking": thinking,
+        "reasoning": thinking or None,
+        "status": status,
+        "stop_reason": str(stop_reason),
+        "raw_stop_reason": raw_stop_reason,
+        "model": model,
+        "usage": _tokens(usage),
+        "cost": _money(cost),
+        "total_usage": _tokens(total_usage),
+        "total_cost": _money(total_cost),
+        "tool_uses": calls,
+        "tool_calls": calls,
+        "warnings": [{"code": str(each.code), "message": each.message} for each in warnings],
+    }
+    if messages is not None:
+        found["messages"] = plain(messages)
+    if raw is not None:
+        found["raw"] = plain(raw)
+    if provider_details:
+        found["provider_details"] = plain(provider_details)
+    return found
+
+
+_COUNTS = (
+    *("input_tokens", "output_tokens", "total_tokens", "cached_input_tokens", "cache_creation_input_tokens"),
+    "reasoning_tokens",
+)
+
+
+def in_markdown(text: str, model: str, usage: TokenUsage, cost: Cost) -> str:
+    """A reply as Markdown, with a line on how it came about."""
+    amount = "unpriced" if cost.usd is None else f"{cost.usd:f} USD"
+    return f"{text}\n\n---\n*{model}, {usage.total_tokens:,} tokens, {amount}*"
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
@@ -93,6 +184,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         *,
         usage: TokenUsage | None = None,
         cost: Cost | None = None,
+        tree: tuple[CostSum, TokenUsage] | None = None,
     ) -> None:
         """Note how the reply's turn ended. These are not fields: they are not stored and not compared.
 
@@ -101,6 +193,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
             undelivered: The steering messages that did not reach the model.
             usage: The tokens of all steps of the turn; None leaves those of this reply.
             cost: The cost of all calls of the turn; None leaves that of this reply.
+            tree: The cost and the tokens of the turn with its descendants; None leaves those of this reply.
         """
         noted = self.__dict__
         noted["_status"] = status
@@ -110,6 +203,8 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
             noted["_total_usage"] = usage
         if cost is not None:
             noted["_total_cost"] = cost
+        if tree is not None:
+            noted["_tree"] = tree
 
     @property
     def stop_reason(self) -> StopReason:
@@ -142,6 +237,22 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         """The cost of all calls of the turn. For a message of a resumed session, the cost of its call."""
         total: Cost = self.__dict__.get("_total_cost", self.cost)
         return total
+
+    @property
+    def tree_cost(self) -> CostSum:
+        """The cost of the turn with all turns and calls that its tools made, and the number of attempts that are
+        estimated, unpriced or unknown.
+
+        For a message of a resumed session, the cost of its call.
+        """
+        tree: tuple[CostSum, TokenUsage] | None = self.__dict__.get("_tree")
+        return CostSum.of_call(self.total_usage, self.total_cost) if tree is None else tree[0]
+
+    @property
+    def tree_usage(self) -> TokenUsage:
+        """The tokens of all attempts of the turn and of all turns and calls that its tools made."""
+        tree: tuple[CostSum, TokenUsage] | None = self.__dict__.get("_tree")
+        return self.total_usage if tree is None else tree[1]
 
     @property
     def cost(self) -> Cost:
@@ -271,6 +382,10 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of all calls, failed ones and their attempts included; unknown as soon as one cost is."""
     cost_sum: CostSum = CostSum()
     """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
+    tree_cost: CostSum = CostSum()
+    """The same as `cost_sum`, with all turns and calls that the turn's tools made."""
+    tree_usage: TokenUsage = NOTHING_USED
+    """The tokens of all attempts, with those of all turns and calls that the turn's tools made."""
     undelivered: tuple[Message, ...] = ()
     """The messages that were to steer the turn, and had not reached the model when the turn ended."""
 

@@ -39,9 +39,12 @@ from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
+from ..tools.context import idempotency_key
+from ..tools.handler import Handoff
 from ..tools.rounds import not_executed
+from ..tree import Caller, ChildTurn
+from .context import answer_as_text
 from .options import TurnOptions, for_requests
-from .requests import answer_as_text
 from .results import Reply, StepResult
 from .turn_models import OWN_IDS, FirstIds, TurnContext, TurnModels
 
@@ -270,6 +273,8 @@ class Step:
             key=request.key,
             spills_to=route.others,
             spending=turn.spending,
+            caller=turn.caller,
+            node=turn.node,
         )
         call = Call(
             request,
@@ -349,6 +354,8 @@ class TurnTools:
         self._turn = turn
         self._keep = keep
         self._rounds = 0
+        self.handed_to: Handoff | None = None
+        """The agent that takes the conversation over, once a call of `handoff` has run."""
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
         """How the turn ends if none of the reply's calls is run; None if they run.
@@ -368,7 +375,13 @@ class TurnTools:
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         self._rounds += 1
-        return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
+        made = await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
+        handoffs = {tool.name: tool for tool in self._turn.state.tools if isinstance(tool, Handoff)}
+        if handoffs:
+            names = {call.id: call.name for call in reply.tool_uses}
+            ran = [names[result.tool_use_id] for result in made.results if not result.is_error]
+            self.handed_to = next((handoffs[name] for name in ran if name in handoffs), None)
+        return made
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
         """Give each of these calls a result that reports that it was not run, because the turn is over."""
@@ -421,10 +434,34 @@ class TurnTools:
             repair=self._turn.options.get("repair_tool_call"),
             cut_off=cut_off,
             approved=approved,
+            caller=partial(self._caller, history),
         )
         made = await run_tools(calls, self._turn.state.tools, shared, interrupted=keep)
         keep(made.results)
         return made
+
+    def _caller(self, history: tuple[Message, ...], call: ToolUseBlock) -> Caller:
+        """The run of a tool, as the calls see it that the tool makes."""
+        turn = self._turn
+        asked = next((message for message in reversed(history) if message.role is Role.ASSISTANT), None)
+        return Caller(
+            turn.in_tree(),
+            call_id=None if asked is None or asked.metadata is None else asked.metadata.request_id,
+            tool_use_id=call.id,
+            tool_name=call.name,
+            runtime=turn.runtime,
+            session_id=turn.state.id or None,
+            tags=turn.tags,
+            streamed=turn.streamed,
+            key=lambda: idempotency_key(turn.state.id or None, history, call.id),
+            tell=self._tell_child,
+        )
+
+    def _tell_child(self, child: ChildTurn) -> None:
+        if not self._turn.log.closed:
+            self._tell(
+                ToolProgress(tool_use_id=child.tool_use_id, tool_name=child.tool_name, stream_id=child.turn_id)
+            )
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._turn.log.append(event)

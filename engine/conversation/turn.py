@@ -31,8 +31,10 @@ from callboard.adapters import (
     ContentBlock,
     Message,
     StopReason,
+    TokenUsage,
     ToolResultBlock,
 )
+from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import (
     CallboardError,
     ContextOverflowError,
@@ -51,15 +53,19 @@ from callboard.bus.errors import CancelledError, ConfigurationError, WarningCode
 from callboard.bus.log import current_trace
 from callboard.bus.streams.channel import OWNER_TAG
 from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
+from callboard.bus.values.usage import CostSum
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
+from ..calls.events import place_below
 from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState, TurnLease, packed_opening
 from ..tools import Answer, last_reply
+from ..tools.handler import Handoff
+from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, AskedWith, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step, TurnTools
@@ -101,6 +107,7 @@ class Turn(TurnContext):
         takes_up: The background reply that continues an earlier turn.
         asked: The model and the options that an earlier turn was asked with; None makes them of `model` and
             `options`.
+        caller: The run of a tool that starts the turn; None looks for it here.
     """
 
     def __init__(
@@ -117,8 +124,10 @@ class Turn(TurnContext):
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
         asked: AskedWith | None = None,
+        caller: Caller | None = None,
     ) -> None:
-        super().__init__(runtime, state, merged(DEFAULTS, state.options_for(model), options), streamed=streamed)
+        levels = merged(DEFAULTS, state.options_for(model), options)
+        super().__init__(runtime, state, levels, streamed=streamed, caller=caller)
         self._asked = AskedWith(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
@@ -138,6 +147,8 @@ class Turn(TurnContext):
         self._history = TurnHistory(runtime, state, self.id)
         self.on_accepted = self._history.keep_ahead
         self._trace_parent = current_trace()
+        if self.caller is not None:
+            self._trace_parent = self._trace_parent or self.caller.trace_parent
         self._tenure: TurnLease | None = None  # in a cluster, from its admission on
         self._ended_elsewhere = False
 
@@ -149,6 +160,24 @@ class Turn(TurnContext):
     def cost(self) -> Cost:
         """The cost of all calls so far; unknown as soon as one cost is."""
         return self.spending.cost
+
+    @property
+    def tree_cost(self) -> CostSum:
+        """The cost of all calls of the turn and its descendants so far."""
+        own = self.spending.sum
+        return own if self.node is None else own + self.node.below
+
+    @property
+    def tree_usage(self) -> TokenUsage:
+        """The tokens of all attempts of the turn and its descendants so far."""
+        usages = self.spending.usages
+        own = usages[0] if len(usages) == 1 else reduce(add, usages, NOTHING_USED)
+        return own if self.node is None else own + self.node.below_usage
+
+    @property
+    def children(self) -> tuple[ChildTurn, ...]:
+        """The turns that the tools of this turn have started, in their order."""
+        return () if self.node is None else tuple(self.node.children)
 
     @property
     def ended_as(self) -> TurnStatus | None:
@@ -203,6 +232,15 @@ class Turn(TurnContext):
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
+        if (caller := self.caller) is not None and not caller.beside:
+            child = ChildTurn(
+                turn_id=self.id,
+                model=model_text(self.model),
+                tool_use_id=caller.tool_use_id or "",
+                tool_name=caller.tool_name,
+                depth=caller.node.depth + 1,
+            )
+            caller.start(self, self.cancel, child)
         state.queue.append(self)
         self.log = self.runtime.streams.open(
             self.id,
@@ -232,6 +270,8 @@ class Turn(TurnContext):
         self.steering.close(
             "the turn was cancelled and accepts no more messages. Send the message with the next turn"
         )
+        if self.node is not None:
+            self.node.cancel_open()
         call = self.call
         if call is None:
             self.scope.cut()
@@ -261,7 +301,11 @@ class Turn(TurnContext):
             error = failure
             raise
         finally:
-            self._end(error)
+            try:
+                if self.node is not None:
+                    await self._end_children(error)
+            finally:
+                self._end(error)
             try:
                 await self.runtime.host.secure(self.id, last=True)
                 if self.takes_up is not None and self.runtime.budgets:
@@ -273,6 +317,11 @@ class Turn(TurnContext):
                 self._close_log(error)
                 if self.runtime.frames is not None:
                     await self.runtime.frames.hand_over(self.id)
+
+    async def _end_children(self, error: BaseException | None) -> None:
+        assert self.node is not None
+        cut = error is not None or self.status == "failed"
+        await self.node.end(f"turn {self.id} was cut off, so its tools can make no more calls" if cut else "")
 
     async def _in_cluster(self) -> Reply:
         """The turn, and then the question whether it is still this node that publishes how it ended."""
@@ -320,7 +369,10 @@ class Turn(TurnContext):
         """Publish the start of the turn, and look for the models and tools that it may use."""
         self.runtime.pricing.notice()
         model = self.model
-        self.publish(SessionTurnStarted(model=model_text(model), trace_parent=self._trace_parent))
+        started = SessionTurnStarted(model=model_text(model), trace_parent=self._trace_parent)
+        if self.caller is not None:
+            started = msgspec.structs.replace(started, **place_below(self.caller))
+        self.publish(started)
         self._history.begin(self.new)
         if self.runtime.frames is not None and self.state.id:
             opening = packed_opening(self.state, self._asked) if self.state.epoch else b""
@@ -346,6 +398,8 @@ class Turn(TurnContext):
         while True:
             if not held:
                 self._take_steering(models)
+            if self.state.sources:
+                self._take_tools(models)
             message, outcome = await self._reply(models, caused_by)
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
@@ -377,6 +431,8 @@ class Turn(TurnContext):
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
+                elif tools.handed_to is not None:
+                    models, tools = self._hand_over(models, tools.handed_to)
                 elif await tools.stops(self.steps):
                     status = "stopped"
             self._finish_step()
@@ -385,6 +441,20 @@ class Turn(TurnContext):
                 self.status = status
                 return message
             held = status is None and provider_waits(message)
+
+    def _hand_over(self, models: TurnModels, agent: Handoff) -> tuple[TurnModels, TurnTools]:
+        """Give the conversation to another agent. Returns its models and tools, for the rest of the turn."""
+        state, sessions = self.state, self.runtime.sessions
+        self._model = None
+        if state.id:
+            sessions.change_model(state, agent.model)
+        state.model, state.system_prompt = agent.model, agent.system_prompt
+        state.use_tools(agent.tools)
+        if state.announced:
+            sessions.publish_setup(state)
+        fresh = TurnModels(self, agent.model, self.new)
+        fresh.adapters = models.adapters
+        return fresh, TurnTools(self, self._keep_results)
 
     def _take_steering(self, models: TurnModels) -> None:
         """Take the host's steering messages."""
@@ -395,6 +465,13 @@ class Turn(TurnContext):
         models.also_asks(said)
         for message in said:
             self.log.append(UserMessage(message.content, message.id or ""))
+
+    def _take_tools(self, models: TurnModels) -> None:
+        """Take the tools of now from sources whose tools may change."""
+        if self.state.refresh_tools():
+            models.use_tools(self.state.definitions)
+            if self.state.announced:
+                self.runtime.sessions.publish_setup(self.state)
 
     def _is_steered(self) -> bool:
         """Whether the turn continues after its last reply, because of a steering message."""
@@ -451,6 +528,7 @@ class Turn(TurnContext):
             model=None,
             options=TurnOptions(max_tool_rounds=0),
             streamed=False,
+            caller=Caller(self.in_tree(), beside=True),
         )
         turn._trace_parent = self._trace_parent
         try:
@@ -501,8 +579,11 @@ class Turn(TurnContext):
         undelivered = self.undelivered
         usage = reduce(add, [step.usage for step in self.steps]) if self.steps else None
         cost = self.cost
+        if self.runtime.budgets:
+            self.runtime.budgets.forget_turn(self.id)
+        tree = self.tree_cost, self.tree_usage
         for step in self.steps:
-            step.message.ended(self.status, undelivered, usage=usage, cost=cost)
+            step.message.ended(self.status, undelivered, usage=usage, cost=cost, tree=tree)
         if not self._ended_elsewhere:
             self._publish_end(error, cost)
 
@@ -533,6 +614,8 @@ class Turn(TurnContext):
         return without_quotes(text, texts_of((*self.messages, *self.new), self.state.system_prompt))
 
     def _close_log(self, error: BaseException | None) -> None:
+        if self.caller is not None:
+            self.caller.node.release(self)
         if not self.log.closed:
             self.log.append(TurnComplete(self.status, None if error is None else in_a_line(error)))
             self.log.close()

@@ -22,6 +22,7 @@ from callboard.adapters import (
     OpaqueBlock,
     Role,
     TextBlock,
+    ToolDefinition,
     ToolResultBlock,
 )
 from callboard.adapters.contract import ProviderAdapter
@@ -42,9 +43,9 @@ from callboard.bus.streams.events import TurnEvent
 from callboard.bus.values.messages import as_blocks
 from callboard.tracestore import OpenReply
 
-from ..budgets.budget import Payer
 from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..calls.events import payer_of
 from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..calls.outcome import Spending
 from ..models.entries import ModelInput, model_input
@@ -66,9 +67,9 @@ from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
-from .context import ContextPolicy, Conversation
+from ..tree import Caller, TreeNode, caller_here
+from .context import ContextPolicy, Conversation, hold_to_schema
 from .options import TurnOptions
-from .requests import hold_to_schema
 
 # The part of a turn that its steps and tools share, its steering messages, and its history.
 
@@ -91,6 +92,7 @@ class TurnContext:
         state: The conversation.
         options: The turn's options, all levels merged.
         streamed: Whether the replies are streamed.
+        caller: The run of a tool that starts the turn; None looks for it here.
     """
 
     log: StreamLog[TurnEvent]
@@ -103,7 +105,15 @@ class TurnContext:
     It must not refer to the turn.
     """
 
-    def __init__(self, runtime: Runtime, state: SessionState, options: TurnOptions, *, streamed: bool) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: SessionState,
+        options: TurnOptions,
+        *,
+        streamed: bool,
+        caller: Caller | None = None,
+    ) -> None:
         self.id = runtime.clock.new_id("trn")
         """The turn's id, ``trn_<ulid>``. Its stream has the same id."""
         self.runtime = runtime
@@ -119,7 +129,22 @@ class TurnContext:
         self.tags: dict[str, str] = {**state.tags, **(options.get("tags") or {})}
         """The tags of the turn's calls: the session's, and over them the turn's own."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
+        self.caller = caller_here() if caller is None else caller
+        """The run of a tool that has started the turn; None for a root."""
+        limits = options.get("limits")
+        self.node: TreeNode | None = None
+        """The turn's place in its tree; None for a root without limits that has run no tool."""
+        if self.caller is not None or limits is not None:
+            self.node = TreeNode(self.id, self.caller, limits)
+            seconds = self.node.seconds(seconds)
         self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
+
+    def in_tree(self) -> TreeNode:
+        """The turn's place in its tree, made now if need be."""
+        if self.node is None:
+            self.node = TreeNode(self.id)
+        self.node.deadline = self.scope.deadline
+        return self.node
 
     def publish(
         self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
@@ -379,6 +404,10 @@ class TurnModels:
         """Take in messages that steer the turn: its models must be able to take them, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
+    def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
+        """Offer other tools from the next step on."""
+        self._asked = msgspec.structs.replace(self._asked, tools=tools)
+
     def first_that_works(
         self,
         messages: tuple[Message, ...],
@@ -484,7 +513,7 @@ class TurnModels:
         """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
         turn = self._turn
         budgets = turn.runtime.budgets
-        payer = Payer(named.model, turn.state.id or "", turn.tags)
+        payer = payer_of(named.model, turn.state.id, turn.tags, turn.id, turn.node)
         priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         fees = tool_fees(turn.options.get("provider_options", {}))

@@ -13,8 +13,8 @@ from callboard.adapters import ContentBlock
 from callboard.bus.values.base import Json
 
 from ..engine import Engine
-from ..objects.generate import ObjectArguments, ObjectResult
-from ..objects.stream import ObjectStream
+from ..generation.object_stream import ObjectStream
+from ..generation.objects import ObjectArguments, ObjectResult
 from ..routing.model_choice import Model
 from .functions import default_engine, engine_on
 from .sync import SyncHost, SyncStream, sync_host

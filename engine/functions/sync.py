@@ -29,8 +29,8 @@ from callboard.bus import CallboardError, ConfigurationError, Cost, RoutingDecis
 from callboard.bus.log import Log
 
 from ..conversation.results import GenerateResult
-from ..generation.progress import UsageSoFar
 from ..generation.streaming import StreamResult
+from ..generation.view import UsageSoFar
 from ..generation.view_events import ViewEvent
 
 T = TypeVar("T")

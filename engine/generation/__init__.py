@@ -1,1 +1,1 @@
-"""Calls without a session: one conversation, from its first message to its last, in one call."""
+"""Calls without a session: one conversation, or one object, in one call."""

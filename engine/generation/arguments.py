@@ -8,13 +8,13 @@ from typing import Any, TypeAlias, Unpack, cast, get_args
 from callboard.adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message, Role, TextBlock
 from callboard.bus import CallboardError, ConfigurationError
 
-from ..abort import AbortController
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among, said_by
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
 from ..conversation.turn_models import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
+from ..runtime.in_flight import AbortController
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Tool, ToolLike
@@ -241,5 +241,7 @@ def result_of(turn: Turn) -> GenerateResult:
         status=turn.status,
         total_cost=turn.cost,
         cost_sum=turn.spending.sum,
+        tree_cost=turn.tree_cost,
+        tree_usage=turn.tree_usage,
         undelivered=turn.undelivered,
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Generic, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Generic, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 import anyio
+import msgspec
 
 from callboard.adapters import (
     CallWarning,
@@ -36,7 +38,9 @@ from callboard.bus import (
     StreamReader,
     StreamReset,
     TaskHandle,
+    ToolProgress,
     TurnStatus,
+    UnknownStream,
     WrongLoop,
 )
 from callboard.bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
@@ -46,8 +50,7 @@ from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .arguments import result_of
-from .progress import Progress, UsageSoFar
-from .view import TurnView
+from .view import Progress, TurnView, UsageSoFar
 from .view_events import Finish, StreamFailed, ViewEvent
 
 
@@ -128,6 +131,10 @@ class StreamedTurn:
         """The result of the turn, when it is over. An exception of the turn is raised here."""
         await self.reply()
         return result_of(self.turn)
+
+    def attach(self, stream_id: str) -> StreamReader[TurnEvent]:
+        """A reader of the turn's stream, or of a child's. Raises UnknownStream."""
+        return self._runtime.streams.attach(stream_id, any_owner=True)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Send another message to the model. Raises NoTurnRunning if the turn accepts none any more."""
@@ -292,11 +299,28 @@ class TextPieces(Generic[E]):
 
     Args:
         events: The reader.
+        run: The turn that is read, if it is one of this engine.
     """
 
-    def __init__(self, events: AsyncIterator[E]) -> None:
+    def __init__(self, events: AsyncIterator[E], run: StreamedTurn | None = None) -> None:
         self._events = events
+        self._run = run
         self._given = 0
+
+    def __call__(self, *, tree: Literal[True]) -> TreeText:
+        """The text of the turn together with the text of all turns that its tools start.
+
+        It reads from the start of each, and has a place of its own.
+
+        Args:
+            tree: True.
+
+        Raises:
+            CallboardError: This is no reader of a turn in this engine.
+        """
+        if self._run is None:
+            raise CallboardError("text_stream(tree=True) is for the stream of a turn that this engine runs")
+        return TreeText(self._run)
 
     def __aiter__(self) -> Self:
         aiter(self._events)
@@ -313,6 +337,80 @@ class TextPieces(Generic[E]):
             if piece:
                 self._given += len(piece)
                 return piece
+
+
+class TreePiece(msgspec.Struct, frozen=True):
+    """A piece of text of a turn or of one of its descendants."""
+
+    stream_id: str
+    """The turn that says it."""
+    depth: int
+    """The number of turns between it and the turn that is read; 0 for that turn itself."""
+    text: str
+    """The text."""
+
+
+class TreeText:
+    """The text of a turn and its descendants as it comes, each from its start.
+
+    The turn's exception is raised at the end. A child's is not: it is an error of the parent's tool. A child
+    on another event loop or in another process is left out.
+
+    Args:
+        run: The turn.
+    """
+
+    def __init__(self, run: StreamedTurn) -> None:
+        self._run = run
+        self._begun = False
+        self._ready: deque[TreePiece] = deque()
+        self._waiting: dict[asyncio.Task[Sequence[LogEvent]], tuple[StreamReader[TurnEvent], int]] = {}
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TreePiece:
+        if not self._begun:
+            await self._run.start()
+            self._begun = True
+            self._follow(self._run.turn.id, 0)
+        while not self._ready:
+            if not self._waiting:
+                await self._run.reply()
+                raise StopAsyncIteration
+            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                reader, depth = self._waiting.pop(task)
+                if events := task.result():
+                    self._take(events, reader, depth)
+                    self._wait(reader, depth)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        while self._waiting:
+            task, (reader, _) = self._waiting.popitem()
+            task.cancel()
+            reader.close()
+
+    def _follow(self, stream_id: str, depth: int) -> None:
+        with contextlib.suppress(UnknownStream):
+            self._wait(self._run.attach(stream_id), depth)
+
+    def _wait(self, reader: StreamReader[TurnEvent], depth: int) -> None:
+        self._waiting[asyncio.ensure_future(reader.take())] = reader, depth
+
+    def _take(self, events: Sequence[LogEvent], reader: StreamReader[TurnEvent], depth: int) -> None:
+        for event in events:
+            match event:
+                case TextDelta():
+                    self._ready.append(TreePiece(reader.stream_id, depth, event.text))
+                case StreamReset():
+                    self._ready.append(TreePiece(reader.stream_id, depth, _text_of(event.snapshot)))
+                case ToolProgress(stream_id=str(child)):
+                    self._follow(child, depth + 1)
+                case _:
+                    pass
 
 
 def _text_of(events: Sequence[TurnEvent]) -> str:
@@ -384,6 +482,11 @@ class TurnReader(Reader[E]):
     @abstractmethod
     def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
         """The events to give for some events of the log."""
+
+    @property
+    def text_stream(self) -> TextPieces[E]:
+        """Only the text, piece by piece. ``text_stream(tree=True)`` has the text of the tools' turns, too."""
+        return TextPieces(self, self._run)
 
     def close(self) -> None:
         """Read no more."""

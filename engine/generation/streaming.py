@@ -11,18 +11,19 @@ to the stream.
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
 from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
 from callboard.bus import Cost, RoutingDecision, StreamReader, TurnStatus
 from callboard.bus.streams.events import TurnEvent
+from callboard.bus.values.usage import CostSum
 
 from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .progress import UsageSoFar
+from ..tree import ChildTurn
 from .readers import (
     EventReader,
     LogEvent,
@@ -34,7 +35,7 @@ from .readers import (
     TurnReader,
     ViewReader,
 )
-from .view import TurnView
+from .view import TurnView, UsageSoFar
 from .view_events import ViewEvent
 
 E = TypeVar("E")
@@ -73,9 +74,12 @@ class _Stream(Generic[E]):
         return await self._reader.take()
 
     @property
-    def text_stream(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece. Iterating the stream doesn't give again what the text has read."""
-        return TextPieces(self)
+    def text_stream(self) -> TextPieces[E]:
+        """Only the text, piece by piece. Iterating the stream doesn't give again what the text has read.
+
+        ``text_stream(tree=True)`` gives the text of the turns that its tools start, too, as `TreePiece`.
+        """
+        return TextPieces(self, self._run)
 
     # --- State and result ---
 
@@ -100,6 +104,16 @@ class _Stream(Generic[E]):
     def cost(self) -> Cost:
         """The cost of those tokens; unknown as soon as the cost of one call is. It may be asked at any time."""
         return self._run.usage.cost
+
+    @property
+    def tree_cost(self) -> CostSum:
+        """The cost of the turn together with all turns and calls that its tools have made until now."""
+        return self._run.turn.tree_cost
+
+    @property
+    def children(self) -> tuple[ChildTurn, ...]:
+        """The turns that the tools have started, in their order. `Engine.attach` reads their streams."""
+        return self._run.turn.children
 
     @property
     def model(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The view of a stream that `stream()` gives: what happens, with a start and an end for everything.
+"""The view of a stream that `stream()` gives: each part with a start and an end.
 
     message.start                                     with the warnings so far
       thinking.start  thinking.delta …  thinking.end
@@ -7,12 +7,10 @@
       provider.event                                  an unknown block, or another provider event
     message.complete
     tool.started …  tool.finished                     of the tools that are run here, if it called any
-    step.finish                                       then new messages of the user, if any:
-    user.message                                      then the next message.start, or the end:
+    step.finish  user.message                         then the next message.start, or the end:
     finish                                            or `error`, which is then raised
 
-The deltas and the other events of a turn's stream are passed on unchanged. Every event has a `type`, and the
-events of a segment have the same `segment_id` (those of a tool call, the same `tool_use_id`).
+All events of a turn's stream are passed on unchanged. Events of a segment have the same `segment_id`.
 """
 
 from __future__ import annotations

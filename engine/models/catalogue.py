@@ -4,7 +4,7 @@ It has three sources, which are read when first asked for, and never at import:
 
 * The tables in the folders of the providers (`adapters.provider`) have the abilities of models. The adapters
   themselves go by them.
-* The published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them
+* The published prices (`tracestore.prices.files`) name the models of some forty providers more, most of them
   with their window. The abilities of these are not known, so they are None, and never guessed. `callboard prices
   update` brings prices and names of newer models.
 * `callboard models update` brings limits and abilities of models, also of models that are in no table
@@ -15,25 +15,144 @@ The catalogue restricts nothing: a name that isn't in it goes to the provider as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from callboard.adapters.provider import model_table, published_vendor, tabled_vendors
-from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock
+from callboard.adapters.provider import model_table, published_vendor, tabled_vendors, vendors
+from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock, ConfigurationError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.tracestore import PriceTable
 from callboard.tracestore.home import home_folder
 
-from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
-
 if TYPE_CHECKING:
     from callboard.adapters.provider import ModelRow
-    from callboard.tracestore.prices.snapshot import Snapshot, SnapshotModel
+    from callboard.tracestore.prices.files import Snapshot, SnapshotModel
+
+
+FILE_NAME = "known-models.json"
+FORMAT = 1
+MOST_BYTES = 64_000_000
+
+_CHATS = ("chat", "responses")
+_CAPABILITIES: Mapping[str, str] = {
+    "tools": "supports_function_calling",
+    "vision": "supports_vision",
+    "reasoning": "supports_reasoning",
+    "structured": "supports_response_schema",
+}
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model of the file. None is not known."""
+
+    id: str
+    """``provider:name``, with the provider's name in price tables."""
+    context_window: int | None = None
+    """The largest number of input tokens."""
+    max_output: int | None = None
+    """The largest number of output tokens."""
+    tools: bool | None = None
+    """Whether it calls tools."""
+    vision: bool | None = None
+    """Whether it reads images."""
+    reasoning: bool | None = None
+    structured: bool | None = None
+    """Whether it follows a schema."""
+    retires: str | None = None
+    """The day from which on it is gone, as YYYY-MM-DD."""
+
+
+class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of known models."""
+
+    kind: Literal["known-models"]
+    """A mark that identifies the file format."""
+    format: int
+    """The version of the file's form."""
+    date: str
+    """The day of the list, as YYYY-MM-DD."""
+    source: str
+    """The origin of the list."""
+    models: tuple[KnownModel, ...]
+
+
+NOTHING = KnownModels(kind="known-models", format=FORMAT, date="", source="", models=())
+
+
+def known_models(home: Path) -> KnownModels:
+    """The known models of a folder; none if it has no such file."""
+    path = home / FILE_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return NOTHING
+    except OSError as error:
+        raise ConfigurationError(f"{path}: can't be read: {error}") from error
+    return decode(data, str(path))
+
+
+def decode(data: bytes, source: str) -> KnownModels:
+    """The contents of such a file."""
+    try:
+        found = msgspec.json.decode(data, type=KnownModels)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ConfigurationError(f"{source}: not a list of known models: {error}") from error
+    if found.format != FORMAT:
+        raise ConfigurationError(f"{source}: format {found.format}; this version reads {FORMAT}")
+    return found
+
+
+def encode(known: KnownModels) -> bytes:
+    """The bytes of such a file."""
+    return msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n"
+
+
+def convert(data: Json, *, source: str, day: str) -> KnownModels:
+    """LiteLLM's list in our form."""
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
+    names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
+    models = {model.id: model for model in _models(data, names)}
+    if not models:
+        raise ConfigurationError(f"{source}: it has no model in a known format")
+    ordered = tuple(models[name] for name in sorted(models))
+    return KnownModels(kind="known-models", format=FORMAT, date=day, source=source, models=ordered)
+
+
+def _models(data: JsonObject, names: Mapping[str, str]) -> Iterator[KnownModel]:
+    """The models that hold conversations. `names` has our names of vendors by LiteLLM's."""
+    for name, facts in data.items():
+        if isinstance(facts, dict) and facts.get("mode") in _CHATS:
+            provider = facts.get("litellm_provider")
+            if isinstance(provider, str) and provider:
+                yield _model(name.removeprefix(f"{provider}/"), names.get(provider, provider), facts)
+
+
+def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
+    can: dict[str, Any] = {
+        ours: facts[theirs] for ours, theirs in _CAPABILITIES.items() if isinstance(facts.get(theirs), bool)
+    }
+    retires = facts.get("deprecation_date")
+    return KnownModel(
+        id=f"{provider}:{name}",
+        context_window=_tokens(facts.get("max_input_tokens")),
+        max_output=_tokens(facts.get("max_output_tokens")),
+        retires=retires if isinstance(retires, str) and _DAY.fullmatch(retires) else None,
+        **can,
+    )
+
+
+def _tokens(value: Json) -> int | None:
+    """A limit; None for a value that is no number, or that is no limit."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
@@ -273,7 +392,7 @@ class Catalogue:
     @cached_property
     def _prices(self) -> PriceTable:
         """The price table, made when a price is first asked for: names need none."""
-        from callboard.tracestore.prices.snapshot import shipped_snapshot
+        from callboard.tracestore.prices.files import shipped_snapshot
 
         if self._own_prices is not None:
             return self._own_prices

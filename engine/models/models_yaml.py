@@ -13,10 +13,9 @@ from callboard.adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
 from callboard.adapters.keys import address_variable
 from callboard.adapters.provider import adapter_types, is_adapter_type
 from callboard.bus import ConfigurationError
-from callboard.bus.log import Log
+from callboard.bus.log import Log, warn_of_old_name
 from callboard.bus.values.base import Json, JsonObject
 
-from ..deprecated import warn_of_old_name
 from ..keys import source_of
 from ..routing.model_choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .catalogue import nearest

@@ -11,9 +11,9 @@ import msgspec
 from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged, StoreError
 from callboard.tracestore.nodes import ProbeTables
 
-from ..rate_limits.gate import Lesson
-from ..rate_limits.permit import RateLimits
 from ..routing.availability import AvailabilityTable, RecordKey
+from ..routing.rate_limits import RateLimits
+from ..routing.rate_slots import Lesson
 
 # --- Findings about providers ---
 

@@ -273,7 +273,7 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
 
 
 class EventBridge:
-    """The sending side of one run's events. It is a part of a node, see `engine.nodes.cluster`.
+    """The sending side of one run's events. It is a part of a node, see `engine.nodes.node`.
 
     Args:
         run_id: The run.

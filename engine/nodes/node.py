@@ -1,6 +1,6 @@
-"""The parts of an engine in a cluster, in the order in which they start.
+"""The cluster of an engine, as the host configures it, and the node that an engine is in it.
 
-`Runtime` creates the node, and `Life` starts and ends it:
+All nodes have the same configuration. `Runtime` joins the cluster, and `Life` starts and ends the node:
 
     start    behind the trace writer and the shipper, before the turns: a supervisor "node" with one actor a part
     drain    when all turns are over and the trace is committed, its store still open
@@ -10,33 +10,249 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import anyio
+import msgspec
 
-from callboard.bus import Bus, Clock, Log, NodeBrokerChanged, StoreError, StreamChannel, Supervisor
+from callboard.bus import (
+    Bus,
+    ChildSpec,
+    Clock,
+    ConfigurationError,
+    Log,
+    NodeBrokerChanged,
+    StoreError,
+    StreamChannel,
+    Supervisor,
+)
+from callboard.bus.actors.actor import WorkActor
 from callboard.tracestore import PostgresStore, Store, WriterCore
 from callboard.tracestore.nodes import NodeInfo
 from callboard.tracestore.postgres.ledger import PostgresLedger
 from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
+from callboard.tracestore.reports import Check
 
 from ..budgets.budget import Budget
-from ..rate_limits.permit import LiveGate
 from ..routing.availability import AvailabilityTable
-from ..stores import server_store
+from ..routing.rate_limits import LiveGate
+from ..stores import StoreAddress, is_address, server_store
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker
 from .broker_streams import KeptEvents, KeptFrames
 from .budgets import BudgetSlices
-from .cluster import Cluster, Part, child_of
 from .frames.exchange import Subjects
 from .frames.retained import NothingStored, StoredTurns
 from .frames.sender import Frames
 from .ownership import Ownership, TakeoverRequests
 from .rate_limits import RateLimitShares
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""The form of a cluster's name, which is a part of subjects."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster of an engine: `Engine(cluster=Cluster(nats="nats://…", store="postgresql://…"))`.
+
+    Sessions then have one owner at a time and can be resumed on any node. Without `store` only events and streams
+    are shared, and without `nats` only the contents of the store.
+
+    Raises:
+        ConfigurationError: A value is impossible.
+    """
+
+    nats: str | None = None
+    """The address of the broker, as ``nats://HOST:PORT``, or several with commas between them."""
+    store: str | None = None
+    """The address of the shared trace, as ``postgresql://USER@HOST/DATABASE``.
+
+    A trace in a file is shipped there. None is the database of the engine's own PostgreSQL store.
+    """
+    name: str = "callboard"
+    """The cluster's name: letters, digits, ``-`` and ``_``. Clusters with different names may share a broker."""
+    node: str | None = None
+    """The node's name, for people; None is the name of the host and the number of the process."""
+    content: bool = False
+    """Whether events go out over the bus with their content."""
+    lease_seconds: float = 15.0
+    """Seconds for which a node counts as living after its last renewal.
+
+    Until then its sessions are not taken over.
+    """
+    frame_seconds: float = 0.025
+    """Seconds after which new content of a stream is sent to other nodes, at the latest."""
+    frame_bytes: int = 4096
+    """Bytes after which it goes out immediately."""
+    without_store: Literal["refuse", "admit"] = "refuse"
+    """Whether calls under a budget or a limit are admitted while the shared store can't be asked."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        if self.nats is None and self.store is None:
+            raise ConfigurationError("a cluster needs nats=, store=, or both")
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"the name of a cluster may have only letters, digits, - and _, not {self.name!r}"
+            )
+        if self.store is not None and not is_address(self.store):
+            raise ConfigurationError(
+                "the store of a cluster must be the address of a database, as postgresql://USER@HOST/NAME"
+            )
+        if self.store is not None:
+            StoreAddress(self.store)
+        if min(self.lease_seconds, self.frame_seconds, self.frame_bytes) <= 0:
+            raise ConfigurationError("lease_seconds, frame_seconds and frame_bytes of a cluster must be positive")
+
+    def join(
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        store: Store | None,
+        streams: StreamChannel,
+        availability: AvailabilityTable,
+    ) -> Node:
+        """Make an engine with these parts a node of the cluster."""
+        return Node(self, bus=bus, clock=clock, store=store, streams=streams, availability=availability)
+
+    def ships_to(self, ship_to: str | None, *, from_file: bool) -> str | None:
+        """The address to which the engine's trace is shipped.
+
+        Args:
+            ship_to: The address that the host gave itself.
+            from_file: Whether the engine's trace is in a file.
+
+        Raises:
+            ConfigurationError: The trace would be shipped elsewhere than where the cluster has its own.
+        """
+        if ship_to is not None and self.store is not None and ship_to != self.store:
+            raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
+        return self.store if ship_to is None and from_file else ship_to
+
+
+class Part(Protocol):
+    """One subject of a node: it is created with the engine, works while the engine lives, and ends in two steps.
+
+    Unreachable servers are no errors of a part. It reports them on the bus, and continues when they are back.
+    """
+
+    @property
+    def name(self) -> str:
+        """The part's name in the tree of supervision."""
+
+    async def run(self) -> None:
+        """Work until cancelled. It may be called again, after an exception."""
+
+    async def drain(self) -> None:
+        """Send the rest: all turns are over, and the trace is committed, with its store still open.
+
+        It may take at most a second or two, and is then cut off.
+        """
+
+    async def close(self) -> None:
+        """Let go of everything that the node holds, and of connections: the trace has been shipped. Called once,
+        also when `run` never was. At most a second or two; it is cut off after that.
+        """
+
+
+def child_of(part: Part) -> ChildSpec:
+    """The part as a child of a supervisor. A part that can't be kept running stays down, and calls go on."""
+    return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
+
+
+ASK_SECONDS = 3.0
+"""The time that a broker has for its answer."""
+
+_WITHOUT_BROKER = (
+    "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
+    "later, from the shared store. Events wait in the trace until the broker is back."
+)
+
+
+async def check_broker(url: str, cluster: str) -> list[Check]:
+    """The check of a broker. Nothing is made there."""
+    from .broker import broker_condition
+
+    where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))
+    try:
+        found = await broker_condition(url, cluster, ASK_SECONDS)
+    except OSError as error:
+        fix = f"Start it, or correct the address. {_WITHOUT_BROKER}"
+        return [Check("broker", False, f"{where}: can't be reached: {error}", fix)]
+    except ImportError:
+        return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
+    said = f"{found.server}: NATS {found.version}"
+    if not found.jetstream:
+        fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
+        return [Check("broker", False, f"{said}, but it can't store messages: JetStream is off", fix)]
+    kept = "no events of this cluster yet"
+    if found.events is not None:
+        kept = f"{_megabytes(found.events.bytes)} of this cluster's events"
+    if found.frames is not None:
+        kept += (
+            f", and {found.frames.messages} frames of streams, which are kept for ten minutes "
+            f"({_megabytes(found.frames.bytes)})"
+        )
+    return [Check("broker", True, f"{said} keeps {kept}")]
+
+
+def _streams(frames: Frames) -> Check:
+    """The streams that are sent and read here. Frames that could not be sent are sent again."""
+    found = frames.sender.statistics()
+    detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
+    if found.lost:
+        detail += f", {found.lost} messages not sent while the broker was unreachable"
+    return Check("node:streams", True, f"{detail}; {len(frames.mirrors)} of other nodes read here")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1_000_000:,.1f} MB"
+
+
+def _outgoing(node: Node) -> Check:
+    assert node.bridge is not None
+    found = node.bridge.statistics()
+    if found.failures:
+        fix = "They are in the trace. The engine sends them when the broker accepts events again."
+        detail = f"the broker rejected events after number {found.sent}, {found.failures} times in a row"
+        return Check("node:events", False, detail, fix)
+    waits = found.committed - found.sent
+    behind = ", read from the trace because memory is full" if found.is_behind else ""
+    waiting = f", up to {waits} wait{behind}" if waits > 0 else ""
+    return Check("node:events", True, f"{found.sent} sent{waiting}")
+
+
+async def _others(ownership: Ownership) -> Check:
+    """The other living nodes, according to the shared store."""
+    try:
+        found = await ownership.tables.nodes()
+    except StoreError as error:
+        return Check("node:others", False, str(error), "Restore the connection to the shared store.")
+    others = [row for row in found if row.lives and row.node != ownership.info.node]
+    said = (f"{row.name} ({row.sessions} sessions, {row.seconds_left:.0f} s)" for row in others)
+    return Check("node:others", True, ", ".join(said) or "no other node is alive")
+
+
+def _lease(node: Node) -> Check:
+    assert node.ownership is not None
+    found = node.ownership.statistics()
+    owns = f"{found.name} owns {found.sessions} sessions"
+    if found.lives:
+        return Check("node:lease", True, f"{owns}, for {found.seconds_left:.1f} s at least")
+    if not found.sessions:
+        return Check("node:lease", True, owns)
+    return Check(
+        "node:lease",
+        False,
+        f"{owns}, but its lease has expired",
+        "Restore the connection to the shared store. Until then, turns of sessions are refused and other "
+        "nodes may take over the sessions. Calls without a session continue.",
+    )
+
 
 _log = Log("engine.node")
 
@@ -214,13 +430,31 @@ class Node:
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
         source = NothingStored() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
-        return Frames(self.cluster, self.id, kept, streams, self.epoch_of, source, self._clock.now_us)
+        return Frames(
+            *(self.cluster.name, self.id, kept, streams, self.epoch_of, source, self._clock.now_us),
+            patience=self.cluster.lease_seconds + 5.0,
+            frame_seconds=self.cluster.frame_seconds,
+            frame_bytes=self.cluster.frame_bytes,
+        )
 
     async def start(self, root: Supervisor) -> None:
         """Have all parts at work, below a supervisor of their own."""
         supervisor = await root.start_supervisor("node")
         for part in self.parts:
             await supervisor.start_child(child_of(part))
+
+    async def checks(self) -> list[Check]:
+        """The checks of an engine of a cluster: its broker, what goes out and comes in over it, and its lease."""
+        checks = []
+        if self.cluster.nats is not None:
+            checks += await check_broker(self.cluster.nats, self.cluster.name)
+        if self.bridge is not None:
+            checks.append(_outgoing(self))
+        if self.frames is not None:
+            checks.append(_streams(self.frames))
+        if self.ownership is not None:
+            checks += [_lease(self), await _others(self.ownership)]
+        return checks
 
     async def drain(self) -> None:
         """Let everything out that other nodes are to have. It never raises."""

@@ -18,8 +18,8 @@ import anyio
 from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
 from callboard.tracestore.nodes import Allotment, LedgerTables, Slot, Want
 
-from ..rate_limits.account import Declared, Ticket
-from ..rate_limits.permit import LiveGate
+from ..routing.rate_account import Declared, Ticket
+from ..routing.rate_limits import LiveGate
 
 _log = Log("engine.shared_limits")
 

@@ -23,8 +23,8 @@ from typing import Protocol, Self
 import anyio
 
 from callboard.bus import SYSTEM_CLOCK, Bus, Clock, ConfigurationError, ReplayBus, StoreError
+from callboard.bus.clock import to_us
 from callboard.tracestore import Store
-from callboard.tracestore.timestamps import to_us
 
 from ..runtime.runtime import Runtime
 from ..stores import StoreAddress, store_to_read
@@ -40,7 +40,7 @@ CONNECT_SECONDS = 3.0
 class RemoteBus(ReplayBus):
     """The events of all engines of a cluster, from now on or from a moment. It is for one use, on asyncio.
 
-    A slow lossless reader delays the others as on a replay (see `bus.replay`), and the waiting events are bounded.
+    A slow lossless reader delays the others as on a replay (see `bus.observable`). The waiting events are bounded.
     While the broker is away, events come from the store, some seconds late. Messages have no content, unless the
     cluster sends it, and never if they come from the store.
 

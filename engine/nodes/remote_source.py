@@ -12,8 +12,8 @@ import anyio.abc
 import msgspec
 
 from callboard.bus import Clock, Envelope, Log, StoreError
+from callboard.bus.clock import from_us
 from callboard.tracestore import Store
-from callboard.tracestore.timestamps import from_us
 
 from .bridge import Page, decode_page
 from .broker_streams import KeptMessage, StreamPosition

@@ -32,11 +32,11 @@ from callboard.bus.errors import (
     RequestTimeoutError,
     StoreError,
 )
+from callboard.bus.log import takes_old_names
 from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import CountedCall
 
 from ..budgets.budgets import job_of
-from ..deprecated import takes_old_names
 from ..runtime.runtime import Runtime, settled_store
 from .batch_plan import (
     BatchPlan,

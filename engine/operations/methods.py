@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ..generation.streaming import StreamResult
     from .batch_creation import BatchOptions
     from .batch_handle import BatchHandle
-    from .embeddings import EmbeddingOptions, EmbeddingResult
-    from .images import ImageInput, ImageOptions, ImageResult
+    from .embeddings import EmbeddingOptions, EmbeddingResult, ImageInput, ImageOptions, ImageResult
     from .videos import VideoHandle, VideoOptions
 
 
@@ -85,7 +84,7 @@ class OperationMethods:
             ConfigurationError: The configuration is wrong.
             AdmissionError: The trace writer is too far behind.
         """
-        from .images import make_images
+        from .embeddings import make_images
 
         return await make_images(self._runtime, prompt, (), None, model, options)
 
@@ -113,7 +112,7 @@ class OperationMethods:
             OSError: A file can't be read.
             ValueError: There is no image, or a file is none.
         """
-        from .images import make_images
+        from .embeddings import make_images
 
         given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
         if not given:
@@ -252,8 +251,8 @@ class OperationMethods:
             ConfigurationError: The model is unknown, or the engine has no trace.
             StoreError: The trace can't be read.
         """
+        from .batch_creation import SETTLE_SECONDS, resume_batch
         from .batch_handle import USUAL_BATCH_POLLING
-        from .batch_resuming import SETTLE_SECONDS, resume_batch
 
         settle = SETTLE_SECONDS if settle_seconds is None else settle_seconds
         return await resume_batch(self._runtime, batch_id, requests, polling or USUAL_BATCH_POLLING, settle)
@@ -267,7 +266,7 @@ class OperationMethods:
         Raises:
             StoreError: The trace can't be read.
         """
-        from .batch_resuming import stored_batches
+        from .batch_creation import stored_batches
 
         await self._runtime.host.start()
         return await stored_batches(self._runtime, limit)

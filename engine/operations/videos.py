@@ -37,16 +37,15 @@ from callboard.adapters.videos import (
 )
 from callboard.bus import Cost, JobCompleted, JobCreated, JobFailed, JobProgress
 from callboard.bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
-from callboard.bus.log import Log
+from callboard.bus.log import Log, takes_old_names
 from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import StoredJob
 
 from ..budgets.budgets import job_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
-from ..deprecated import takes_old_names
 from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime
-from .images import ImageInput, image_block
+from .embeddings import ImageInput, image_block
 from .jobs import (
     GRACE_SECONDS,
     EndedCall,

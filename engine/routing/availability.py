@@ -1,19 +1,14 @@
-"""The availability of providers and models: a table of states that follows the calls.
-
-The table has one record for each provider, and one for each model with failures of its own:
+"""The availability of providers and models: a table of states that follows the calls. Pure.
 
     available    there are no known failures
     degraded     three failures in a row, or a requested pause: it is used after the available ones
-    unavailable  it is skipped until its cool-down ends, except by calls without an alternative
+    unavailable  it is skipped until `retry_at`, except by calls without an alternative
     probing      one call checks whether it is back; for all other calls it is still unavailable
 
-`TRANSITIONS` is the whole state machine: the next state for each state and signal. `blame` reads the signals from
-the events. Three failures in a row are `wavering`, five are an `outage`. A refused key, an empty account and a
-missing model are `refused` at the first failure. The cool-down of an outage is 30 s and doubles with each failed
-probe, up to 10 min. The cool-down of a refusal is 10 min from the start, and a reload of the configuration ends
-it. While a call probes, only that call's failure counts, but any success does.
-
-The table is a plain object that returns the events to publish. It never waits and never reads the clock.
+`TRANSITIONS` is the whole state machine. `blame` reads the signals from the events. Five failures in a row are an
+`outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty account
+and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration. While a
+call probes, only that call's failure counts, but any success does.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from callboard.bus import CallboardError, PromptTooLongError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
-from ..conversation.requests import SchemaMode
+from ..conversation.context import SchemaMode
 from ..models.catalogue import nearest
 
 CAPABILITY_FLAGS = frozenset(

@@ -1,7 +1,7 @@
 """The turns and calls in progress, and the ways to end them from outside.
 
 A turn ends early if it is cancelled, its signal is aborted, its time is up, or the engine is closed. Closing the
-engine ends all turns and calls in order, with the same error.
+engine ends all turns and calls in order, with the same error. An `AbortController` is such a signal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -19,8 +20,125 @@ import anyio.lowlevel
 from callboard.bus import CallboardError, WrongLoop
 from callboard.bus.backend import scope_on_asyncio
 from callboard.bus.errors import AdapterError, CancelledError, RequestTimeoutError
+from callboard.bus.log import Log
 
-from ..abort import AbortSignal
+_log = Log("engine.abort")
+
+
+class AbortSignal:
+    """Whether something was given up. Read it from any thread; it never goes back.
+
+    ``await signal`` returns the reason when it was given up.
+    """
+
+    def __init__(self) -> None:
+        self._aborted = False
+        self._lock = threading.Lock()
+        self._watchers: dict[object, Callable[[], object]] = {}
+        self._reason = ""
+
+    @property
+    def aborted(self) -> bool:
+        """True once it was given up."""
+        return self._aborted
+
+    @property
+    def reason(self) -> str:
+        """The reason in words. Empty while `aborted` is False."""
+        return self._reason
+
+    def raise_if_aborted(self) -> None:
+        """Raises CancelledError (ours, an Exception) once it was given up: for the steps of long plain work."""
+        if self.aborted:
+            raise CancelledError(self._reason)
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call back when it is given up, in the thread in which that happens. If it was given up already, call
+        back now.
+
+        Returns:
+            A function that forgets the callback. It may be called any number of times.
+        """
+        key = object()
+        with self._lock:
+            if not self._aborted:
+                self._watchers[key] = callback
+                return lambda: self._forget(key)
+        callback()
+        return lambda: None
+
+    def watch_from_loop(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Like `watch`, but called back by the running event loop, and never before this returns.
+
+        Raises RuntimeError where none runs.
+        """
+        loop = asyncio.get_running_loop()
+
+        def hand_over() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed, and its callbacks with it.
+                loop.call_soon_threadsafe(callback)
+
+        return self.watch(hand_over)
+
+    async def wait(self) -> str:
+        """Return the reason when it was given up."""
+        woken = asyncio.Event()
+        forget = self.watch_from_loop(woken.set)
+        try:
+            await woken.wait()
+        finally:
+            forget()
+        return self._reason
+
+    def __await__(self) -> Generator[object, None, str]:
+        return self.wait().__await__()
+
+    def wait_in_thread(self, seconds: float | None = None) -> bool:
+        """Sleep in a thread until it is given up. An event loop would be held up by it.
+
+        Args:
+            seconds: The longest sleep in seconds; None is without limit.
+
+        Returns:
+            True if it was given up, False if the time is over.
+        """
+        woken = threading.Event()
+        forget = self.watch(woken.set)
+        try:
+            return woken.wait(seconds)
+        finally:
+            forget()
+
+    def _forget(self, key: object) -> None:
+        with self._lock:
+            self._watchers.pop(key, None)
+
+    def _abort(self, reason: str) -> None:
+        with self._lock:
+            if self._aborted:
+                return
+            self._reason = reason
+            self._aborted = True
+            watchers, self._watchers = self._watchers, {}
+        for callback in watchers.values():
+            try:
+                callback()
+            except Exception as error:  # the others must hear of it, too
+                _log.error("abort.callback_failed", error, error=f"{type(error).__name__}: {error}")
+
+
+class AbortController:
+    """The sender of an abort: hand out `signal`, then call `abort()`, from any thread, any number of times.
+
+    A turn with this `signal=` then raises CancelledError.
+    """
+
+    def __init__(self) -> None:
+        self.signal = AbortSignal()
+
+    def abort(self, reason: str = "the caller cancelled the call") -> None:
+        """Give it up. The first reason stays. An exception of a watcher is logged."""
+        self.signal._abort(reason)
 
 
 def require_asyncio() -> None:
@@ -78,13 +196,16 @@ class InFlight:
             self._idle.set()
 
     @contextlib.contextmanager
-    def call(self, what: str = CLOSED) -> Iterator[None]:
-        """A block that is cancelled when the engine is closed. Raises CancelledError."""
+    def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
+        """A block that is cancelled when the engine is closed, or by the yielded function.
+
+        Raises CancelledError.
+        """
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)
         try:
             with scope:
-                yield
+                yield scope.cancel
         finally:
             self.remove(scope)
         if scope.cancelled_caught:

@@ -20,16 +20,15 @@ from ..budgets.budgets import Budgets, loader
 from ..current_prices import Pricing
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
-from ..rate_limits.permit import RateLimits
 from ..routing.availability import AvailabilityTable
+from ..routing.rate_limits import RateLimits
 from ..sessions.open import OpenSessions
 from ..stores import server_store, shipper_for
 from .adapters import AdapterPool, Host, make_spare
 from .in_flight import InFlight
 
 if TYPE_CHECKING:
-    from ..nodes.cluster import Cluster
-    from ..nodes.node import Node
+    from ..nodes.node import Cluster, Node
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +108,15 @@ class Runtime:
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
         self.availability = AvailabilityTable()
-        self.node = None if cluster is None else self._join(cluster)
+        self.node: Node | None = None
+        if cluster is not None:
+            self.node = cluster.join(
+                bus=self.bus,
+                clock=clock,
+                store=store,
+                streams=self.streams,
+                availability=self.availability,
+            )
         self.frames = None if self.node is None else self.node.frames
         self.in_flight = InFlight()
         self.rate_limits = RateLimits(None if self.node is None else self.node.share_limits(self.bus, clock))
@@ -130,18 +137,6 @@ class Runtime:
         )
         self.pricing = Pricing(
             self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount
-        )
-
-    def _join(self, cluster: Cluster) -> Node:
-        from ..nodes.node import Node
-
-        return Node(
-            cluster,
-            bus=self.bus,
-            clock=self.clock,
-            store=self.store,
-            streams=self.streams,
-            availability=self.availability,
         )
 
     @property

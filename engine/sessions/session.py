@@ -36,7 +36,7 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         session_id,
         state.model,
         state.system_prompt,
-        state.tools,
+        state.given_tools,
         dict(state.tags),
         options=state.options,
         requires=state.requires,

@@ -15,11 +15,11 @@ from callboard.bus.values.base import JsonObject
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 
-from ..conversation.context import WHOLE
+from ..conversation.context import WHOLE, RefusedReasoning
 from ..conversation.options import NOTHING, AskedWith, TurnOptions, asked_with_of, merged
-from ..conversation.requests import RefusedReasoning
 from ..routing.model_choice import Model, Requirements, stored_model
-from ..tools import Tool, ToolLike, as_tools
+from ..tools import Tool, ToolLike
+from ..tools.collect import collected
 
 if TYPE_CHECKING:
     from ..nodes.frames.retained import Retained
@@ -114,9 +114,19 @@ class SessionState:
 
     def use_tools(self, tools: Sequence[ToolLike]) -> None:
         """Set the tools of the next turn. The exceptions are those of a new state."""
-        self.tools: tuple[Tool, ...] = as_tools(tools)
+        self.tools, self.sources = collected(tools)
         self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
         """The tools as models see them. The tuple's identity is the key of caches."""
+        self.given_tools: Sequence[ToolLike] = tools if self.sources else self.tools
+        """The tools as they were given, for a fork."""
+        self._read: Sequence[tuple[Tool, ...]] = [each.tools for each in self.sources] if self.sources else ()
+
+    def refresh_tools(self) -> bool:
+        """Read the sources again. Returns whether their tools have changed."""
+        if all(source.tools is read for source, read in zip(self.sources, self._read, strict=True)):
+            return False
+        self.use_tools(self.given_tools)
+        return True
 
     @property
     def waiting(self) -> int:

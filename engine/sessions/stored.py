@@ -77,10 +77,16 @@ async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | 
 # --- Deletion ---
 
 
+PARENT_TAG = "callboard.parent_session"
+"""The tag of a sub-agent's session, with the id of the session whose tool runs the agent."""
+
+
 async def deleted(runtime: Runtime, session_id: str) -> bool:
-    """Forget a session; see `Engine.delete_session`."""
+    """Forget a session and those of its sub-agents; see `Engine.delete_session`."""
     await runtime.host.start()
     found = await _deleted_everywhere(runtime, session_id)
+    for agent in await listed(runtime, None, {PARENT_TAG: session_id}):
+        await deleted(runtime, agent.session_id)
     runtime.streams.forget_session(session_id)
     if runtime.frames is not None:
         await runtime.frames.forget(session_id)

@@ -5,13 +5,12 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        ".collect": "ToolLike as_tools",
+        ".collect": "ToolLike ToolSource as_tools",
         ".context": (
             "Approval ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError"
         ),
         ".define": "tool",
         ".handler": "FunctionTool Tool ToolHandler",
-        ".mcp": "mcp_tools",
         ".parameters": "ToolDefinitionError",
         ".rounds": "InvalidToolCallError RepairToolCall ToolRound ToolRoundContext",
         ".running": "run_tools",

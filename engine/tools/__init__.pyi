@@ -1,9 +1,8 @@
 # Written by scripts/make_stubs.py.
-from .collect import ToolLike, as_tools
+from .collect import ToolLike, ToolSource, as_tools
 from .context import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
 from .define import tool
 from .handler import FunctionTool, Tool, ToolHandler
-from .mcp import mcp_tools
 from .parameters import ToolDefinitionError
 from .rounds import InvalidToolCallError, RepairToolCall, ToolRound, ToolRoundContext
 from .running import run_tools
@@ -29,10 +28,10 @@ __all__ = [
     "ToolLike",
     "ToolRound",
     "ToolRoundContext",
+    "ToolSource",
     "answers_to",
     "as_tools",
     "last_reply",
-    "mcp_tools",
     "open_calls",
     "run_tools",
     "tool",

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, overload
 from weakref import WeakKeyDictionary
 
 from callboard.adapters.provider import plugin_named
 from callboard.bus.errors import ConfigurationError
+from callboard.bus.log import Log
 
 from .handler import Tool, require_distinct
 from .parameters import ToolDefinitionError
 
-ToolLike: TypeAlias = Tool | Callable[..., object]
-"""A tool, or a function that is made one as ``@tool`` makes it: by its name, its type hints and its docstring."""
+_log = Log("engine.tools")
+
+
+class ToolSource(Sequence[Tool]):
+    """Tools that may change, such as those of MCP servers. It is a sequence of the tools of now.
+
+    A session that is given a source, alone or among its tools, reads it again before each step of a turn.
+    """
+
+    @property
+    @abstractmethod
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools of now. The tuple must be the same object while nothing has changed."""
+
+    @overload
+    def __getitem__(self, index: int) -> Tool: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tool, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tool | tuple[Tool, ...]:
+        return self.tools[index]
+
+    def __len__(self) -> int:
+        return len(self.tools)
+
+    def __bool__(self) -> bool:
+        """Always true: a source without tools may have some later."""
+        return True
+
+
+ToolLike: TypeAlias = Tool | ToolSource | Callable[..., object]
+"""A tool, or a function that is made one as ``@tool`` makes it: by its name, its type hints and its docstring. A
+`ToolSource` stands for all its tools."""
 
 _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 """The tools of functions, so that a function that is given with every call is looked into once."""
@@ -23,13 +55,38 @@ def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
     """The given tools and functions as tools.
 
     Raises:
-        ConfigurationError: Two tools have one name.
+        ConfigurationError: Two of the program's own tools have one name.
         ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
         TypeError: An item is neither a tool nor a function.
     """
-    tools = tuple(each if isinstance(each, Tool) else _made_of(each) for each in given)
-    require_distinct(tools)
-    return tools
+    return collected(given)[0]
+
+
+def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
+    """The given tools, as `as_tools` returns them, and the sources among them, whose tools may change."""
+    if type(given) not in (list, tuple) and isinstance(given, ToolSource):
+        return given.tools, (given,)
+    own: list[Tool] = []
+    sources: list[ToolSource] = []
+    for each in given:
+        if isinstance(each, Tool):  # first, because it is quick
+            own.append(each)
+        elif isinstance(each, ToolSource):
+            sources.append(each)
+        else:
+            own.append(_made_of(each))
+    require_distinct(own)
+    return _with_those_of(sources, own) if sources else tuple(own), tuple(sources)
+
+
+def _with_those_of(sources: Iterable[ToolSource], own: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The program's own tools, and those of sources that have no name of an earlier tool."""
+    found = {tool.name: tool for tool in own}
+    for source in sources:
+        for tool in source.tools:
+            if found.setdefault(tool.name, tool) is not tool:
+                _log.warning("tool_left_out", tool=tool.name, error="another tool has this name")
+    return tuple(found.values())
 
 
 def _made_of(function: object) -> Tool:

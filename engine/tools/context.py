@@ -17,7 +17,7 @@ from callboard.bus import ToolProgress
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import OpaqueBlock, ResultPart
 
-from ..abort import AbortSignal
+from ..runtime.in_flight import AbortSignal
 
 Report: TypeAlias = Callable[[ToolProgress], None]
 

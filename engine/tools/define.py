@@ -12,9 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from callboard.adapters import ToolAnnotations, ToolDefinition
+from callboard.bus.log import takes_old_names
 from callboard.bus.values.base import Json, JsonObject
 
-from ..deprecated import takes_old_names
 from ..type_schema import SchemaError, json_schema
 from .context import NeedsApproval
 from .handler import FunctionTool, Handler, P, R_co

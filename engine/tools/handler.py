@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from callboard.adapters import ToolDefinition
 from callboard.bus import ConfigurationError
+from callboard.bus.log import takes_old_names, warn_of_old_name
 from callboard.bus.values.base import JsonObject
 
-from ..deprecated import takes_old_names, warn_of_old_name
 from .context import NeedsApproval, ToolContext
 from .parameters import (
     NOTHING,
@@ -178,6 +178,18 @@ class Tool:
     def name(self) -> str:
         """The name of the tool, as the model sees it."""
         return self.definition.name
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Handoff(Tool):
+    """A tool whose call gives the conversation to another agent. `handoff` makes it."""
+
+    model: Any
+    """The agent's model."""
+    system_prompt: str | None = None
+    """The agent's system prompt."""
+    tools: tuple[Tool, ...] = ()
+    """The agent's tools."""
 
 
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ import msgspec
 from callboard.adapters import Message
 from callboard.bus.errors import CallboardError
 
-from ..abort import AbortSignal
+from ..runtime.in_flight import AbortSignal
 from .context import ToolContext
 
 

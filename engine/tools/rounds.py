@@ -13,6 +13,7 @@ from callboard.bus import Clock, ToolFinished, ToolProgress, ToolStarted
 from callboard.bus.errors import CallboardError
 from callboard.bus.values.base import JsonObject
 
+from ..tree import Caller
 from .context import Approve
 from .handler import Tool
 
@@ -58,6 +59,8 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the reply was cut off, so that nothing of it may be repaired."""
     approved: frozenset[str] = frozenset()
     """The ids of calls about which `approve` is not asked any more."""
+    caller: Callable[[ToolUseBlock], Caller] | None = None
+    """Gives the run of each tool its place in the tree of turns."""
     asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
     """The lock by which one question about approval is asked at a time."""
 

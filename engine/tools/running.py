@@ -27,7 +27,8 @@ from callboard.bus import ToolFinished, ToolStarted
 from callboard.bus.log import Log
 from callboard.bus.values.base import JsonObject
 
-from ..abort import AbortController
+from ..runtime.in_flight import AbortController
+from ..tree import current_tool
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
 from .handler import Handler, Ready, Tool
 from .parameters import is_async
@@ -346,6 +347,8 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
     context = None if controller is None else _context(call, controller, shared)
     why = "the turn was cancelled"
     done = False
+    caller = None if shared.caller is None else shared.caller(call)
+    inherited = current_tool.set(caller)
     try:
         with _Slot() if not tool.handler.is_async else contextlib.nullcontext() as slot:
             if slot is not None:
@@ -366,6 +369,9 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
         _log.warning("tool_failed", error, tool=call.name, error=type(error).__name__)
         return ToolResultBlock(call.id, _told(error), is_error=True)
     finally:
+        current_tool.reset(inherited)
+        if caller is not None:
+            caller.end("" if done else f"the call of the tool {call.name!r} was cut off: {why}")
         if context is not None:
             context.close()
         if controller is not None and not done:

@@ -22,7 +22,7 @@ from callboard.adapters.transport.transport import given_keys, masked
 from callboard.bus import CallboardError, Clock, ConfigurationError, StoreError
 from callboard.tracestore import Store, WriterStatistics
 from callboard.tracestore.health import FileFacts, file_facts
-from callboard.tracestore.reports import StoreCondition
+from callboard.tracestore.reports import Check, HealthReport, StoreCondition, report_of
 
 from ..keys import keys_file, read_keys
 from ..models.configured import FROM_ENVIRONMENT, read_models_yaml
@@ -30,7 +30,6 @@ from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..runtime.runtime import Runtime
 from ..stores import server_store, store_to_read
-from .health_report import Check, HealthReport, report_of
 from .now import live_adapter
 
 if TYPE_CHECKING:
@@ -65,9 +64,7 @@ async def examine(
     checks += await surroundings.check()
     checks += await check_store(runtime.store, writer)
     if runtime.node is not None:
-        from ..nodes.health import check_node
-
-        checks += await check_node(runtime.node)
+        checks += await runtime.node.checks()
     return report_of(checks)
 
 

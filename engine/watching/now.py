@@ -26,6 +26,7 @@ from callboard.bus import (
     ThinkingDelta,
     ToolUseInputDelta,
 )
+from callboard.bus.log import warn_of_old_name
 from callboard.bus.streams.events import TurnEvent
 from callboard.tracestore import WriterStatistics
 
@@ -33,10 +34,9 @@ from ..calls.call import Call
 from ..calls.events import CallEvents
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.turn import Turn
-from ..deprecated import warn_of_old_name
-from ..rate_limits.permit import RateLimit, RateLimitQueue, RateLimits
 from ..routing.availability import Availability
 from ..routing.model_choice import Model, model_text
+from ..routing.rate_limits import RateLimit, RateLimitQueue, RateLimits
 from ..runtime.adapters import RunningAdapter
 from ..runtime.in_flight import InFlight
 from ..runtime.lifecycle import Life
@@ -102,6 +102,12 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """The output tokens of the calls that are over, and an estimate for the one in progress."""
     cost: CostSum
     """The cost of the calls that are over, and an estimate for the one in progress."""
+    parent_turn_id: str | None = None
+    """The turn whose tool made this turn or call."""
+    depth: int = 0
+    """The number of turns above."""
+    below: CostSum = CostSum()
+    """The cost of all turns and calls that its tools made, as far as they are over."""
     readers: int
     """The number of readers of its stream."""
     max_lag: int
@@ -194,6 +200,9 @@ class Watcher:
             cost=spent.sum + _so_far(call, written) if call is not None and call.asked else spent.sum,
             readers=len(readers),
             max_lag=max(readers, default=0),
+            parent_turn_id=None if turn.caller is None else turn.caller.node.turn_id,
+            depth=0 if turn.node is None else turn.node.depth,
+            below=CostSum() if turn.node is None else turn.node.below,
         )
 
 
@@ -250,6 +259,8 @@ def _plain(call: CallEvents) -> ActiveWork:
         cost=CostSum(calls=1),
         readers=0,
         max_lag=0,
+        parent_turn_id=None if call.caller is None else call.caller.node.turn_id,
+        depth=0 if call.caller is None else call.caller.node.depth + 1,
     )
 
 
@@ -527,3 +538,16 @@ def _provider(name: str, running: RunningAdapter, limits: RateLimits) -> Provide
 
 def _counted(adapter: object) -> AdapterStatistics | None:
     return adapter.statistics() if isinstance(adapter, ReportsStatistics) else None
+
+
+# --- Renamed classes ---
+
+OLD_CLASSES = {"UnderWay": ActiveWork, "WorkUnderWay": WorkInProgress}
+"""The renamed public classes by their old names."""
+
+
+def old_class(name: str) -> object:
+    """A renamed class, with a warning. Raises KeyError for other names."""
+    new = OLD_CLASSES[name]
+    warn_of_old_name(f"{name} is deprecated: use {new.__name__}")
+    return new

@@ -25,6 +25,7 @@ from callboard.bus import (
 )
 from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
 from callboard.tracestore.call_columns import SHOWN
+from callboard.tracestore.trees import TurnTree, trees_of
 
 from .access import Refused, Visitor, answer
 from .events import envelope_seen, moment_of
@@ -277,6 +278,28 @@ MOST_MESSAGES = 40
 """The number of messages of a prompt, the latest ones, that a call's page shows."""
 
 
+async def trees_seen(store: Store, rows: Sequence[CallRow], limit: int) -> list[list[dict[str, object]]]:
+    """The trees of some calls with more than one turn, each parent before its children, with the cost at each."""
+    found = [list(tree.walk()) for tree in await trees_of(store, rows, limit)]
+    return [[_node_seen(node) for node in nodes] for nodes in found if len(nodes) > 1]
+
+
+def _node_seen(node: TurnTree) -> dict[str, object]:
+    last = node.calls[-1]
+    return {
+        "id": node.id,
+        "depth": node.depth,
+        "model": last.model,
+        "status": last.status,
+        "session_id": last.session_id,
+        "request_id": node.calls[0].request_id,
+        "started_us": node.calls[0].started_us,
+        "attempts": len(node.calls),
+        "own": node.own,
+        "whole": node.whole,
+    }
+
+
 def call_filter(request: Request) -> CallFilter:
     """The calls that a page asks for."""
     asked = request.query_params
@@ -323,6 +346,7 @@ async def call(subject: Subject, request: Request) -> Response:
         tables = await _tables(store, attempts, own)
         events = await store.events(request_id=request_id, limit=200)
         turns = await turns_seen(store, attempts[-1:])
+        trees = await trees_seen(store, attempts[-1:], 1)
         prompt = await _prompt(store, attempts[-1], "content" in visitor.scopes)
     return answer(
         {
@@ -330,6 +354,7 @@ async def call(subject: Subject, request: Request) -> Response:
             "bills": [[_bill(row, table) for table in tables] for row in attempts],
             "events": [envelope_seen(each) for each in events],
             "turn": turns[0] if turns else None,
+            "trees": trees,
             "prompt": prompt,
         }
     )

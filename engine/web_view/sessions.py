@@ -28,7 +28,7 @@ from callboard.bus import (
 from callboard.tracestore import CallFilter, SavedSession, SessionRow
 
 from .access import EventStream, Refused, Visitor, answer, as_json, body_of, frame
-from .calls import attempt_in_brief, block_seen, message_seen, turns_seen
+from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
 from .subject import Subject
 
 # --- The screen "Session" ---
@@ -80,6 +80,7 @@ async def session(subject: Subject, request: Request) -> Response:
         swaps = await store.events(session_id=session_id, topic=SessionModelChanged.topic_of(), limit=200)
         latest = list({row.turn_id: row for row in calls if row.turn_id is not None}.values())[:MOST_TURNS]
         turns = await turns_seen(store, latest)
+        trees = await trees_seen(store, latest, MOST_TURNS)
     if saved is None and not calls:
         raise Refused(404, "unknown session")
     content = "content" in visitor.scopes
@@ -95,6 +96,7 @@ async def session(subject: Subject, request: Request) -> Response:
             "swaps": [{"ts_us": each.ts_us, **msgspec.to_builtins(each.data)} for each in swaps],
             "calls": [attempt_in_brief(row) for row in calls],
             "turns": turns,
+            "trees": trees,
         }
     )
 

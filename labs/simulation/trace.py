@@ -15,7 +15,7 @@ from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
 from callboard.tracestore.shipping.shipment import START, Position
 from callboard.tracestore.shipping.shipper import Ask, Rest, Send, ShippingOptions, ShippingPlan
-from callboard.tracestore.sql.runs import belongs
+from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result

@@ -167,6 +167,7 @@ def test_every_public_name_says_what_it_is() -> None:
     assert silent == []
 
 
+@pytest.mark.deep("the book's reader loads all sources")
 def test_every_alias_says_what_it_is() -> None:
     """Names for unions, literals and constants have no docstring of their own: one stands below them."""
     griffe = pytest.importorskip("griffe", reason="callboard[docs] is not installed")

@@ -17,6 +17,7 @@ import yaml
 
 from callboard import PriceTable
 from callboard.adapters.providers.local.child import find_model
+from callboard.engine.mcp.settings import settings_of
 from callboard.engine.models.configured import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tests.support.nats_server import own_nats_server, why_no_nats
@@ -185,6 +186,8 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
         match block.language:
             case "yaml":
                 check_yaml(block, folder)
+            case "json" if block.title is not None:
+                settings_of(folder / block.title)
             case "console":
                 run_console(block, folder)
             case "text" if block.title == OUTPUT:
@@ -248,12 +251,12 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_files_that_a_page_writes_are_used_there() -> None:
-    """A command of the same page runs them, or another program imports them."""
+    """A command of the same page runs them, another program imports them, or a file of settings names them."""
     for page in PAGES:
         text = (DOCS / page).read_text()
         for block in blocks(DOCS / page):
             if block.title is not None and block.title != OUTPUT and block.language == "python":
-                used = (f"python {block.title}", f"\nfrom {Path(block.title).stem} import ")
+                used = (f'"{block.title}"', f"python {block.title}", f"\nfrom {Path(block.title).stem} import ")
                 assert any(each in text for each in used), f"{page}: nothing runs {block.title}"
 
 

@@ -23,7 +23,7 @@ from callboard.bus import (
     TaskHandle,
     affected,
 )
-from callboard.bus.actors.restart import verdict
+from callboard.bus.actors.child import verdict
 from callboard.bus.actors.tasks import LeakedCancellation, describe, origin, stack_of
 
 from ..support.virtual_time import on_both, run_virtual

@@ -33,7 +33,7 @@ from callboard.bus import (
     TurnEvent,
     UnknownStream,
 )
-from callboard.bus.streams.fold import coalesce, fold, weigh
+from callboard.bus.streams.events import coalesce, fold, weigh
 from callboard.bus.streams.log import FOLD_ABOVE_BYTES
 
 from ..support.virtual_time import FakeClock, on_both, run_virtual

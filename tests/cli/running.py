@@ -145,7 +145,6 @@ def at_terminal(
 
 def read_until(process: subprocess.Popen[bytes], text: str) -> str:
     """What the command writes, until that includes `text`."""
-    assert process.stdout is not None
     seen = b""
     give_up = time.monotonic() + PATIENCE_SECONDS
     with selectors.DefaultSelector() as selector:

@@ -28,7 +28,8 @@ from callboard.engine.cli.common.sanitize import sanitize
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.call_columns import DIMENSIONS
 from callboard.tracestore.collections import CollectionFile, Item, packed
-from callboard.tracestore.prices.snapshot import SHIPPED
+from callboard.tracestore.prices.files import SHIPPED
+from tests.support.depth import first_is_quick
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
 
@@ -46,12 +47,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--model", "rude", HOSTILE), ("--model", "failing", HOSTILE), ("--model", "rude", "-x", HOSTILE)),
         *(("--model", HOSTILE, "x"), ("--session", HOSTILE, "-m", "rude", "x"), ("-a", "no\x1b[2J", "x")),
     ),
-    "chat": (
-        ("--model", "rude"),
-        ("--model", "failing"),
-        ("--resume", "ses_captured"),
-        ("--model", HOSTILE),
-    ),
+    "chat": (("--model", "rude"), ("--model", "failing"), ("--resume", "ses_captured"), ("--model", HOSTILE)),
     "embed": (("--model", "words", HOSTILE), ("--model", "failing", HOSTILE)),
     "collections add": (
         ("words", "--model", "words"),
@@ -248,11 +244,7 @@ def on_server(faulty: Path, postgres_server: PostgresServer, day_on_server: str)
 
 
 def given(word: str, folder: Path) -> str:
-    places = {
-        "{folder}": folder,
-        "{prices}": SHIPPED,
-        "{list}": folder / "home/list.json",
-    }
+    places = {"{folder}": folder, "{prices}": SHIPPED, "{list}": folder / "home/list.json"}
     for name, place in places.items():
         word = word.replace(name, str(place))
     return word
@@ -299,11 +291,7 @@ ROWS = [
 def test_a_file_and_a_server_have_the_same_rows(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path, day: Path
 ) -> None:
-    """In the same order; but for the numbers of calls, in which a server leaves gaps.
-
-    Rows with hostile texts are left out: a character 0 ends a text for SQLite's functions, and is replaced on a
-    server.
-    """
+    """In the same order, but for numbers of calls (a server leaves gaps) and rows with a character 0."""
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
     server = call(*arguments, home=home, more={"CALLBOARD_STORE": on_server})
@@ -343,20 +331,16 @@ def check(
         check_json(done.stdout, whole=name == "doctor")
     elif "--csv" in rest or "csv" in rest:
         check_csv(done.stdout)
-    for file in (
-        tmp_path / "page.html",
-        *tmp_path.glob("*.json"),
-        *tmp_path.glob("*.out"),
-        *tmp_path.glob("*.db"),
-    ):
-        check_file(file)
+    for pattern in ("page.html", "*.json", "*.out", "*.db"):
+        for file in tmp_path.glob(pattern):
+            check_file(file)
     return done
 
 
 WIDTHS = (20, 60, 100, 400)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", first_is_quick(WIDTHS, "more widths"))
 @pytest.mark.parametrize(
     "name", sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video", "export"})
 )

@@ -62,10 +62,8 @@ def test_an_engine_of_its_own_shows_the_default_trace(traced: Path) -> None:
             assert me["scopes"] == ["change", "content", "view"]
             assert len(client.get("api/calls").json()) == 3
             assert client.get("", headers={"host": "evil.example"}).status_code == 403
-        assert process.stdout is not None
         assert "another browser" in process.stdout.readline()
         second = ADDRESS.search(process.stdout.readline())
-        assert second is not None
         assert second[2] != token
         with signed_in(address, second[2]):
             pass
@@ -114,7 +112,6 @@ def test_an_interrupt_ends_it_at_once_although_a_page_listens(traced: Path) -> N
             process.send_signal(signal.SIGINT)
             for _ in lines:
                 pass
-        assert process.stdout is not None
         assert process.wait(20) in (0, 130)
         rest = process.stdout.read()
         assert "Traceback" not in rest

@@ -33,7 +33,7 @@ from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ended_well
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, StreamResult, Tool
-from callboard.engine.objects.generate import NoObjectGeneratedError
+from callboard.engine.generation.objects import NoObjectGeneratedError
 from callboard.engine.type_schema import json_schema
 from callboard.tracestore import PriceRow, PriceTable
 

@@ -17,7 +17,7 @@ from tests.support.virtual_time import runs_on
 from ..adapters.local.conftest import model  # noqa: F401 (a fixture; it skips where there is no local model)
 from .rows import row
 from .test_8_4_generation import PERSON
-from .test_8_6_caching import usages
+from .test_8_5_reasoning_and_caching import usages
 from .test_8_10_smoke import DOT, Script, basic, calling, looking, streaming
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import anyio
 import pytest
 
@@ -12,7 +10,6 @@ from callboard import (
     CancelledError,
     Finish,
     JsonObject,
-    Message,
     MessageStart,
     RequestTimeoutError,
     TextBlock,
@@ -22,15 +19,14 @@ from callboard import (
     Tool,
     ToolDefinition,
     generate,
-    generate_object,
     stream,
 )
 from callboard.adapters.conformance.http_kit import HANG
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire
-from .providers import Asked, asking, each_provider
-from .recorded import Exchange, exchanges, play, recorded
+from .providers import asking, each_provider
+from .recorded import Exchange
 from .rows import row
 
 pytestmark = pytest.mark.anyio
@@ -54,46 +50,6 @@ def only_text(exchange: Exchange) -> bool:
 
 def name_of(wire: Wire, exchange: Exchange) -> str:
     return f"{wire.name}:{exchange.asked.get('model', 'gemini-2.5-flash')}"
-
-
-@each_provider
-@row("8.4.1")
-@row("8.9.1")
-async def test_a_prompt_is_answered(wire: Wire) -> None:
-    async with asking(wire, wire.whole("Hello")) as at:
-        result = await generate(at.model, "Say hello.", engine=at.engine)
-    assert (result.text, result.status, result.stop_reason) == ("Hello", "completed", "end_turn")
-    assert (result.usage.total_input_tokens, result.usage.output_tokens) == (12, 7)
-    assert [message.text for message in result.messages] == ["Say hello.", "Hello"]
-
-
-@recorded
-@each_provider
-@row("8.4.1")
-@row("8.9.1")
-async def test_recorded_answers_are_returned(wire: Wire) -> None:
-    """Every recorded reply of text, from one engine."""
-    found = exchanges(wire, lambda exchange: only_text(exchange) and not exchange.streamed)
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        result = await generate(name_of(wire, exchange), "?", engine=at.engine)
-        assert (result.text, result.status) == (exchange.oracle["final_text"], "completed"), exchange.case["id"]
-        assert result.usage.input_tokens + result.usage.cached_input_tokens > 0
-        assert result.usage.output_tokens > 0
-
-    await play(wire, found, check)
-
-
-@each_provider
-@row("8.4.2")
-async def test_a_conversation_is_answered(wire: Wire) -> None:
-    """All of it is sent, in its order."""
-    said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
-    async with asking(wire, wire.whole("3")) as at:
-        assert (await generate(at.model, messages=said, engine=at.engine)).text == "3"
-        sent = json.dumps(at.body()[wire.history])
-        places = [sent.index(f'"{text}"') for text in ("1+1?", "2", "And 1 more?")]
-        assert places == sorted(places)
 
 
 @each_provider
@@ -122,50 +78,6 @@ async def test_a_stream_begins_grows_and_ends(wire: Wire) -> None:
     (end,) = [event for event in events if isinstance(event, TextEnd)]
     assert "".join(delta.text for delta in deltas) == end.text == response.text == "Hello, ☃!"
     assert {delta.segment_id for delta in deltas} == {end.segment_id}
-
-
-@recorded
-@each_provider
-@row("8.4.4")
-@row("8.4.5")
-@row("8.4.6")
-@row("8.9.2")
-async def test_recorded_streams_add_up(wire: Wire) -> None:
-    """Wherever the network cuts them."""
-    found = exchanges(wire, lambda exchange: only_text(exchange) and exchange.streamed)
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        result = stream(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0)
-        events = [event async for event in result]
-        assert (events[0].type, events[-1].type) == ("message.start", "finish")
-        text = "".join(event.text for event in events if isinstance(event, TextDelta))
-        ended = "".join(event.text for event in events if isinstance(event, TextEnd))
-        assert text == ended == (await result.response()).text == exchange.oracle["final_text"], exchange.case[
-            "id"
-        ]
-
-    await play(wire, found, check)
-
-
-@recorded
-@each_provider
-@row("8.4.7")
-@row("8.9.9")
-async def test_recorded_objects_are_read(wire: Wire) -> None:
-    """Replies to requests with a schema, held to the schema that was sent then."""
-
-    def is_object(exchange: Exchange) -> bool:
-        asked = schema_of(exchange.asked)
-        return only_text(exchange) and not exchange.streamed and asked is not None
-
-    found = exchanges(wire, is_object)
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        schema = schema_of(exchange.asked)
-        result = await generate_object(name_of(wire, exchange), "?", schema=schema, engine=at.engine)
-        assert result.output == json.loads(exchange.oracle["final_text"]), exchange.case["id"]
-
-    await play(wire, found, check)
 
 
 def schema_of(asked: JsonObject) -> JsonObject | None:

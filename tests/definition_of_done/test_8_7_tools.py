@@ -16,14 +16,16 @@ from callboard import (
     ToolChoice,
     ToolDefinition,
     ToolError,
+    ToolUseEnd,
     generate,
+    stream,
 )
 from callboard.adapters.conformance import CALLS, TOOLS
 
 from ..support.wires.wire import Wire
 from .conversations import read
-from .providers import OPENAI, Asked, asking, each_provider, holds
-from .recorded import Loop, loops, most_agree, recorded
+from .providers import OPENAI, Asked, asking, counted, each_provider, holds
+from .recorded import Exchange, Loop, exchanges, loops, most_agree, play, recorded
 from .rows import row
 from .test_8_4_generation import name_of
 
@@ -97,6 +99,7 @@ async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> No
 
 
 @each_provider
+@row("8.3.4")
 @row("8.7.5")
 @row("8.7.6")
 @row("8.9.6")
@@ -254,20 +257,6 @@ async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
 
 @recorded
 @each_provider
-@row("8.7.6")
-@row("8.9.6")
-async def test_recorded_parallel_calls_go_back_together(wire: Wire) -> None:
-    """In one request, as another client did it."""
-
-    async def check(loop: Loop) -> None:
-        result = await replayed(wire, loop)
-        assert len(result.steps[0].tool_results) == len(loop.exchanges[0].oracle["tool_calls"])
-
-    await most_agree(loops(wire, lambda loop: loop.most_calls > 1), check)
-
-
-@recorded
-@each_provider
 @row("8.9.8")
 async def test_recorded_loops_are_streamed(wire: Wire) -> None:
     """The same, with every reply as a stream in pieces."""
@@ -276,3 +265,94 @@ async def test_recorded_loops_are_streamed(wire: Wire) -> None:
         assert (await replayed(wire, loop)).text == loop.exchanges[-1].oracle["final_text"]
 
     await most_agree(loops(wire, lambda loop: loop.streamed), check)
+
+
+# -- Section 8.9, the same things with each provider: the rows that no test of another section proves.
+
+
+@each_provider
+@row("8.9.7")
+async def test_calls_of_three_rounds_are_told_apart(wire: Wire) -> None:
+    """Those of later rounds have other ids, each with its result."""
+    bodies = [wire.body(f"Round {number}.", 1, "tools") for number in range(3)]
+    replies = [wire._whole(renumbered(body, number)) for number, body in enumerate(bodies)]
+    async with asking(wire, *replies, wire.whole("Done.")) as at:
+        result = await generate(at.model, "Go", tools=BOTH, engine=at.engine, max_tool_rounds=5)
+        assert wire.faults(at.transport.requests[-1].body) == []
+        calls, results = wire.ids(at.body())
+        assert (len(set(calls)), calls) == (3, results)
+    assert [step.text for step in result.steps] == ["Round 0.", "Round 1.", "Round 2.", "Done."]
+    assert (result.status, result.total_usage.total_tokens) == ("completed", 4 * 19)
+
+
+def renumbered(body: JsonObject, number: int) -> JsonObject:
+    """A reply whose calls have ids of their own."""
+
+    def changed(value: object) -> object:
+        if isinstance(value, dict):
+            named = {"id", "call_id"} if {"name"} & value.keys() else set()
+            return {k: f"{v}{number}" if k in named else changed(v) for k, v in value.items()}
+        return [changed(each) for each in value] if isinstance(value, list) else value
+
+    return changed(body)  # type: ignore[return-value]
+
+
+@each_provider
+@row("8.9.8")
+async def test_calls_are_streamed_and_run(wire: Wire) -> None:
+    """Their arguments come in pieces, and the reply after them is streamed as well."""
+    async with asking(wire, wire.streamed("Let me see.", 2, "tools"), wire.streamed("Done.")) as at:
+        result = stream(at.model, "Go", tools=BOTH, engine=at.engine)
+        events = [event async for event in result]
+        ended = [event for event in events if isinstance(event, ToolUseEnd)]
+        assert [event.final_input for event in ended] == [given for _, given in CALLS]
+        types = [event.type for event in events]
+        assert (types.count("tool.started"), types.count("tool.finished"), types.count("step.finish")) == (2, 2, 2)
+        assert types.count("tool.use_input_delta") >= 2
+        assert (await result.result()).text == "Done."
+
+
+@each_provider
+@row("8.9.13")
+async def test_usage_is_what_the_provider_says(wire: Wire) -> None:
+    """Whole and streamed, and the sum of all steps."""
+    replies = [wire.whole("", 1, "tools"), wire.whole("Done."), wire.streamed("Hi")]
+    async with asking(wire, *replies) as at:
+        result = await generate(at.model, "Go", tools=BOTH, engine=at.engine)
+        streamed = await stream(at.model, "Go", engine=at.engine).result()
+    for usage, times in ((result.usage, 1), (result.total_usage, 2), (streamed.usage, 1)):
+        assert counted(usage) == (8 * times, 4 * times, 0, 7 * times)
+        assert not usage.estimated
+
+
+@recorded
+@each_provider
+@row("8.6.2", of="openai")
+@row("8.6.5", of="anthropic")
+@row("8.6.8", of="gemini")
+@row("8.9.13")
+async def test_recorded_usage_is_exact(wire: Wire) -> None:
+    """Every count of every recorded reply, and never an estimate."""
+
+    def is_counted(exchange: Exchange) -> bool:
+        reported = exchange.oracle["usage"] or {}
+        return exchange.ok and not exchange.paused and bool({"input_tokens", "promptTokenCount"} & reported.keys())
+
+    found = exchanges(wire, is_counted)
+
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
+        usage = result.usage
+        assert not usage.estimated, exchange.case["id"]
+        contract, raw = exchange.oracle["contract"]["usage"], exchange.oracle["usage"]
+        if contract is not None:
+            names = ("input_tokens", "cached_input_tokens", "cache_creation_input_tokens", "output_tokens")
+            assert counted(usage) == tuple(contract[name] for name in names), exchange.case["id"]
+        else:  # Gemini's: the sums
+            tools = raw.get("toolUsePromptTokenCount", 0)
+            assert usage.total_input_tokens == raw["promptTokenCount"] + tools, exchange.case["id"]
+            assert usage.cached_input_tokens == raw.get("cachedContentTokenCount", 0), exchange.case["id"]
+            generated = raw.get("candidatesTokenCount", 0) + raw.get("thoughtsTokenCount", 0)
+            assert usage.output_tokens == generated, exchange.case["id"]
+
+    await play(wire, found, check)

@@ -10,15 +10,11 @@ from callboard import (
     AccessDeniedError,
     AdapterError,
     AuthError,
-    ContextOverflowError,
-    InvalidRequestError,
     JsonObject,
     NetworkError,
     NotFoundError,
     OverloadedError,
     RateLimitError,
-    RequestTimeoutError,
-    RetryPolicy,
     ServerError,
     StreamError,
     Tool,
@@ -27,71 +23,19 @@ from callboard import (
 )
 from callboard.adapters.conformance import TOOLS
 
-from ..support.fake_http import FakeReply, failing
+from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire
 from .providers import asking, each_provider
 from .rows import row
 
 pytestmark = pytest.mark.anyio
 
-STATUSES: list[tuple[int, type[AdapterError], bool]] = [
-    (400, InvalidRequestError, False),
-    (401, AuthError, False),
-    (403, AccessDeniedError, False),
-    (404, NotFoundError, False),
-    (408, RequestTimeoutError, True),
-    (413, InvalidRequestError, False),
-    (422, InvalidRequestError, False),
-    (429, RateLimitError, True),
-    (500, ServerError, True),
-    (502, ServerError, True),
-    (503, ServerError, True),
-    (504, ServerError, True),
-    (529, OverloadedError, True),
-]
 LASTING = {"bad key": AuthError, "forbidden": AccessDeniedError, "no model": NotFoundError}
 
 
 def hinting(reply: FakeReply, seconds: int) -> FakeReply:
     reply.headers = {**reply.headers, "retry-after": str(seconds)}
     return reply
-
-
-@each_provider
-@pytest.mark.parametrize(("status", "kind", "retryable"), STATUSES)
-@row("8.8.1")
-@row("8.8.2")
-async def test_a_status_has_its_error(wire: Wire, status: int, kind: type[AdapterError], retryable: bool) -> None:
-    """Also where the body says nothing, as of a proxy."""
-    async with asking(wire, failing(status)) as at:
-        with pytest.raises(AdapterError) as raised:
-            await generate(at.model, "Hi", engine=at.engine)
-    error = raised.value
-    assert (type(error), error.retryable, error.provider_status) == (kind, retryable, status)
-
-
-@each_provider
-@row("8.8.1")
-async def test_a_prompt_that_is_too_long_has_its_error(wire: Wire) -> None:
-    """It comes with status 400, in each provider's own words."""
-    async with asking(wire, wire.failing("overflow"), max_retries=2) as at:
-        with pytest.raises(ContextOverflowError):
-            await generate(at.model, "Hi", engine=at.engine)
-
-
-@each_provider
-@row("8.8.3")
-async def test_waits_double(wire: Wire) -> None:
-    """1, 2, 4, 8 seconds, or what the request's own policy says."""
-    replies = [wire.failing("server") for _ in range(4)]
-    async with asking(wire, *replies, wire.whole("Hi"), max_retries=4) as at:
-        assert (await generate(at.model, "Hi", engine=at.engine)).text == "Hi"
-        assert at.transport.waits == pytest.approx([1, 2, 4, 8])
-    async with asking(wire, *[wire.failing("server") for _ in range(4)]) as at:
-        policy = RetryPolicy(base_delay=0.5, backoff_multiplier=3.0, max_delay=4.0, jitter=False)
-        with pytest.raises(ServerError):
-            await generate(at.model, "Hi", engine=at.engine, max_retries=3, retry=policy)
-        assert at.transport.waits == pytest.approx([0.5, 1.5, 4.0])
 
 
 @each_provider

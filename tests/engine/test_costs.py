@@ -326,7 +326,6 @@ async def test_an_adapter_that_crashes_and_counts_nothing_is_booked_by_estimate(
                         meter = stream.usage_so_far.usage
         (end,) = failures([envelope.data for envelope in events.take()])
         usage = caught.value.usage
-        assert usage is not None
         assert (usage, caught.value.cost) == (end.usage, end.cost)
         assert usage.source is UsageSource.ESTIMATED
         assert usage.input_tokens > 0
@@ -348,7 +347,6 @@ async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
         failed = failures([envelope.data for envelope in events.take()])
     assert [end.will_retry for end in failed] == [True, True]
     for end in failed:
-        assert end.usage is not None
         assert (end.usage.input_tokens, end.usage.source) == (700, UsageSource.PARTIAL)
         assert end.cost is not None
     nano = [end.cost.nano_usd for end in failed if end.cost is not None]
@@ -361,7 +359,6 @@ async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
         with pytest.raises(ServerError) as caught:
             await engine.generate("s:m", "Hi")
         assert caught.value.usage is None
-        assert caught.value.cost is not None
         reason = "the provider returned an error, which is not billed"
         assert (caught.value.cost.usd, caught.value.cost.reason) == (0, reason)
 
@@ -411,7 +408,6 @@ async def test_the_message_of_a_cancelled_turn_has_what_it_used_and_cost() -> No
             await session.cancel()
         kept: Message = session.messages[-1]
         assert kept.text == SAID
-        assert kept.metadata is not None
         assert kept.metadata.usage.source is UsageSource.PARTIAL  # the script says its usage at its start
         assert kept.metadata.usage.output_tokens > 100
         assert kept.metadata.cost.nano_usd is not None

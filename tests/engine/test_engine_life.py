@@ -73,7 +73,6 @@ async def test_repricing_shows_in_the_trace_and_in_live_messages(tmp_path: Path)
         assert report.sum_after_nano_usd == 10 * 3000 + 5 * 10_000
         assert present(before.metadata).cost.nano_usd == 60_000
         after = session.messages[-1].metadata
-        assert after is not None
         assert after.cost.nano_usd == 80_000
         assert after.pricing_version == second.version
         assert engine.prices is first, "a repricing of the past is none of new calls"
@@ -88,7 +87,6 @@ async def test_an_engine_is_entered_in_one_task_and_left_in_another(tmp_path: Pa
     await asyncio.create_task(engine.__aenter__())
     assert (await engine.session("s:m").send("Hi")).text == "Hello"
     report = await asyncio.create_task(engine.aclose())
-    assert report is not None
     assert report.clean
     assert await engine.aclose() == report
     with pytest.raises(Exception, match="closed"):
@@ -384,7 +382,6 @@ async def test_a_running_adapter_is_asked_over_its_own_connections() -> None:
             for _ in range(2):
                 assert (await engine.health()).ok
             (provider,) = engine.statistics().providers
-            assert provider.adapter is not None
             assert present(provider.adapter.transport).clients == 1
         assert len(server.asked) == 2
         assert (await engine.health()).ok  # closed: over connections of its own

@@ -18,7 +18,7 @@ from callboard.engine.models.configured import read_models_yaml, registry_from_e
 from callboard.engine.routing.candidates import expand
 from callboard.tracestore import PriceRow, PriceTable
 from callboard.tracestore.home import SNAPSHOT_NAME
-from callboard.tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
+from callboard.tracestore.prices.files import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
 
 from ..definition_of_done.rows import row
 from ..support.engines import running
@@ -108,31 +108,16 @@ def test_of_two_adapters_the_one_with_a_key_is_meant_or_the_default_one(home: Pa
 # -- the default provider
 
 
-@pytest.mark.parametrize(
-    ("keys", "default"),
-    [
-        (ALL_KEYS, "openai"),
-        ({"ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}, "anthropic"),
-        ({"GOOGLE_API_KEY": "g"}, "gemini"),
-        ({}, None),
-    ],
-)
-def test_without_a_file_the_first_provider_with_a_key_is_the_default(
-    keys: dict[str, str], default: str | None
-) -> None:
-    """In the order of seed 2 §2.2's table."""
-    assert registry_from_env(keys).default_provider == default
-
-
-def test_a_name_that_nobody_knows_goes_to_the_default_provider() -> None:
-    assert meaning(registry_from_env(ALL_KEYS), "ft:mine") == ("openai:ft:mine", "passthrough")
-    assert meaning(registry_from_env(ALL_KEYS), "gpt-9") == ("openai:gpt-9", "passthrough")
-
-
-def test_but_not_the_name_of_another_vendors_model() -> None:
-    """Which would only be a 404 there, or somebody's bill."""
+def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
+    """In the order of seed 2 §2.2's table. It gets names that nobody knows, but not those of another vendor."""
+    defaults = {"openai": ALL_KEYS, "anthropic": {"ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}}
+    for default, keys in {**defaults, "gemini": {"GOOGLE_API_KEY": "g"}, None: {}}.items():
+        assert registry_from_env(keys).default_provider == default
+    here = registry_from_env(ALL_KEYS)
+    assert meaning(here, "ft:mine") == ("openai:ft:mine", "passthrough")
+    assert meaning(here, "gpt-9") == ("openai:gpt-9", "passthrough")
     with pytest.raises(ConfigurationError, match=r"looks like one of anthropic's.*say anthropic:claude-opus-9"):
-        registry_from_env(ALL_KEYS).resolve("claude-opus-9")
+        here.resolve("claude-opus-9")
 
 
 @pytest.mark.parametrize(
@@ -150,9 +135,14 @@ def test_nor_the_name_of_a_provider_that_no_adapter_serves(name: str, whose: str
 
 
 def test_a_server_that_may_have_anybodys_models_is_asked_for_them(home: Path) -> None:
+    """As the default provider, over a reload too; one that there isn't is told."""
     here = registry(home, "default_provider: box\n")
     assert meaning(here, "gpt-9") == ("box:gpt-9", "passthrough")
     assert meaning(here, "mistral:7b") == ("box:mistral:7b", "passthrough")
+    assert here.succeeding(registry(home)).default_provider == "box"
+    told = r"models\.yaml: default_provider: 'wrok' is none .* did you mean 'work'"
+    with pytest.raises(ConfigurationError, match=told):
+        registry(home, "default_provider: wrok\n")
 
 
 def test_a_file_without_a_default_provider_takes_no_name_that_it_doesnt_know(home: Path) -> None:
@@ -163,18 +153,6 @@ def test_a_file_without_a_default_provider_takes_no_name_that_it_doesnt_know(hom
         registry(home).resolve("claud-opus-4-6")
     with pytest.raises(ConfigurationError, match=r"unknown model 'gpt-9'.*provider:name"):
         registry(home).resolve("gpt-9")
-
-
-def test_a_default_provider_that_there_isnt_is_told(home: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"models\.yaml: default_provider: 'wrok' is none .* did you mean 'work'"
-    ):
-        registry(home, "default_provider: wrok\n")
-
-
-def test_the_default_provider_survives_a_reload(home: Path) -> None:
-    fresh = registry(home, "default_provider: box\n")
-    assert fresh.succeeding(registry(home)).default_provider == "box"
 
 
 # -- a provider that is named
@@ -191,15 +169,14 @@ def test_a_named_provider_is_the_one_that_is_asked(home: Path) -> None:
     assert meaning(here, "claude-sonnet-5-5", "box") == ("box:claude-sonnet-5-5", "passthrough")
 
 
-@pytest.mark.parametrize("name", ["daily", "work:claude-sonnet-5-5", "work:anything"])
-def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"belongs to work, not to provider='box'"):
-        registry(home).resolve(name, "box")
-
-
-def test_a_named_provider_that_there_isnt_is_told(home: Path) -> None:
+def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) -> None:
+    """So is a provider that there isn't."""
+    here = registry(home)
+    for name in ("daily", "work:claude-sonnet-5-5", "work:anything"):
+        with pytest.raises(ConfigurationError, match=r"belongs to work, not to provider='box'"):
+            here.resolve(name, "box")
     with pytest.raises(ConfigurationError, match=r"'nobody' is not an adapter in .*: adapters there: box, .*work"):
-        registry(home).resolve("x", "nobody")
+        here.resolve("x", "nobody")
 
 
 # -- no model at all
@@ -247,7 +224,6 @@ def test_the_specifications_models_are_known_with_what_they_can_do(
 ) -> None:
     """Seed 2 §2.9 and its §8.1, last row."""
     info = get_model_info(name)
-    assert info is not None
     assert (info.id, info.provider, info.display_name) == (name, provider, display_name)
     assert info.context_window is not None
     assert info.context_window >= 200_000
@@ -267,29 +243,24 @@ def test_the_specifications_models_are_known_with_what_they_can_do(
         ("text-embedding-3-small", "openai:text-embedding-3-small"),
         ("groq:llama-3.3-70b-versatile", "groq:llama-3.3-70b-versatile"),
         ("llama-3.3-70b-versatile", "groq:llama-3.3-70b-versatile"),
+        *[
+            (name, None)
+            for name in ("claude-opus-9", "gpt-7", "nobody:gpt-5.2", "openai:claude-opus-4-6", "", "gpt-5.2-")
+        ],
     ],
 )
-def test_a_model_is_known_by_any_of_its_names(name: str, known: str) -> None:
-    info = get_model_info(name)
-    assert info is not None
-    assert f"{info.provider}:{info.id}" == known
-
-
-@pytest.mark.parametrize(
-    "name", ["claude-opus-9", "gpt-7", "nobody:gpt-5.2", "openai:claude-opus-4-6", "", "gpt-5.2-"]
-)
 @row("8.1.8")
-def test_what_is_not_known_is_none_and_not_guessed(name: str) -> None:
-    """Adapters take `gpt-7` for a newer model; the catalogue says nothing of it."""
-    assert get_model_info(name) is None
+def test_a_model_is_known_by_any_of_its_names(name: str, known: str | None) -> None:
+    """What is not known is None and not guessed, though adapters take `gpt-7` for a newer model."""
+    info = get_model_info(name)
+    assert (info and f"{info.provider}:{info.id}") == known
 
 
 def test_a_name_that_several_have_must_say_whose() -> None:
     models = tuple(SnapshotModel(f"{provider}:m", ({"input": 1},)) for provider in ("p", "q"))
     catalogue = Catalogue(snapshot(*models), PriceTable([]))
     assert catalogue.info("m") is None
-    found = catalogue.info("q:m")
-    assert present(found).provider == "q"
+    assert present(catalogue.info("q:m")).provider == "q"
 
 
 def snapshot(*models: SnapshotModel) -> Snapshot:
@@ -322,7 +293,6 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
     for now, expected in ((begins - 1, ("1", "2")), (begins, ("3", "4.5"))):
         catalogue = Catalogue(shipped_snapshot(), PriceTable(rows), clock=FakeClock(epoch_us=now))
         info = catalogue.info("gpt-5.5")
-        assert info is not None
         assert (str(info.input_cost_per_million), str(info.output_cost_per_million)) == expected
     unpriced = catalogue.info("gpt-5.4")
     assert present(unpriced).input_cost_per_million is None
@@ -355,19 +325,20 @@ def test_what_is_gone_is_listed_only_on_demand() -> None:
     assert "claude-sonnet-4-5" not in ids(shipped_on("2026-11-30").models("anthropic"))
 
 
-@pytest.mark.parametrize("word", ["vision", "images", "supports_vision", "supports_images"])
 @row("8.1.8")
-def test_models_are_chosen_by_what_they_are_known_to_do(word: str) -> None:
+def test_models_are_chosen_by_what_they_are_known_to_do() -> None:
     """Not by what isn't known; and by the adapters' words, too."""
-    found = list_models(capability=word)
-    assert {info.provider for info in found} == set(tabled_vendors())
-    assert all(info.supports_vision for info in found)
-    assert "gpt-4" not in ids(list_models("openai", word, include_retired=True))
+    for word in ("vision", "images", "supports_vision", "supports_images"):
+        found = list_models(capability=word)
+        assert {info.provider for info in found} == set(tabled_vendors())
+        assert all(info.supports_vision for info in found)
+        assert "gpt-4" not in ids(list_models("openai", word, include_retired=True))
 
 
-def test_a_provider_that_nobody_knows_has_no_models() -> None:
-    assert list_models("nobody") == []
-    assert get_latest_model("nobody") is None
+def test_of_a_provider_without_a_table_none_is_the_latest() -> None:
+    """Price lists have no order of merit; a provider that nobody knows has no models."""
+    assert list_models("mistral")
+    assert (list_models("nobody"), get_latest_model("nobody"), get_latest_model("mistral")) == ([], None, None)
 
 
 def test_a_capability_that_there_isnt_is_told_with_the_nearest() -> None:
@@ -380,36 +351,26 @@ def test_a_capability_that_there_isnt_is_told_with_the_nearest() -> None:
 # -- the latest
 
 
-@pytest.mark.parametrize(
-    ("provider", "capability", "model"),
-    [
-        ("anthropic", None, "claude-opus-5-5"),
-        ("anthropic", "structured_output", "claude-opus-5-5"),
-        ("openai", "reasoning", "gpt-6.2-sol"),
-        ("gemini", "tools", "gemini-4-argon"),
-        ("google", None, "gemini-4-argon"),
-    ],
-)
-def test_the_latest_is_the_best_for_general_use(provider: str, capability: str | None, model: str) -> None:
-    info = shipped_on("2026-11-22").latest(provider, capability)
-    assert present(info).id == model
+def test_the_latest_is_the_best_for_general_use() -> None:
+    catalogue = shipped_on("2026-11-22")
+    latest = {
+        ("anthropic", None): "claude-opus-5-5",
+        ("anthropic", "structured_output"): "claude-opus-5-5",
+        ("openai", "reasoning"): "gpt-6.2-sol",
+        ("gemini", "tools"): "gemini-4-argon",
+        ("google", None): "gemini-4-argon",
+    }
+    assert {asked: present(catalogue.latest(*asked)).id for asked in latest} == latest
 
 
 def test_the_latest_is_never_one_that_is_gone_or_for_one_purpose_only(monkeypatch: pytest.MonkeyPatch) -> None:
     table = model_table("openai")
-    assert table is not None
     best, *others = table.rows
     gone = msgspec.structs.replace(best, retires="2026-11-01")
     special = msgspec.structs.replace(best, id="special", general=False)
     monkeypatch.setattr(type(table), "rows", (gone, special, *others))
     latest = shipped_on("2026-11-22").latest("openai")
     assert present(latest).id == others[0].id
-
-
-def test_of_a_provider_without_a_table_none_is_the_latest() -> None:
-    """Price lists have no order of merit."""
-    assert list_models("mistral")
-    assert get_latest_model("mistral") is None
 
 
 # -- newer data
@@ -424,8 +385,6 @@ def test_a_newer_price_snapshot_brings_new_models_and_prices_at_once(home: Path)
     )
     (home / SNAPSHOT_NAME).write_bytes(encode(msgspec.structs.replace(old, models=new)))
     info, priced = get_model_info("p:new"), get_model_info("gpt-5.5")
-    assert info is not None
-    assert priced is not None
     assert (info.display_name, info.context_window) == ("New", 5000)
     assert priced.input_cost_per_million == 7
     assert priced.supports_tools
@@ -474,7 +433,6 @@ models:
 """
     known, unheard = engine_of(text, home).models()[:2]
     assert present(known.info).display_name == "Claude Opus 4.6"
-    assert known.capabilities is not None
     assert (known.capabilities.supports_tools, known.capabilities.max_context_tokens) == (False, 1_000_000)
     assert (known.input_cost_per_million, known.output_cost_per_million) == (Decimal(5), Decimal(25))
     assert unheard.info is None
@@ -504,14 +462,9 @@ models:
 
 
 def test_a_server_that_only_speaks_like_a_provider_has_none_of_its_models(home: Path) -> None:
-    engine = engine_of(
-        'adapters: {mine: {type: openai, api_key_env: KEY, base_url: "http://localhost:1"}}\n', home
-    )
-    assert engine.models() == []
-    own = engine_of(
-        'adapters: {theirs: {type: openai, api_key_env: KEY, base_url: "https://api.openai.com"}}', home
-    )
-    assert "theirs:gpt-6.2-sol" in by_id(own)
+    openai = 'adapters: {it: {type: openai, api_key_env: KEY, base_url: "%s"}}'
+    assert engine_of(openai % "http://localhost:1", home).models() == []
+    assert "it:gpt-6.2-sol" in by_id(engine_of(openai % "https://api.openai.com", home))
 
 
 def test_without_a_file_it_is_the_local_model_and_what_the_keys_open() -> None:

@@ -17,7 +17,6 @@ from callboard.adapters import (
     AdapterConfig,
     CallWarning,
     CanonicalRequest,
-    CanonicalResponse,
     Message,
     OpenAICompatibleAdapter,
     Role,
@@ -34,8 +33,9 @@ from callboard.engine.middleware import Guardrail, Held, MiddlewareLike
 from callboard.engine.middleware.ready_made import Cache
 from callboard.tracestore import PriceRow, PriceTable
 
-from ..support.engines import entry, keeping, model, registry, requests_of, running, serving
+from ..support.engines import entry, keeping, model, registry, requests_of, running, said, serving
 from ..support.fake_http import FakeReply, FakeTransport
+from ..support.present import present
 from ..support.reply_server import Chat, Responses
 from ..support.scripted import ADD, CALLS_ADD, Say, adapter_type, scripted_type
 from ..support.virtual_time import runs_on
@@ -97,7 +97,7 @@ async def test_a_turn_that_leaves_calls_open_gives_the_reply_that_asked() -> Non
 
 
 async def test_a_reply_equals_the_message_with_the_same_fields() -> None:
-    """From both sides, as an element and as a key; and no other."""
+    """From both sides, as an element, as a key and as JSON; and no other."""
     async with on(Say("Hello")) as engine:
         reply = await engine.session("s:m").send("Hi")
     message = Message(Role.ASSISTANT, reply.content, reply.id, None, reply.metadata)
@@ -108,13 +108,6 @@ async def test_a_reply_equals_the_message_with_the_same_fields() -> None:
     other = msgspec.structs.replace(reply, id="msg_other")
     assert (reply == other, message == other, other == message) == (False, False, False)
     assert reply != "Hello"
-
-
-async def test_a_reply_is_written_as_its_message_is() -> None:
-    """The JSON of both is the same, and is read as a Message."""
-    async with on(Say("Hello")) as engine:
-        reply = await engine.session("s:m").send("Hi")
-    message = Message(reply.role, reply.content, reply.id, reply.name, reply.metadata)
     assert msgspec.json.encode(reply) == msgspec.json.encode(message)
     assert isinstance(msgspec.structs.replace(reply, name="Ann"), Reply)
 
@@ -160,77 +153,57 @@ async def test_a_cut_turn_warns_in_its_reply() -> None:
 
 # Empty replies: a reply that ended well without a text and without a call.
 
-WAYS = ["session streamed", "generate", "generate streamed"]
+WAYS = ["session", "session streamed", "generate", "generate streamed"]
 
 
-async def ask(engine: Engine, way: str, **options: Any) -> CanonicalResponse:
-    """The last reply, had in one of three ways."""
+async def ask(engine: Engine, way: str, **options: Any) -> tuple[str, list[str]]:
+    """The text of the last reply, had in one of four ways, and the codes of its warnings."""
     match way:
+        case "session":
+            reply = await engine.session("s:m").send("Hi", **options)
         case "session streamed":
             async with engine.session("s:m").stream("Hi", **options) as streamed:
-                return await streamed.response()
+                reply = await streamed.response()
         case "generate":
-            return (await engine.generate("s:m", "Hi", **options)).steps[-1].response
+            reply = (await engine.generate("s:m", "Hi", **options)).steps[-1].response
         case _:
             async with engine.stream("s:m", "Hi", **options) as generated:
-                return (await generated.result()).steps[-1].response
-
-
-def codes(response: CanonicalResponse) -> list[str]:
-    return [str(warning.code) for warning in response.warnings]
+                reply = (await generated.result()).steps[-1].response
+    return reply.text, [str(warning.code) for warning in reply.warnings]
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_empty_reply_has_a_warning(way: str, tmp_path: Path) -> None:
     """It is told from a reply that says something, streamed and whole, and in the trace."""
     async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
-        assert codes(await ask(engine, way)) == [WarningCode.EMPTY_REPLY]
-        assert codes(await ask(engine, way)) == []
-
-
-async def test_an_empty_reply_of_a_session_has_a_warning(tmp_path: Path) -> None:
-    """The reply of a plain `send` has the warning, too."""
-    async with keeping(tmp_path / "t.db", Say()) as engine:
-        reply = await engine.session("s:m").send("Hi")
-        assert reply.metadata is not None
-        assert [str(each.code) for each in reply.metadata.warnings] == ["empty_reply"]
+        assert await ask(engine, way) == ("", [WarningCode.EMPTY_REPLY])
+        assert await ask(engine, way) == ("Yes.", [])
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_empty_reply_is_asked_for_again_as_often_as_is_wanted(way: str, tmp_path: Path) -> None:
-    """Each time is a call of its own in the trace, with its own usage."""
-    async with keeping(tmp_path / "t.db", Say(), Say(), Say("Yes.")) as engine:
-        assert (await ask(engine, way, retry_empty=2)).text == "Yes."
+    """Each time is a call of its own in the trace; after the last time the empty reply comes with its warning."""
+    async with keeping(tmp_path / "t.db", Say(), Say(), Say("Yes."), Say(), Say(), Say("Yes.")) as engine:
+        assert await ask(engine, way, retry_empty=2) == ("Yes.", [])
         assert len({request.request_id for request in requests_of(engine)}) == 3
         await engine.flush()
-        assert engine._runtime.store is not None
-        calls = await engine._runtime.store.calls()
+        calls = await present(engine._runtime.store).calls()
         assert [call.usage.input_tokens for call in calls if call.usage is not None] == [10, 10, 10]
         assert len({call.request_id for call in calls}) == 3
+        assert await ask(engine, way, retry_empty=1) == ("", ["empty_reply"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_last_empty_reply_is_given(way: str, tmp_path: Path) -> None:
-    """After the last time the empty reply comes with its warning."""
-    async with keeping(tmp_path / "t.db", Say(), Say(), Say("Yes.")) as engine:
-        response = await ask(engine, way, retry_empty=1)
-        assert (response.text, codes(response)) == ("", ["empty_reply"])
-
-
-async def test_the_cost_of_empty_replies_is_the_turns(tmp_path: Path) -> None:
-    """The spending of the turn counts each call."""
-    async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
+async def test_empty_replies_cost_the_turn_and_are_not_in_the_history(tmp_path: Path) -> None:
+    """The spending of the turn counts each call; a session keeps only the reply that says something."""
+    async with keeping(tmp_path / "t.db", Say(), Say("Yes."), Say(), Say("Yes.")) as engine:
         result = await engine.generate("s:m", "Hi", retry_empty=1)
-        assert result.cost_sum.calls == 2
-        assert result.text == "Yes."
-
-
-async def test_a_session_keeps_only_the_reply_that_says_something(tmp_path: Path) -> None:
-    """The empty replies before it are not in the history."""
-    async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
+        assert (result.cost_sum.calls, result.text) == (2, "Yes.")
         session = engine.session("s:m")
         await session.send("Hi", retry_empty=3)
         assert [message.text for message in session.messages] == ["Hi", "Yes."]
+    async with on(Say()) as engine:
+        result = await engine.generate("s:m", "Hi")
+    assert [message.role for message in result.messages] == ["user", "assistant"], "an empty one belongs to it"
 
 
 def asking_again() -> ModelRegistry:
@@ -241,10 +214,9 @@ def asking_again() -> ModelRegistry:
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_model_may_ask_again_by_itself(way: str, tmp_path: Path) -> None:
     """`retry_empty` of models.yaml holds where the caller says nothing."""
-    async with keeping(tmp_path / "t.db", models=asking_again()) as engine:
-        assert (await ask(engine, way)).text == "Yes."
-    async with keeping(tmp_path / "u.db", models=asking_again()) as engine:
-        assert (await ask(engine, way, retry_empty=0)).text == ""
+    for options, text in (({}, "Yes."), ({"retry_empty": 0}, "")):
+        async with keeping(tmp_path / "t.db", models=asking_again()) as engine:
+            assert (await ask(engine, way, **options))[0] == text
 
 
 async def test_a_cache_keeps_no_empty_reply() -> None:
@@ -298,11 +270,7 @@ async def test_a_session_is_given_what_it_asks_for(streamed: bool, asked: bool |
     """With each reply of a turn, and with none where nobody asked."""
     async with running(CALLS_ADD, Say("It is ", "3.")) as (engine, _):
         session = engine.session("s:m", tools=[ADD])
-        if streamed:
-            async with session.stream("1 + 2?", include_raw=asked) as turn:
-                reply = await turn.message()
-        else:
-            reply = await session.send("1 + 2?", include_raw=asked)
+        reply = await said(session, "1 + 2?", streamed=streamed, include_raw=asked)
         raws = [message.metadata.raw for message in session.messages if message.metadata is not None]
         assert len(raws) == 2
         if not asked:
@@ -338,7 +306,6 @@ async def test_it_is_in_the_trace_where_content_is(tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db") as other:
         resumed = await other.open_session("ses", model="s:m")
         metadata = resumed.messages[-1].metadata
-        assert metadata is not None
         assert metadata.raw == reply.raw
         assert said_in(metadata.raw) == SECRET
 
@@ -346,12 +313,8 @@ async def test_it_is_in_the_trace_where_content_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_it_is_nowhere_where_content_is_not(tmp_path: Path, streamed: bool) -> None:
     async with Engine(models=registry(Say(SECRET)), store=tmp_path / "t.db") as engine:
-        session = engine.session("s:m")
-        if streamed:
-            await session.stream("?", include_raw=True).message()
-        else:
-            await session.send("?", include_raw=True)
-        assert said_in(session.messages[-1].metadata.raw) == SECRET  # type: ignore[union-attr]
+        reply = await said(engine.session("s:m"), "?", streamed=streamed, include_raw=True)
+        assert said_in(reply.raw) == SECRET
     assert SECRET.encode() not in written_to(tmp_path)
 
 

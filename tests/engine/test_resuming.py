@@ -205,15 +205,13 @@ async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
         (call,) = await store.calls()
     async with Engine(models=models, store=path) as engine:
         message = (await engine.resume("x")).messages[-1]
-    assert message.metadata is not None
     assert call.cost is not None
     assert message.metadata.cost == call.cost
     assert message.metadata.cost.pricing_version == second.version
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["sonnet", ("sonnet", "llama"), ModelChoice(prefer="cheapest", among=("a", "b"))],
+    "model", ["sonnet", ("sonnet", "llama"), ModelChoice(prefer="cheapest", among=("a", "b"))]
 )
 def test_how_a_session_chooses_its_model_survives_storing(model: Model) -> None:
     """Names, several names and choices; requirements and fallbacks with them."""

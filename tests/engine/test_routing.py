@@ -40,7 +40,7 @@ from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, T
 from callboard.engine.routing.model_choice import Asked, check, model_text
 from callboard.tracestore import PriceRow, PriceTable
 
-from ..support.engines import entry, model, serving
+from ..support.engines import entry, model, said, serving
 from ..support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
 from .routed_engines import rig, routing_of
 
@@ -185,24 +185,19 @@ async def test_a_fallback_is_a_new_call_for_the_same_message(kind: type[AdapterE
         assert [m.text for m in session.messages] == ["Hi", "from b"]
 
 
-async def test_nothing_falls_back_after_output_was_delivered() -> None:
-    """What a reader has seen can't be taken back: the failure is raised and the partial reply kept."""
-    async with rig(a=[Say("half", fails=ServerError("x"))], b=[Say("never")]) as at:
+@pytest.mark.parametrize(
+    ("reply", "kept"),
+    [(Say("half", fails=ServerError("x")), "half"), (Say(fails=InvalidRequestError("bad")), None)],
+    ids=["output was delivered", "the request is at fault"],
+)
+async def test_what_nothing_could_heal_falls_back_to_nothing(reply: Say, kept: str | None) -> None:
+    """What a reader has seen can't be taken back, and a bad request is bad elsewhere: the failure is raised."""
+    async with rig(a=[reply], b=[Say("never")]) as at:
         session = at.engine.session(["a:m", "b:m"])
-        with pytest.raises(ServerError):
-            async with session.stream("Hi") as turn:
-                async for _ in turn:
-                    pass
+        with pytest.raises((ServerError, InvalidRequestError)):
+            await said(session, streamed=True)
         assert at.calls() == [("started", "a:m"), ("failed", "a:m")]
-        assert session.messages[-1].text == "half"
-
-
-async def test_a_request_that_is_itself_at_fault_is_not_sent_elsewhere() -> None:
-    """Another provider could not heal it."""
-    async with rig(a=[Say(fails=InvalidRequestError("bad"))], b=[Say("never")]) as at:
-        with pytest.raises(InvalidRequestError):
-            await at.engine.session(["a:m", "b:m"]).send("Hi")
-        assert at.calls() == [("started", "a:m"), ("failed", "a:m")]
+        assert (session.messages[-1].text if session.messages else None) == kept
 
 
 async def test_a_lack_of_the_model_that_was_named_is_an_error_and_of_a_fallback_a_reason() -> None:
@@ -219,16 +214,12 @@ async def test_a_lack_of_the_model_that_was_named_is_an_error_and_of_a_fallback_
 
 
 async def test_an_overflow_goes_only_to_a_larger_window() -> None:
-    """A model with the same window would refuse the same prompt."""
+    """A model with the same window would refuse the same prompt: before the call as after it."""
     own = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
     async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
         assert message.text == "big"
         assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is not larger"
-
-
-async def test_a_prompt_that_has_outgrown_the_first_window_goes_to_a_larger_one() -> None:
-    """The same before the call as after it: a chain that ends in a large window serves long sessions."""
     own = {"a": capable(max_context_tokens=10), "b": capable(max_context_tokens=20)}
     async with rig(capabilities=own, a=[], b=[], c=[Say("big")]) as at:
         session = at.engine.session(["a:m", "b:m", "c:m"])
@@ -253,13 +244,20 @@ async def test_when_every_fallback_fails_the_last_failure_is_raised() -> None:
 
 
 async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwise() -> None:
-    """models.yaml's fallback is the default; an empty one wants none."""
-    chained = {"a:m": model("a:m", fallback=("b:m",))}
-    async with rig(chained, a=[Say(fails=ServerError("1")), Say(fails=ServerError("2"))], b=[Say("b")]) as at:
+    """models.yaml's fallback is the default; an empty one wants none, and one said outright is not continued."""
+    chained = {"a:m": model("a:m", fallback=("b:m",)), "b:m": model("b:m", fallback=("c:m",))}
+    fails = [Say(fails=ServerError("down"))]
+    async with rig(chained, a=fails * 4, b=[Say("b"), *fails * 2], c=[]) as at:
         session = at.engine.session("a:m")
         assert (await session.send("x")).text == "b"
-        with pytest.raises(ServerError):
-            await session.send("x", fallback=())
+        for attempt in (
+            session.send("x", fallback=()),
+            at.engine.session(["a:m", "b:m"]).send("x"),
+            at.engine.session("a:m", fallback=["b:m"]).send("x"),
+        ):
+            at.clock.advance(3600)
+            with pytest.raises(ServerError):
+                await attempt
 
 
 async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_comes_round() -> None:
@@ -282,17 +280,6 @@ async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_
             Candidate("d:m", None, fallback_of="b:m"),
         )
         assert [name for end, name in at.calls() if end == "started"] == ["a:m", "b:m", "c:m", "d:m"]
-
-
-async def test_a_chain_that_is_said_outright_is_not_continued() -> None:
-    """Who says where a call may go means just that."""
-    chained = {"b:m": model("b:m", fallback=("c:m",))}
-    fails = [Say(fails=ServerError("down"))]
-    async with rig(chained, a=fails * 2, b=fails * 2, c=[Say("c")]) as at:
-        with pytest.raises(ServerError):
-            await at.engine.session(["a:m", "b:m"]).send("x")
-        with pytest.raises(ServerError):
-            await at.engine.session("a:m", fallback=["b:m"]).send("x")
 
 
 def test_a_fallback_that_leads_nowhere_is_a_mistake_in_the_configuration() -> None:
@@ -328,12 +315,11 @@ async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() ->
 
 # -- the router's own choice
 
-PRICES = PriceTable.from_rows(
-    [
-        PriceRow(model="a:m", input=3_000_000, output=15_000_000),
-        PriceRow(model="b:m", input=1_000_000, output=5_000_000),
-    ]
+DEARER, CHEAPER = (
+    PriceRow(model="a:m", input=3_000_000, output=15_000_000),
+    PriceRow(model="b:m", input=1, output=5),
 )
+PRICES = PriceTable.from_rows([DEARER, CHEAPER])
 
 
 async def test_the_cheapest_model_that_can_is_chosen() -> None:
@@ -493,24 +479,19 @@ async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:
 
 
 async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None:
-    """It makes its provider unavailable, and the turn goes on elsewhere."""
-    registry = serving(a=adapter_type(DoesNotStart), b=scripted_type(Say("b")))
+    """It makes its provider unavailable, and the turn goes on elsewhere; so it does if it can't even be made."""
+    registry = serving(
+        a=adapter_type(DoesNotStart), c=adapter_type(CannotBeMade), b=scripted_type(*[Say("b")] * 2)
+    )
     async with Engine(models=registry, trace=False) as engine:
         assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
-        assert [(r.provider, r.state, r.reason) for r in engine.availability.snapshot()] == [
-            ("a", "unavailable", "adapter_crashed")
-        ]
-        with pytest.raises(AdapterError, match="adapter 'a' failed to start: RuntimeError: no luck"):
+        known = [(r.provider, r.state, r.reason) for r in engine.availability.snapshot()]
+        assert known == [("a", "unavailable", "adapter_crashed")]
+        with pytest.raises(AdapterError, match="adapter 'a' does not start: RuntimeError: no luck"):
             await engine.session("a:m").send("x")
-
-
-async def test_an_adapter_that_cannot_even_be_made_is_passed_over() -> None:
-    """Whatever its constructor raises is a mistake in the configuration, told with the adapter's name."""
-    registry = serving(a=adapter_type(CannotBeMade), b=scripted_type(Say("b")))
-    async with Engine(models=registry, trace=False) as engine:
-        assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
-        with pytest.raises(ConfigurationError, match="adapter 'a' failed to start: KeyError: 'region'"):
-            await engine.session("a:m").send("x")
+        assert (await engine.session(["c:m", "b:m"]).send("x")).text == "b"
+        with pytest.raises(ConfigurationError, match="adapter 'c' can't be made: KeyError: 'region'"):
+            await engine.session("c:m").send("x")
 
 
 async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_starts_it_afresh() -> None:

@@ -139,26 +139,19 @@ async def test_a_message_during_the_last_reply_is_answered_with_one_step_more(
 
 
 async def test_messages_that_wait_are_delivered_together_in_their_order(stage: Stage) -> None:
-    """One step takes all of them, and the next takes none again."""
+    """One step takes all of them, and the next takes none again; what steer() gives back is in the history."""
     async with running(WORK, WORK, Say("done")) as (engine, _):
-        session = stage.opened(engine, during_work=["a", "b", "c"])
+        session = stage.opened(engine)
+        kept: list[Message] = []
+
+        async def act() -> None:
+            kept.extend(session.steer(text) for text in ("a", "b", "c") if len(kept) < 3)
+
+        session.tools = [stage.tool(act)]
         await session.send("go", max_tool_rounds=5)
         assert texts(requests_of(engine)[1].messages)[-3:] == ["a", "b", "c"]
         assert texts(session.messages) == ["go", "", "", "a", "b", "c", "", "", "done"]
-
-
-async def test_a_message_gets_its_id_at_once(stage: Stage) -> None:
-    """What steer() gives back is found in the history."""
-    async with running(WORK, Say("done")) as (engine, _):
-        session = stage.opened(engine)
-        stage.session.tools = [stage.tool(lambda: noted(session.steer("more")))]
-        kept: list[Message] = []
-
-        async def noted(message: Message) -> None:
-            kept.append(message)
-
-        await session.send("go")
-        assert kept[0] in session.messages
+        assert session.messages[3:6] == tuple(kept)
 
 
 def test_a_plain_tool_may_steer_from_its_thread(stage: Stage) -> None:
@@ -243,10 +236,8 @@ async def test_a_message_is_held_while_a_tool_of_the_providers_waits(stage: Stag
             if len(request.messages) > 1:
                 return outcome
             waits = OpaqueBlock("server_tool_use", ProviderRaw("s", {"type": "server_tool_use", "id": "srv_1"}))
-            content = (waits, *outcome.response.content)
-            return CallOutcome(
-                response=msgspec.structs.replace(outcome.response, content=content), cost=outcome.cost
-            )
+            response = msgspec.structs.replace(outcome.response, content=(waits, *outcome.response.content))
+            return CallOutcome(response=response, cost=outcome.cost)
 
     async with running(WORK, WORK, Say("done"), middleware=[Searching()]) as (engine, _):
         await stage.opened(engine, during_work=["more"]).send("go", max_tool_rounds=3)
@@ -307,16 +298,6 @@ async def test_an_image_goes_to_a_model_that_takes_it(stage: Stage) -> None:
 # -- what is not delivered
 
 
-async def test_a_fallback_is_told_once(stage: Stage) -> None:
-    """Each model that is asked gets the message, and the history has it once."""
-    async with running(WORK, Say(fails=ServerError("no")), t=[Say("done")]) as (engine, _):
-        session = stage.opened(engine, model=["s:m", "t:m"], during_work=["more"])
-        await session.send("go")
-        sent = [requests_of(engine)[1], requests_of(engine, "t")[0]]
-        assert [texts(each.messages).count("more") for each in sent] == [1, 1]
-        assert texts(session.messages) == ["go", "", "", "more", "done"]
-
-
 @both_ways
 async def test_what_no_model_has_answered_stays_the_hosts(stage: Stage, streamed: bool) -> None:
     """The history ends with the results, so that the turn can go on; the error has the message."""
@@ -332,15 +313,20 @@ async def test_what_no_model_has_answered_stays_the_hosts(stage: Stage, streamed
         assert (await session.send(undelivered.content)).text == "yes"
 
 
-async def test_a_reply_that_breaks_off_was_steered(stage: Stage) -> None:
-    """A part of the answer came, so the history has the message before it."""
-    async with running(WORK, Say("I would", fails=ServerError("broke"))) as (engine, _):
-        session = stage.opened(engine, during_work=["more"])
+async def test_a_fallback_is_told_once_and_a_reply_that_breaks_off_was_steered(stage: Stage) -> None:
+    """Each model that is asked gets the message, and the history has it once, also before a part of an answer."""
+    async with running(WORK, Say(fails=ServerError("no")), t=[Say("I would", fails=ServerError("broke"))]) as (
+        engine,
+        _,
+    ):
+        session = stage.opened(engine, model=["s:m", "t:m"], during_work=["more"])
         async with session.stream("go") as turn:
             with pytest.raises(ServerError):
                 await turn.message()
+        sent = [requests_of(engine)[1], requests_of(engine, "t")[0]]
+        assert [texts(each.messages).count("more") for each in sent] == [1, 1]
         assert turn.undelivered == ()
-        assert spoken(session.messages)[-2:] == ["user more", "assistant I would"]
+        assert spoken(session.messages) == ["user go", "assistant", "tool", "user more", "assistant I would"]
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "close"])
@@ -417,9 +403,10 @@ async def test_where_nothing_is_under_way_there_is_nothing_to_steer(stage: Stage
         await unused.aclose()
         with pytest.raises(NoTurnRunning, match="was closed"):
             unused.steer("more")
-        one = engine.stream(
-            CanonicalRequest(request_id="", messages=(Message.user("go"),), model="s:m", max_output_tokens=64)
+        request = CanonicalRequest(
+            request_id="", messages=(Message.user("go"),), model="s:m", max_output_tokens=64
         )
+        one = engine.stream(request)
         with pytest.raises(NoTurnRunning, match="one reply"):
             one.steer("more")
         assert (await one.message()).text == "b"
@@ -479,14 +466,8 @@ async def test_a_turn_that_was_steered_is_one_turn_to_a_policy(stage: Stage, pol
         await session.send("before")
         await session.send("go")
         assert texts(requests_of(engine)[2].messages)[-4:] == ["go", "", "", "more"]
-        places = Conversation(
-            messages=session.messages,
-            context=Context(),
-            too_long=True,
-            limit=None,
-            estimate=len,
-            ask=never_asked,
-        ).turns
+        told: dict[str, Any] = {"messages": session.messages, "estimate": len, "ask": never_asked}
+        places = Conversation(context=Context(), too_long=True, limit=None, **told).turns
         assert [session.messages[place].text for place in places] == ["before", "go"]
 
 
@@ -663,14 +644,9 @@ def test_the_first_reason_for_closing_stays() -> None:
         queue.add(steering_message("more", "msg_1"))
 
 
-@pytest.mark.parametrize("content", ["", " \n", [], [TextBlock("")]])
-def test_a_queue_refuses_an_empty_message(content: str | list[TextBlock]) -> None:
-    """No provider could be told it."""
-    with pytest.raises(ValueError, match="empty"):
-        steering_message(content, "msg_1")
-
-
-def test_an_image_alone_is_a_message() -> None:
-    """What is no text counts as content."""
-    image = ImageBlock(data=b"\x89PNG", media_type="image/png")
-    assert steering_message([image], "msg_1") == Message(Role.USER, (image,), id="msg_1", steers=True)
+def test_a_queue_refuses_an_empty_message() -> None:
+    """No provider could be told it; but what is no text counts as content."""
+    for content in ("", " \n", [], [TextBlock("")]):
+        with pytest.raises(ValueError, match="empty"):
+            steering_message(content, "msg_1")
+    assert steering_message([PIXEL], "msg_1") == Message(Role.USER, (PIXEL,), id="msg_1", steers=True)

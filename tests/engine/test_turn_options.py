@@ -17,14 +17,14 @@ from callboard.bus.streams.events import MessageStart, TextDelta
 from callboard.engine import Budget, Engine, ModelRegistry, Session, TimeoutConfig, Tool, tool
 from callboard.engine.calls.plain_call import require_known
 from callboard.engine.models.configured import read_models_yaml
-from callboard.engine.operations.embeddings import EmbeddingOptions
-from callboard.engine.operations.images import ImageOptions
+from callboard.engine.operations.embeddings import EmbeddingOptions, ImageOptions
 from callboard.engine.operations.videos import VideoOptions
 from callboard.tracestore import CallFilter, PriceRow, PriceTable
 
 from ..support.continuing_server import TextProvider
-from ..support.engines import entry, keeping, requests_of, running
+from ..support.engines import entry, keeping, requests_of, talking
 from ..support.engines import serving as models_on
+from ..support.present import present
 from ..support.scripted import Say
 from ..support.scripted_server import Connection, serving
 from ..support.virtual_time import runs_on
@@ -94,11 +94,17 @@ def replies_for(ask: Ask) -> list[Say]:
 
 
 @pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_a_time_limit_is_called_timeout_everywhere(ask: Ask, tmp_path: Path) -> None:
-    """Seconds for the turn and for each call, by one name at each entry point."""
+async def test_a_time_limit_is_called_timeout_everywhere_and_a_turn_may_have_tags(
+    ask: Ask, tmp_path: Path
+) -> None:
+    """Seconds for the turn and for each call, by one name; tags are added to the session's and stand over them."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
-        await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0))
+        await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
         assert requests_of(engine)[-1].timeout_seconds == 7.0
+        await engine.flush()
+        rows = await present(engine._runtime.store).calls()
+        tags = [row.tags for row in rows if row.tags and row.tags.get("job") == "refunds"]
+        assert tags == [{"team": "a", "job": "refunds"} if ask in WAITING else {"job": "refunds"}]
 
 
 @pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
@@ -110,20 +116,15 @@ async def test_the_old_names_of_time_limits_work_with_a_warning(ask: Ask, tmp_pa
         assert requests_of(engine)[-1].timeout_seconds == 7.0
 
 
-async def test_a_time_limit_by_both_names_is_refused() -> None:
-    """One of them would be dropped."""
-    async with running(Say("x")) as (engine, _):
-        with pytest.raises(TypeError, match="the same argument"):
-            await engine.session("s:m").send("Hi", timeout=1, timeout_seconds=2)  # type: ignore[call-arg]
-
-
 async def test_a_turn_ends_when_its_timeout_is_over() -> None:
-    """The old name limits the turn just as the new one does."""
-    async with running(Say("x")) as (engine, _):
+    """The old name limits the turn just as the new one does; both together are refused."""
+    async with talking(Say("x")) as (session, _):
+        with pytest.raises(TypeError, match="the same argument"):
+            await session.send("Hi", timeout=1, timeout_seconds=2)  # type: ignore[call-arg]
         with pytest.raises(RequestTimeoutError):
-            await engine.session("s:m").send("Hi", timeout=0)
+            await session.send("Hi", timeout=0)
         with pytest.warns(DeprecationWarning, match="now"), pytest.raises(RequestTimeoutError):
-            await engine.session("s:m").send("Hi", timeout_seconds=0)  # type: ignore[call-arg]
+            await session.send("Hi", timeout_seconds=0)  # type: ignore[call-arg]
 
 
 def test_a_tool_takes_its_time_limit_by_both_names() -> None:
@@ -160,18 +161,6 @@ def test_models_yaml_takes_the_old_key_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match=r"adapters\.x\.timeout now"):
         old = read_models_yaml(path, {})
     assert old.adapters["x"].config.timeout_seconds == new.adapters["x"].config.timeout_seconds == 3
-
-
-@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_a_turn_may_have_tags_of_its_own(ask: Ask, tmp_path: Path) -> None:
-    """They are added to the session's, and stand over them."""
-    async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
-        await ask(engine, tags={"job": "refunds"})
-        await engine.flush()
-        assert engine._runtime.store is not None
-        rows = await engine._runtime.store.calls()
-        tags = [row.tags for row in rows if row.tags and row.tags.get("job") == "refunds"]
-        assert tags == [{"team": "a", "job": "refunds"} if ask in WAITING else {"job": "refunds"}]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -233,14 +222,10 @@ async def test_two_attempts_and_one_message(tmp_path: Path) -> None:
         await engine.flush()
         assert engine.store is not None
         rows = sorted(await engine.store.calls(CallFilter(), limit=None), key=lambda row: row.attempt)
-        assert [(row.status, row.reason) for row in rows] == [
-            ("failed", "first"),
-            ("failed", "continued"),
-            ("completed", "continued"),
-        ]
+        told = [f"{row.status} {row.reason}" for row in rows]
+        assert told == ["failed first", "failed continued", "completed continued"]
         costs = []
         for row, (sent, said) in zip(rows, provider.bill, strict=True):
-            assert row.usage is not None
             assert row.cost is not None
             assert row.usage.input_tokens == sent
             if row.status == "completed":

@@ -40,46 +40,38 @@ anyio_backend = runs_on("asyncio")
 
 REFUND = Say("Let me see.", calls=[("refund", {"order": "1"})])
 
-ENTRY_POINTS: dict[str, Callable[..., Awaitable[Reply]]] = {}
 
-
-def entry_point(make: Callable[..., Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
-    """One of the six ways to answer a waiting turn."""
-    ENTRY_POINTS[make.__name__] = make
-    return make
-
-
-@entry_point
 async def submit(session: Session, **options: Any) -> Reply:
     return await session.submit({session.pending_calls[0].id: "done"}, **options)
 
 
-@entry_point
 async def approve(session: Session, **options: Any) -> Reply:
     return await session.approve(*session.pending_calls, **options)
 
 
-@entry_point
 async def deny(session: Session, **options: Any) -> Reply:
     return await session.deny(*session.pending_calls, why="no", **options)
 
 
-@entry_point
 async def submit_stream(session: Session, **options: Any) -> Reply:
     async with session.submit_stream({session.pending_calls[0].id: "done"}, **options) as turn:
         return await turn.message()
 
 
-@entry_point
 async def approve_stream(session: Session, **options: Any) -> Reply:
     async with session.approve_stream(*session.pending_calls, **options) as turn:
         return await turn.message()
 
 
-@entry_point
 async def deny_stream(session: Session, **options: Any) -> Reply:
     async with session.deny_stream(*session.pending_calls, why="no", **options) as turn:
         return await turn.message()
+
+
+Answer = Callable[..., Awaitable[Reply]]
+at_each_entry_point = pytest.mark.parametrize(
+    "answer", [submit, approve, deny, submit_stream, approve_stream, deny_stream]
+)
 
 
 @tool(needs_approval=True)
@@ -131,23 +123,24 @@ def assert_asked_as_before(engine: Engine, place: int = -1) -> None:
     assert request.provider_options == OPTIONS["provider_options"]
 
 
-@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
-async def test_a_turn_that_goes_on_keeps_its_options(
-    answer: Callable[..., Awaitable[Reply]], tmp_path: Path
-) -> None:
-    """All six entry points send the options of the turn that asked."""
+@at_each_entry_point
+@pytest.mark.parametrize("over", [{}, {"temperature": 0.75, "key": "second"}], ids=["as asked", "other options"])
+async def test_a_turn_that_goes_on_keeps_its_options(answer: Answer, over: Any, tmp_path: Path) -> None:
+    """Those of the turn that asked; an option that the answer passes replaces the turn's, and the others stay."""
     async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."))) as engine:
         session = engine.session("s:m", tools=[refund])
         await session.send("Refund it.", key="tenant", **OPTIONS)
-        assert (await answer(session)).text == "Done."
-        assert_asked_as_before(engine)
-        assert requests_of(engine)[-1].key == "tenant"
+        assert (await answer(session, **over)).text == "Done."
+        request = requests_of(engine)[-1]
+        wanted = {"key": "tenant", "temperature": 0.25, **over}
+        assert {name: getattr(request, name) for name in wanted} == wanted
+        assert request.max_output_tokens == 80
+        if not over:
+            assert_asked_as_before(engine)
 
 
-@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
-async def test_a_turn_keeps_its_options_over_a_restart(
-    answer: Callable[..., Awaitable[Reply]], tmp_path: Path
-) -> None:
+@at_each_entry_point
+async def test_a_turn_keeps_its_options_over_a_restart(answer: Answer, tmp_path: Path) -> None:
     """Options that can be stored are there in another engine, at each of the six entry points."""
     async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
         await engine.session("s:m", tools=[refund], session_id="ses_1").send("Refund it.", **OPTIONS)
@@ -157,42 +150,25 @@ async def test_a_turn_keeps_its_options_over_a_restart(
         assert_asked_as_before(engine)
 
 
-@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
-async def test_what_is_passed_with_the_answer_stands_over_the_turn(
-    answer: Callable[..., Awaitable[Reply]], tmp_path: Path
-) -> None:
-    """An option that the answer passes replaces the turn's; the others stay."""
-    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."))) as engine:
-        session = engine.session("s:m", tools=[refund])
-        await session.send("Refund it.", key="tenant", **OPTIONS)
-        await answer(session, temperature=0.75, key="second")
-        request = requests_of(engine)[-1]
-        assert (request.temperature, request.key, request.max_output_tokens) == (0.75, "second", 80)
-
-
-@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@at_each_entry_point
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_turn_goes_on_with_its_own_model(
-    answer: Callable[..., Awaitable[Reply]], restarted: bool, tmp_path: Path
-) -> None:
+async def test_a_turn_goes_on_with_its_own_model(answer: Answer, restarted: bool, tmp_path: Path) -> None:
     """A turn with `model=` does not go on with the session's model."""
-    script = [REFUND, Say("Of t.")]
-    engine = keeping(tmp_path / "t.db", models=models(Say("Of s."), other=script))
-    async with engine:
+    of_t = [Say("Of t.")]
+    async with keeping(tmp_path / "t.db", models=models(Say("Of s."), other=[REFUND, *of_t])) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1")
         await session.send("Refund it.", model="t:m")
         if not restarted:
             assert (await answer(session)).text == "Of t."
             return
-    async with keeping(tmp_path / "t.db", models=models(Say("Of s."), other=[Say("Of t.")])) as engine:
-        session = await engine.resume("ses_1", tools=[refund])
-        assert (await answer(session)).text == "Of t."
+    async with keeping(tmp_path / "t.db", models=models(Say("Of s."), other=of_t)) as engine:
+        assert (await answer(await engine.resume("ses_1", tools=[refund]))).text == "Of t."
 
 
-@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@at_each_entry_point
 @pytest.mark.parametrize("of_session", [False, True])
 async def test_a_turn_whose_key_is_lost_is_refused_until_the_key_is_passed(
-    answer: Callable[..., Awaitable[Reply]], of_session: bool, tmp_path: Path
+    answer: Answer, of_session: bool, tmp_path: Path
 ) -> None:
     """After a restart the house's key never stands in for a tenant's, whether the turn or its session had it."""
     async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
@@ -209,10 +185,16 @@ async def test_a_turn_whose_key_is_lost_is_refused_until_the_key_is_passed(
         assert requests_of(engine)[-1].key == "tenant"
 
 
-async def test_a_session_that_is_resumed_with_its_key_goes_on(tmp_path: Path) -> None:
-    """The key of a session may be passed to `resume` in place of the answer."""
-    async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
-        await engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant").send("Refund it.")
+async def test_an_exported_and_a_forked_session_keep_what_a_turn_was_asked_with(tmp_path: Path) -> None:
+    """A copy of a session that waits goes on as its original would, and one that is resumed with its key."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("One."), Say("Two."))) as engine:
+        session = engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant")
+        await session.send("Refund it.", **OPTIONS)
+        fork = session.fork()
+        other = await engine.import_session(session.export(), session_id="ses_2", tools=[refund], key="tenant")
+        for each in (fork, other):
+            await each.approve(*each.pending_calls)
+            assert_asked_as_before(engine)
     async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
         session = await engine.resume("ses_1", tools=[refund], key="tenant")
         await session.approve(*session.pending_calls)
@@ -268,18 +250,6 @@ async def test_a_later_turn_without_options_does_not_take_those_of_an_earlier_on
         await session.approve(*session.pending_calls)
         request = requests_of(engine)[-1]
         assert (request.temperature, request.stop_sequences) == (None, ())
-
-
-async def test_an_exported_and_a_forked_session_keep_what_a_turn_was_asked_with(tmp_path: Path) -> None:
-    """A copy of a session that waits goes on as its original would."""
-    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("One."), Say("Two."))) as engine:
-        session = engine.session("s:m", tools=[refund])
-        await session.send("Refund it.", **OPTIONS)
-        fork = session.fork()
-        other = await engine.import_session(session.export(), session_id="ses_2", tools=[refund])
-        for each in (fork, other):
-            await each.approve(*each.pending_calls)
-            assert_asked_as_before(engine)
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

@@ -38,20 +38,17 @@ async def next_of(calls: object, number: int) -> list[EndedCall]:
 
 async def test_it_has_the_calls_of_engines_before_and_after(in_the_sync_thread: Engine) -> None:
     """Of engines that lived when it was made, of those that come up later, and of other loops."""
-    async with an_engine(Say("a")) as before:
-        async with watch() as calls:
-            await before.generate("s:m", "Hi", tags={"team": "a"})
-            async with an_engine(Say("b")) as after:
-                session = after.session("s:m")
-                await session.send("Hi")
-                await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=in_the_sync_thread)
-                found = await next_of(calls, 3)
-    runs = [before.bus.run_id, after.bus.run_id, in_the_sync_thread.bus.run_id]
-    assert {call.run_id for call in found} == set(runs)
-    first = next(call for call in found if call.run_id == runs[0])
+    async with an_engine(Say("a")) as before, watch() as calls, an_engine(Say("b")) as after:
+        await before.generate("s:m", "Hi", tags={"team": "a"})
+        session = after.session("s:m")
+        await session.send("Hi")
+        await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=in_the_sync_thread)
+        found = {call.run_id: call for call in await next_of(calls, 3)}
+    assert set(found) == {each.bus.run_id for each in (before, after, in_the_sync_thread)}
+    first = found[before.bus.run_id]
     assert (first.model, first.status, first.operation, first.attempts) == ("s:m", "completed", "chat", 1)
     assert (first.tags, first.session_id, first.error, first.skipped) == ({"team": "a"}, None, None, 0)
-    assert next(call for call in found if call.run_id == runs[1]).session_id == session.id
+    assert found[after.bus.run_id].session_id == session.id
 
 
 async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
@@ -76,13 +73,14 @@ async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
 
 
 async def test_other_kinds_of_calls_say_what_they_are() -> None:
-    """And a line of text has it."""
-    models = serving(small("a"), a=embedder_type("Watched"))
-    async with Engine(models=models, trace=False) as engine, watch() as calls:
+    """And a line of text has it. A retried call is one call, with all its attempts."""
+    kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
+    async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
+        await engine.embed(["x"], model="a:small", max_retries=1)
         await engine.embed(["x"], model="a:small")
-        (call,) = await next_of(calls, 1)
-    assert call.operation == "embeddings"
-    assert str(call).startswith("a:small embeddings completed, 1,000 + 0 tokens, unpriced, 0.")
+        once, again = await next_of(calls, 2)
+    assert (once.attempts, once.status, again.attempts, again.operation) == (2, "completed", 1, "embeddings")
+    assert str(again).startswith("a:small embeddings completed, 1,000 + 0 tokens, unpriced, 0.")
 
 
 async def test_the_calls_of_one_engine_keep_their_order() -> None:
@@ -284,14 +282,3 @@ def test_a_line_fits_on_a_line() -> None:
         ended_us=0,
     )
     assert str(call) == "s:m failed, ServerError: x, 1,200 + 34 tokens, unpriced, 1.2 s"
-
-
-async def test_a_retried_call_is_one_call() -> None:
-    """With all its attempts."""
-    kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
-    async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
-        await engine.embed(["x"], model="a:small", max_retries=1)
-        await engine.embed(["x"], model="a:small")
-        once, again = await next_of(calls, 2)
-    assert (once.attempts, once.status) == (2, "completed")
-    assert again.attempts == 1

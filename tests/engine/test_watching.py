@@ -23,11 +23,9 @@ from callboard import (
 from callboard.adapters import ImageBlock, Message, TextBlock
 from callboard.adapters.providers import scripted
 from callboard.bus.values.base import ITEMS, TEXT
-from callboard.engine import ActiveWork
-from callboard.engine.deprecated import old_class
+from callboard.engine.conversation.results import plain
 from callboard.engine.models.configured import entry_of
-from callboard.engine.summaries import plain
-from callboard.engine.watching.now import made_us
+from callboard.engine.watching.now import ActiveWork, made_us, old_class
 
 from ..definition_of_done.rows import row
 from ..support.engines import registry, running
@@ -233,7 +231,6 @@ async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_
             await engine.session("s:m").send("hello")
         await anyio.sleep(0.1)
         counted = engine.statistics()
-        assert counted.supervisor is not None
         names = [child.name for child in counted.supervisor.children]
         assert names == ["availability", "session manager", "adapters"]
         below = counted.supervisor.children[-1].supervisor

@@ -30,6 +30,7 @@ from callboard.engine import Engine, Session, Tool, ToolContext
 from callboard.engine.cli.command_line import main
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
 from callboard.tracestore.codec import encode_lines
+from tests.support.depth import first_is_quick
 
 from ..support.engines import registry, running
 from ..support.postgres_server import why_not
@@ -186,6 +187,8 @@ async def test_a_shipped_copy_has_nothing_of_a_deleted_session(
 ) -> None:
     """Whether the session was shipped before its deletion or not."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+    # On a busy machine the engine would end before the rest is shipped.
+    monkeypatch.setattr("callboard.engine.runtime.lifecycle.LAST_SHIPPING_SECONDS", 40.0)
     options: dict[str, Any] = {"ship": "before_reply"} if is_shipped_before else {}
     models = registry(*replies())
     async with Engine(
@@ -426,7 +429,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("actor", VITAL)
+@pytest.mark.parametrize("actor", first_is_quick(VITAL, "a process for each actor"))
 def test_the_interpreter_ends_after_an_engine_that_gave_up(actor: str, tmp_path: Path) -> None:
     """Though nobody closes it and it is still referenced; with nothing said on stderr, and all of it stored."""
     process = ended(PROGRAM, tmp_path / "trace.db", actor, timeout=30)

@@ -17,6 +17,7 @@ from callboard.tracestore import TraceShipper
 from callboard.tracestore.writing.overflow import SpillFile, journal_paths, leftovers, spill_path, waiting_files
 from callboard.tracestore.writing.waiting import Journal, Waiting
 from tests.cli.running import call
+from tests.support.depth import first_is_quick
 from tests.support.disks import Medium, medium
 from tests.support.postgres_server import PostgresServer, why_not
 from tests.support.programs import ended, started
@@ -158,7 +159,11 @@ SURFACES: tuple[Callable[[Path], Awaitable[int]], ...] = (
 )
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.__name__)
+@pytest.mark.parametrize(
+    "surface",
+    first_is_quick(SURFACES, "more readers of the same journal", quick=5),
+    ids=lambda surface: surface.__name__,
+)
 async def test_each_reader_shows_the_last_answer_of_a_dead_process(
     trace: Path, surface: Callable[[Path], Awaitable[int]]
 ) -> None:
@@ -168,7 +173,7 @@ async def test_each_reader_shows_the_last_answer_of_a_dead_process(
     assert await of_calls(trace) == 2
 
 
-@pytest.mark.parametrize("ending", ["exit", "terminate"])
+@pytest.mark.parametrize("ending", first_is_quick(["exit", "terminate"], "another end of the process"))
 async def test_two_dead_processes_leave_nothing_unseen(tmp_path: Path, ending: str) -> None:
     """A reader takes in the journals of both."""
     path = tmp_path / "trace.db"
@@ -224,7 +229,11 @@ def media(tmp_path: Path) -> Iterator[Medium]:
 
 
 @pytest.mark.parametrize(
-    "surface", [*SURFACES[:5], of_live_view, of_traces, of_sql_command], ids=lambda surface: surface.__name__
+    "surface",
+    first_is_quick(
+        [*SURFACES[:5], of_live_view, of_traces, of_sql_command], "more readers of the same journal", quick=2
+    ),
+    ids=lambda surface: surface.__name__,
 )
 async def test_late_events_on_read_only_media_are_merged(
     trace: Path, media: Medium, surface: Callable[[Path], Awaitable[int]]

@@ -11,7 +11,7 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.operations.openai_embeddings import read_reply as read_vectors
+from callboard.adapters.operations.openai_wires import read_reply as read_vectors
 from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
@@ -28,7 +28,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
-from callboard.engine.objects.generate import read_json
+from callboard.engine.generation.objects import read_json
 from labs.servers.rules import RULES, Asked
 
 from ..support.fake_http import FakeReply

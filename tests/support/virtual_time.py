@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.adapters.conformance.virtual_time import (
-    BACKENDS,
-    Backend,
-    FakeClock,
-    VirtualLoop,
-    backend,
-    run_virtual,
-)
+from callboard.adapters.conformance.kit import BACKENDS, Backend, FakeClock, VirtualLoop, backend, run_virtual
 
 __all__ = ["BACKENDS", "Backend", "FakeClock", "VirtualLoop", "backend", "on_both", "run_virtual", "runs_on"]
 

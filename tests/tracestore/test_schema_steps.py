@@ -42,6 +42,7 @@ SQLITE = (
     "aaa5c474aa4f4bfa",  # 18: epochs
     "45c311fe2c0ea49d",  # 19: call rows
     "97eb17b40a19baa2",  # 20: triggers of sums
+    "fe86912e74da6a12",  # 21: trees of turns
 )
 
 POSTGRES = (
@@ -54,6 +55,7 @@ POSTGRES = (
     "222bc2fab10309d4",  # 7: claims
     "359b34649bfab417",  # 8: call rows
     "dfb5d88f21c01189",  # 9: early databases
+    "59217b12813456ea",  # 10: trees of turns
 )
 
 

@@ -24,9 +24,8 @@ from callboard.tracestore.export import Format, export_calls
 from callboard.tracestore.export.calls import exact_usd
 from callboard.tracestore.sql.batches import Batch
 from callboard.tracestore.sql.connection import Insert, SqlValue
-from callboard.tracestore.sql.events import JOB_QUERY
+from callboard.tracestore.sql.events import JOB_QUERY, RunSpan
 from callboard.tracestore.sql.listing import calls_query
-from callboard.tracestore.sql.runs import RunSpan
 from callboard.tracestore.sqlite.database import Row
 from callboard.tracestore.sqlite.statements import SQLITE, statements_for
 

@@ -23,13 +23,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from callboard.bus.clock import iso_moment
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.files import private_file
 
 from ..call_columns import COLUMNS as COLUMNS_OF_CALLS
 from ..call_columns import CallFilter, CallRow
 from ..store import Store
-from ..timestamps import iso_moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,26 +1,16 @@
-"""Events as OpenTelemetry GenAI spans and metrics, for the collector that a host already has.
+"""Events as OpenTelemetry GenAI spans and metrics, on the providers of the host (``callboard[otel]``).
 
     exporter = OtelExporter()
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)
 
-The exporter reads a subscription. So it works the same on a live bus and on a replay, and delays no publisher. It
-uses the host's own providers, or the global ones. OpenTelemetry is an extra: ``pip install "callboard[otel]"``.
+**Spans.** A turn is a span (`invoke_agent`). Below it, each attempt of a call (`chat MODEL`) and each run of a
+tool (`execute_tool NAME`) is a span. A turn or call that a tool makes is below the span of that run of the tool.
+Else its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An attempt
+links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A cancelled
+call is no error. **Metrics** carry the present time: leave them out of a replay.
 
-**Spans.** A turn is a span (`invoke_agent`, internal). Below it, each attempt of a call is a span (`chat MODEL`,
-client), and each run of a tool (`execute_tool NAME`). The parent of a turn, or of a call without a turn, is the
-host's current span at its start, or none. A session has no end, so it is no span. It is the
-`gen_ai.conversation.id` of its spans. An attempt links to the attempt before it, with the reason in
-`callboard.link`: `retry`, `repair`, `fallback` on another model after a failure, or the next `step` after tools.
-Times are those of the events, durations those of the monotonic clock. A cancelled call or turn is no error.
-
-**Metrics** carry the present time, whatever the time of the events. For a replay of old events, leave them out.
-
-**Content** is left out unless `content` is set. Then the span of each attempt has the whole request and the reply,
-in the attributes of the conventions: `gen_ai.system_instructions`, `gen_ai.input.messages`,
-`gen_ai.tool.definitions` and `gen_ai.output.messages`. The span of a turn has the system text and the messages
-that the turn added. The span of a tool has its arguments and its result. Errors have their text. Content is
-available only in the process that makes the calls. A replay has none, because events are stored without it.
+**Content** is left out unless `content` is set. A replay has none, because events are stored without it.
 """
 
 from __future__ import annotations
@@ -154,7 +144,7 @@ class OtelExporter:
             attributes |= otel_names.of_content(data.content)
             self._instruct_turn(envelope, attributes)
         links = self._links(envelope, data.reason)
-        self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent)
+        self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent, below=data)
 
     def _call_ended(self, envelope: Envelope, data: LlmCallCompleted | LlmCallFailed) -> None:
         found = self._open.pop(_call_key(envelope), None)
@@ -214,7 +204,7 @@ class OtelExporter:
             attributes["gen_ai.conversation.id"] = envelope.session_id
         if envelope.turn_id is not None:
             attributes["callboard.turn.id"] = envelope.turn_id
-        self._begin(_turn_key(envelope), envelope, attributes, parent=data.trace_parent)
+        self._begin(_turn_key(envelope), envelope, attributes, parent=data.trace_parent, below=data)
 
     def _turn_ended(self, envelope: Envelope, data: SessionTurnCompleted) -> None:
         self._end_awaited(envelope)
@@ -301,10 +291,11 @@ class OtelExporter:
         links: tuple[Link, ...] = (),
         *,
         parent: str | None = None,
+        below: LlmCallStarted | SessionTurnStarted | None = None,
     ) -> None:
         if (again := self._open.pop(key, None)) is not None:
             self._lose(again)
-        span = self._span(envelope, attributes, links, parent=parent)
+        span = self._span(envelope, attributes, links, parent=parent, below=below)
         self._open[key] = _Open(span, envelope, attributes)
         if len(self._open) > _OPEN_KEPT:
             self._lose(self._open.popitem(last=False)[1])
@@ -317,6 +308,7 @@ class OtelExporter:
         *,
         start_ns: int | None = None,
         parent: str | None = None,
+        below: LlmCallStarted | SessionTurnStarted | None = None,
     ) -> Span:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, set_span_in_context
@@ -325,6 +317,9 @@ class OtelExporter:
         is_turn, is_tool = name == otel_names.INVOKE_AGENT, name == otel_names.EXECUTE_TOOL
         subject = attributes.get("gen_ai.tool.name" if is_tool else "gen_ai.request.model")
         turn = None if is_turn else self._open.get(_turn_key(envelope))
+        if turn is None and below is not None and below.parent_turn_id is not None:
+            tool = ("tool", below.parent_turn_id, below.parent_tool_use_id or "")
+            turn = self._open.get(tool) or self._open.get(("turn", below.parent_turn_id))
         # A context of its own: the one around is the exporter's task's, and has nothing to do with the event.
         context = _host_context(parent) if turn is None else set_span_in_context(turn.span, Context())
         return self._tracer.start_span(
@@ -370,11 +365,11 @@ def _call_key(envelope: Envelope) -> _Key:
 
 
 def _turn_key(envelope: Envelope) -> _Key:
-    return ("turn", envelope.run_id, envelope.turn_id or "")
+    return ("turn", envelope.turn_id or "")  # without the run: a tool in a thread has another engine
 
 
 def _tool_key(envelope: Envelope, tool_use_id: str) -> _Key:
-    return ("tool", envelope.run_id, envelope.turn_id or "", tool_use_id)
+    return ("tool", envelope.turn_id or "", tool_use_id)
 
 
 def _end_ns(began: Envelope, ended: Envelope) -> int:

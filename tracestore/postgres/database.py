@@ -1,16 +1,13 @@
 """One PostgreSQL database, for one event loop: a connection that writes, and connections that read.
 
-- **One transaction writes at a time**, among all processes: it holds an advisory lock from its start to its end,
-  as SQLite locks its file. So rows are numbered in commit order, and a reader that remembers its place misses
-  nothing. Facts that a transaction has read stay true until it commits, and there are no deadlocks. Writers share
-  commits by batching; more of them don't write more.
-- **A transaction happens as a whole or not at all, also under cancellation.** It is one function, which a thread
-  runs without a break, and the caller waits for its end.
-- **A hanging server blocks no caller forever.** Work of a cancelled caller has some seconds left, and work with a
-  time limit has that. Then its connection is cut, and it fails as if the connection had broken.
-- **A broken connection is replaced with the next work.** Work that only reads, or has only started, is repeated on
-  the new one. A transaction whose connection broke half-way raises StoreUnavailable: nothing of it is committed,
-  unless it broke during the COMMIT. So writers must be able to write the same twice.
+- **One transaction writes at a time**, among all processes, under an advisory lock. So rows are numbered in
+  commit order, a reader that remembers its place misses nothing, and there are no deadlocks.
+- **A transaction happens as a whole or not at all.** A thread runs it, and a cancelled caller waits for its end.
+- **A hanging server blocks no caller forever.** Work of a cancelled caller has some seconds left, work with a
+  time limit has that. Then its connection is cut.
+- **A broken connection is replaced.** Reading, and work that has only started, is repeated. A transaction in
+  progress raises StoreUnavailable. It may be committed if the break came during COMMIT, so writers can write the
+  same twice.
 - **One `look` sees one state of the database**, with any number of statements.
 
 Every failure is a `StoreError` that names the database. A failure that may pass is a `StoreUnavailable`.

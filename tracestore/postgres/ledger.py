@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
 from ..sql.connection import Row, Statements
-from ..sql.costs import spending
+from ..sql.listing import spending
 from .nodes import SharedDatabase
 from .statements import SECONDS_LEFT
 

@@ -10,6 +10,7 @@ from callboard.bus.events.sessions import SessionCreated
 
 from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
 from ..sql.connection import Row, placeholders
+from ..sql.events import branch, is_anothers, is_said
 from ..sql.expiry import (
     Erasure,
     delete_sessions,
@@ -19,7 +20,6 @@ from ..sql.expiry import (
     references_in,
     sweep_bodies,
 )
-from ..sql.runs import branch, is_anothers, is_said
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
@@ -200,7 +200,7 @@ def _begun(shipment: Shipment) -> Mapping[str, int]:
 
 # --- Content of a shipment ---
 # It is stored as it is in its file. Messages from nodes of a cluster follow the claims of their session (see
-# `tracestore.sql.runs`), from any file.
+# `tracestore.sql.events`), from any file.
 
 
 _ENTER_BODY = """

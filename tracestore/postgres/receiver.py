@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.clock import SYSTEM_CLOCK, US_PER_DAY, Clock
 
 from ..shipping.shipment import (
     EVENT_COLUMNS,
@@ -27,7 +27,6 @@ from ..sql.connection import Insert, Patience, Unstorable
 from ..sql.expiry import Erasure, erase_words
 from ..sql.projection import UPSERT_SESSION, Projection, flat
 from ..sql.sums import SumKeeper
-from ..timestamps import US_PER_DAY
 from .connection import unstorable
 from .database import SCHEMA, Database
 from .received_content import OPEN, Barrier, ContentStoring, barrier_for, erase

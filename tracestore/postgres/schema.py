@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from callboard.bus.clock import to_us
 from callboard.bus.errors import StoreError
 from callboard.bus.files import package_data
 
 from ..sql.connection import Row, Statements, Steps, read_steps
-from ..timestamps import to_us
 from .connection import said
 from .database import WRITERS_LOCK, Database
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
-from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.clock import SYSTEM_CLOCK, US_PER_DAY, Clock, to_us
 from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 
@@ -24,10 +24,9 @@ from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCo
 from ..rows import FoundMessage
 from ..sql.batches import Batch, Delivered, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
-from ..sql.runs import RunNumbers, RunSpan, claim
+from ..sql.events import RunNumbers, RunSpan, claim
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
-from ..timestamps import US_PER_DAY, to_us
 from ..writing.overflow import (
     BATCH_EVENTS,
     NOTHING_WAITS,

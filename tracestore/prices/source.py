@@ -23,12 +23,12 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import TypeAlias
 
 from callboard.adapters.provider import published_vendor
+from callboard.bus.clock import to_us
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.values.base import Json, JsonObject
 
-from ..timestamps import to_us
+from .files import FORMAT, Snapshot, SnapshotModel
 from .rows import DAY_SECONDS
-from .snapshot import FORMAT, Snapshot, SnapshotModel
 
 _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
 _Rates: TypeAlias = dict[str, Decimal | list[tuple[int, Decimal]]]

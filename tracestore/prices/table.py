@@ -1,24 +1,13 @@
 """Price tables: a call's cost depends only on its model, its usage, its time and one immutable table.
 
-**Units.** A rate is a whole number of pico-USD per token. That is the same number as micro-USD per million tokens:
-3 USD per million is 3_000_000. A cost is a whole number of nano-USD. The products of a call are summed exactly in
-pico-USD and rounded once, half up. No float touches money.
-
-**Buckets.** The counts of `TokenUsage` are disjoint, so each bucket has one rate, and no token is billed twice.
-Reasoning tokens are a part of the output. They take the `reasoning` rate if there is one, or else the rate of the
-output. `TokenUsage.details` counts some things separately: tokens are taken out of their bucket, and pieces are
-added.
-
-**Choice of the row.** Rows are tried in the order of `tracestore.prices.rows`. The first row applies that is valid
-at the time of the call, for its size, and for its service tier as the provider reports it. A row may start above a
-number of input tokens (`above`). Such tiers are cliffs: once the total input, cached or not, is *greater* than the
-threshold, all tokens of the call pay the rates of the tier.
-
-**Caches without a rate.** If a row has no rate for reading or writing the cache, those tokens are billed as input,
-and the reason of the cost mentions it. A missing rate is neither a discount nor a surcharge.
-
-**Unknown is not zero.** The cost is None, with a reason, if there is no row, if a bucket with tokens has no rate,
-or if the counts contradict each other.
+- **Units.** A rate is in whole pico-USD per token, which equals micro-USD per million tokens. A cost is in whole
+  nano-USD: products are summed exactly in pico-USD and rounded once, half up.
+- **Buckets.** The counts of `TokenUsage` are disjoint. Reasoning takes the `reasoning` rate, else that of the
+  output. `TokenUsage.details` takes tokens out of their bucket, and adds pieces.
+- **Rows.** The first row counts, in the order of `tracestore.prices.rows`, that is valid for time, size and
+  service tier. Above a threshold (`above`) of total input, all tokens pay the rates of that row.
+- **Unknown is not zero.** Without a row or a rate, or with contradictory counts, the cost is None with a reason.
+  Only caches without a rate are billed as input, and the reason mentions it.
 """
 
 from __future__ import annotations
@@ -95,7 +84,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 @cache
 def _shipped() -> PriceTable:
-    from .snapshot import shipped_snapshot
+    from .files import shipped_snapshot
 
     return PriceTable.of(shipped_snapshot().prices())
 

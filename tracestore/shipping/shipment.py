@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from callboard.bus.clock import US_PER_DAY
 from callboard.bus.events.calls import LlmCallCompleted
 from callboard.bus.events.codec import decode_event
 from callboard.bus.events.envelope import Event
@@ -14,11 +15,9 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..sql.call_rows import IDENTITY, RUN, Values, tags_of
 from ..sql.connection import Row, SqlValue
-from ..sql.events import COLUMNS
+from ..sql.events import COLUMNS, RunSpan, ranges
 from ..sql.expiry import Erasure
 from ..sql.projection import PROJECTED_TOPICS, Projection
-from ..sql.runs import RunSpan, ranges
-from ..timestamps import US_PER_DAY
 
 
 class Position(msgspec.Struct, frozen=True):

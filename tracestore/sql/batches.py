@@ -21,8 +21,8 @@ from ..writing.content import CapturedMessage, CapturedSetup
 from .call_rows import IDENTITY, RUN, Values, json_text, tags_of
 from .connection import Database, Insert, Row, Statements
 from .content import store_content
+from .events import RunSpan, ranges
 from .projection import PROJECTED, UPSERT_SESSION, Projection, flat, make_storable
-from .runs import RunSpan, ranges
 
 # The columns of a row are an envelope's fields, and the topic.
 STORED_COLUMNS = (*("run" if name == "run_id" else name for name in Envelope.__struct_fields__), "topic")

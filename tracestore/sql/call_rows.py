@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from callboard.bus.clock import US_PER_DAY, iso_day, to_us
 from callboard.bus.errors import ErrorClass
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from callboard.bus.events.envelope import Event
@@ -15,7 +16,6 @@ from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, To
 
 from ..call_columns import COLUMNS, DIMENSIONS, CallFilter, Column
 from ..codec import storable_text
-from ..timestamps import US_PER_DAY, iso_day, to_us
 from .connection import Dialect, Insert, Row, Sql, SqlValue
 
 # --- Columns of usage and costs ---
@@ -384,6 +384,8 @@ def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> 
             add(f"c.{name} = ?", value)
     if where.model is not None:
         add(*_of_model(where.model, dialect))
+    if where.root_turn_id is not None:
+        add("(c.root_turn_id = ? OR c.turn_id = ?)", where.root_turn_id, where.root_turn_id)
     if where.operation is not None:
         add("coalesce(c.operation, 'chat') = ?", where.operation)
     if where.unpriced:
@@ -441,6 +443,8 @@ def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
             values.append(name.removeprefix(_TAG))
         elif name == "operation":  # NULL is what earlier versions wrote
             columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
+        elif name == "root":
+            columns.append(f"coalesce({row}.root_turn_id, {row}.turn_id) AS g{number}")
         elif name in DIMENSIONS:
             columns.append(f"{row}.{name} AS g{number}")
         else:

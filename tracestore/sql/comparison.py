@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from callboard.bus.clock import iso_day
+
 from ..call_columns import CallFilter
 from ..reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
-from ..timestamps import iso_day
 from .call_rows import CURRENT_NANO, condition, usage_unknown
 from .connection import Database, PricingDialect, SqlValue, Statements, TemporaryTable, placeholders
 from .pricing import Pricer

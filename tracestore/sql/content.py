@@ -5,7 +5,7 @@
   may not be stored has a row with the reason, and no hash.
 - `session_setups` has the latest setup of each session, and the length of the history at that time. Later messages
   belong to an earlier session of the same name, and are deleted. The table also has the owner of the session (see
-  `tracestore.sql.runs`).
+  `tracestore.sql.events`).
 
 Later means later in the same run, never later by the clock, which may step back. An event that is stored already
 changes nothing. Expired content is deleted, bodies and rows alike, by age alone.
@@ -36,7 +36,7 @@ from ..writing.content import (
 )
 from .call_rows import tags_of
 from .connection import Database, Row, SqlValue, Statements, greater
-from .runs import branch, is_anothers, is_said
+from .events import branch, is_anothers, is_said
 
 _log = Log("tracestore.content")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from callboard.bus.clock import Clock
+from callboard.bus.clock import Clock, to_us
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
@@ -27,12 +27,10 @@ from ..rows import (
     StoredJob,
 )
 from ..store import Store
-from ..timestamps import to_us
 from . import pricing as prices
 from . import repricing as history
 from .connection import Database
 from .content import load_session, was_answered
-from .costs import costs
 from .events import (
     RUN_EVENTS,
     RUN_POSITIONS,
@@ -43,9 +41,9 @@ from .events import (
     events_query,
     job,
     open_replies,
+    owner,
 )
-from .listing import call_row, calls_after_query, calls_query, sessions
-from .runs import owner
+from .listing import call_row, calls_after_query, calls_query, costs, sessions
 
 
 class SqlStore(Store, Protocol):
@@ -172,7 +170,7 @@ class SqlStore(Store, Protocol):
         return await errors(self._database, where or CallFilter())
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
-        from .costs import spending
+        from .listing import spending
 
         return await self._database.look(lambda statements: spending(statements, queries, run_id))
 

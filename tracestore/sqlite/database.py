@@ -1,23 +1,14 @@
 """One SQLite file, one connection, one batch per transaction.
 
-The guarantees, and how they are kept:
-
-- **A transaction happens as a whole or not at all, also under cancellation.** It is one function, from BEGIN to
-  COMMIT or ROLLBACK, which aiosqlite's thread runs without a break. A cancelled `await` doesn't stop it. Its
-  caller waits for its end even while being cancelled.
-- **One transaction at a time.** The connection's thread runs one function after the other, in order of arrival.
-  One trip to that thread costs more than many statements.
-- **Writers never wait on each other inside SQLite with a stale snapshot.** Every write starts ``IMMEDIATE``.
-- **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
-  connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of any
-  process, runs under an exclusive lock on ``<file>.lock``. The thread takes and releases it. While another process
-  has it, the thread is free for readers, and the event loop retries.
-- **The interpreter always ends.** aiosqlite's thread is no daemon, so an open connection would keep the process
-  alive forever. One daemon thread per process waits for the main thread to end, and then stops open connections.
-- **A file at rest is read where nothing can be written,** as on read-only media. SQLite is set to assume that the
-  file never changes. If a process does write it, reading ends in an error and never in a false result.
-- **The file is its owner's alone** (0600, in a 0700 folder if we make it). It is never reached through a symlink,
-  and never touched unless it is ours.
+- **A transaction happens as a whole or not at all.** aiosqlite's thread runs it as one function, one after the
+  other. A cancelled caller still waits for its end. Every write starts ``IMMEDIATE``.
+- **Two writers corrupt nothing.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose rows when two connections write
+  a WAL file at the same instant. There, each write of any process holds an exclusive lock on ``<file>.lock``.
+- **The interpreter always ends.** aiosqlite's thread is no daemon, so a daemon thread waits for the main thread
+  to end, and then stops open connections.
+- **A file on read-only media is read as one that never changes.** If a process does write it, reading fails.
+- **The file is its owner's alone** (0600), is never reached through a symlink, and never touched unless it is
+  ours.
 
 Every failure is a `StoreError` that names the file. A failure that may pass is a `StoreUnavailable`.
 """

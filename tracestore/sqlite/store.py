@@ -10,7 +10,7 @@ from typing import Self
 
 import anyio
 
-from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
 from callboard.bus.events.envelope import Envelope
 
 from ..call_columns import CallFilter, SearchFilter
@@ -19,9 +19,8 @@ from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCo
 from ..rows import FoundMessage
 from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
-from ..sql.runs import RunSpan, claim
+from ..sql.events import RunSpan, claim
 from ..sql.store import SqlStore
-from ..timestamps import to_us
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock

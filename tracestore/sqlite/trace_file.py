@@ -21,7 +21,7 @@ from ..codec import storable_text
 from ..prices.table import PriceTable
 from ..sql.batches import END_IN_ORDER, Batch, Delivered, batch_of, close_run, delivered_of
 from ..sql.connection import Unstorable, shielded
-from ..sql.runs import RunNumbers
+from ..sql.events import RunNumbers
 from ..sql.sums import SumKeeper
 from ..writing.overflow import is_unwritten
 from .database import Database

@@ -13,7 +13,7 @@ import anyio
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionMessageAppended
 from callboard.bus.log import Log
-from callboard.bus.streams.fold import weigh_content
+from callboard.bus.streams.events import weigh_content
 
 from ..codec import encode_lines
 from .overflow import LineFile

@@ -1,22 +1,15 @@
-"""The trace writer: from the bus to the store, in batches, losing nothing that it can keep.
+"""The trace writer: from the bus to the store, in batches.
 
-Published events wait in a lossless subscription. `WriterCore` takes them, and drops them when they are committed.
-The order never changes: first the spilled events, then the events in memory. The states:
+Events wait in a lossless subscription until they are committed, always in order: spilled events first.
 
     ok          commits at most 100 ms after an event, 1,024 events at a time
     retrying    a commit failed: events wait in memory, with new tries after 1, 2, 4 ... 30 s
-    spilling    three attempts failed, or too much waits in memory: events go to a file of JSON lines
-                next to the database, with further tries to commit
-    dropping    that file is full or can't be written: as many events as fit stay in memory, newer ones are lost
-                and counted
+    spilling    three attempts failed, or memory is full: events go to a file of JSON lines beside the database
+    dropping    that file is full or can't be written: newer events than fit in memory are lost and counted
 
-The first successful commit leads back to ``ok``, with the spilled events. Every change of state is published as
-`StoreStateChanged`. A failing store never stops or slows a call.
-
-`WriterCore.secure` is called before a reply is returned. It copies the waiting events to the journal, so that they
-survive the end of the process (see `tracestore.writing.waiting`). `WriterCore` holds everything that must survive
-a crash of the actor. The engine hands it to each new `TraceWriter`, and calls `WriterCore.close()` when the actors
-are down.
+A successful commit leads back to ``ok``. Each change is published as `StoreStateChanged`. A failing store never
+delays a call. `WriterCore.secure` runs before a reply is returned: it copies waiting events to the journal, so
+that they survive the process. `WriterCore` outlives the actor: the engine hands it to each new `TraceWriter`.
 """
 
 from __future__ import annotations
@@ -39,11 +32,11 @@ from callboard.bus.events.operation import BudgetReserved, BudgetSettled, Pricin
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
+from ..reports import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from ..sql.batches import Delivered
 from ..store import Store
 from .content import Capture
 from .overflow import SpillFile, adopt_leftovers, journal_paths, spill_path
-from .state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 from .waiting import EVENT_BYTES, Journal, Waiting
 
 _log = Log("tracestore.writer")

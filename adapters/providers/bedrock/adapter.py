@@ -27,7 +27,7 @@ from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
 from ...http.classify import ErrorType, build_error, read_error
 from ...operations.answers import EmbeddingOnlyWire
-from ...operations.openai_embeddings import ByType, cohere_capabilities, cohere_fields
+from ...operations.openai_wires import ByType, cohere_capabilities, cohere_fields
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.usage import reported_count
 from ...requests.content import encode_json

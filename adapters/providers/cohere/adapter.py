@@ -12,7 +12,7 @@ from callboard.bus.values.base import JsonObject
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
 from ...operations.answers import EmbeddingOnlyWire
-from ...operations.openai_embeddings import ByType, cohere_capabilities, cohere_fields
+from ...operations.openai_wires import ByType, cohere_capabilities, cohere_fields
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.usage import reported_count
 from ...requests.content import encode_json

@@ -1,21 +1,13 @@
 """The life of the child process that serves a local model.
 
-Measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores:
+Measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores: it starts in 0.8 to 2.5 s, uses 0.5
+GB with four slots of 4,096 tokens, and ends 15 ms after its stdin is closed. Too many threads make it ten times
+slower (see `child.default_threads`). llama.cpp splits its context between slots and limits each to the model's
+training, so `LocalServer.context_tokens` is the real number of tokens of a request.
 
-* It starts in 0.8 to 2.5 s, uses 0.5 GB with four slots of 4,096 tokens, and ends 15 ms after its stdin is closed.
-* It serves ``/v1/chat/completions``, ``/v1/messages`` and ``/v1/responses``, for any model name. `slots` requests
-are
-  concurrent, more are queued; ``/health`` answers within 0.1 s without a key.
-* Its threads spin while they wait, so too many make it ten times slower: see `settings.default_threads`.
-* llama.cpp splits its context evenly between slots and limits each to the model's training. So settings count
-tokens
-  of a request, and `LocalServer.context_tokens` is the real number.
-
-The process is `subprocess.Popen`, because anyio's belongs to an event loop. Leaks are prevented in these ways:
-
-* No await separates the start of the process from its registration, so a cancelled start finds it.
-* Ending starts synchronously (stdin is closed, or it is killed). Only the wait can be cut short.
-* A finalizer kills a forgotten server. If the parent dies, the system closes stdin, and the child ends itself.
+The process is `subprocess.Popen`, because anyio's belongs to an event loop. No await separates its start from its
+registration, so a cancelled start finds it. Only the wait for its end can be cut short. A finalizer kills a
+forgotten server. If the parent dies, the system closes stdin, and the child ends itself.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
 from ...images import GeneratedImage, ImageCapabilities, ImageRequest
 from ...operations.media_wire import ImageReply, from_base64, input_bytes
-from ...operations.openai_batches import OpenAIBatches
-from ...operations.openai_embeddings import OpenAIEmbeddings
 from ...operations.openai_media import OpenAIImages, OpenAIVideos, is_image_model
 from ...operations.openai_media import read_usage as read_image_usage
+from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings
 from ...operations.wires import BackgroundStatus
 from ...provider import create_adapter
 from ...replies.assembler import Assembler

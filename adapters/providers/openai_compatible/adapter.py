@@ -17,9 +17,8 @@ from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from ...http.adapter import HttpAdapter
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...operations.openai_batches import MARK, FileBatches, OpenAIBatches, mark_of, places
-from ...operations.openai_embeddings import OpenAIEmbeddings
 from ...operations.openai_media import OpenAIImages, OpenAIVideos
+from ...operations.openai_wires import MARK, FileBatches, OpenAIBatches, OpenAIEmbeddings, mark_of, places
 from ...operations.wires import BatchWire, ListPage, Written, fields_of
 from ...replies.assembler import Assembler
 from ...requests.content import encode_json

@@ -16,7 +16,7 @@ from callboard.bus.values.base import JsonObject
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
 from ...operations.answers import EmbeddingOnlyWire
-from ...operations.openai_embeddings import read_reply
+from ...operations.openai_wires import read_reply
 from ...operations.wires import EmbeddingReply
 from ...requests.content import encode_json
 from ...requests.fitted import WireCall

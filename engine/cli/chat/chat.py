@@ -29,7 +29,7 @@ from ..common.options import add_key, add_models_file, command_name, repeated
 from ..common.sanitize import note, say
 from ..common.screen import Screen, complain, make_console, said
 from ..common.table import cost_text, plural, seconds, sum_text, usd
-from ..conversation_setup import LastSession, last_session, remember
+from ..conversation_setup import LastSession, add_mcp_file, last_session, remember
 from ..inputs import attachment, content_of, options_of
 from .lines import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
 from .state import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
@@ -325,6 +325,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         metavar="TOOL",
         help="let the model call tools, as in `callboard ask`: a FILE.py, a module, or an MCP server",
     )
+    add_mcp_file(parser)
     parser.add_argument("--approve", action="store_true", help="ask before each tool call")
     repeated(
         parser,

@@ -12,7 +12,18 @@ from callboard import adapters
 from callboard.bus import StepFinish, StreamReset, TurnComplete
 from callboard.bus.streams.events import TurnEvent
 
-from ... import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
+from ... import (
+    Engine,
+    GenerateResult,
+    ModelRegistry,
+    Reply,
+    RequestPreview,
+    Session,
+    ToolLike,
+    TurnOptions,
+    TurnStream,
+)
+from ...mcp.hooks import SamplingRequest
 from ..common.screen import Screen
 from ..conversation_setup import approver, first_model, given_tools
 
@@ -39,11 +50,11 @@ class Backstage:
         self._registry = registry
         self._setting = setting
         self._life = AsyncExitStack()
-        self._tools: Sequence[Tool] = ()
+        self._tools: Sequence[ToolLike] = ()
 
     async def __aenter__(self) -> Backstage:
         try:
-            self._tools = await given_tools(self._setting.tools, self._life)
+            self._tools = await given_tools(self._setting.tools, self._life, self._generate)
             self.engine = Engine(models=self._registry, capture_content=self.saved)
             self._life.push_async_callback(self._close)
             await self._begin()
@@ -54,6 +65,12 @@ class Backstage:
 
     async def __aexit__(self, *_: object) -> None:
         await self._life.aclose()
+
+    async def _generate(self, request: SamplingRequest) -> GenerateResult:
+        """The reply of the chat's model to an MCP server that asks for one."""
+        from ...mcp.requests import sampled_by
+
+        return await sampled_by(self.session.model, self.engine)(request)
 
     async def _close(self) -> None:
         await self.engine.aclose()

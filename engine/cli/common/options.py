@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import anyio
 
 from callboard.bus import ConfigurationError, StoreError
+from callboard.bus.clock import read_moment
 from callboard.tracestore.home import home_folder
-from callboard.tracestore.timestamps import read_moment
 
 from ...stores import StoreAddress, TracePlace, is_address
 from .sanitize import note
@@ -101,6 +101,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--status", choices=get_args(CallStatus), help="show only calls with this status")
     add_period(parser)
     parser.add_argument("--turn", metavar="ID", help="show only this turn")
+    parser.add_argument("--root", metavar="ID", help="show only this turn, and the turns and calls below it")
     add_tag(parser)
     parser.add_argument("--key", metavar="NAME", help="show only calls with this key name")
     parser.add_argument("--error-class", metavar="C", help="show only attempts that failed with this error class")
@@ -136,6 +137,7 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
         session_id=arguments.session,
         status=arguments.status,
         turn_id=arguments.turn,
+        root_turn_id=arguments.root,
         tags=dict(arguments.tag) if arguments.tag else None,
         error_class=arguments.error_class,
         key=arguments.key,

@@ -19,8 +19,8 @@ import msgspec
 
 from callboard.adapters.requests.content import mend_json, mend_json_value
 from callboard.bus import Cost
+from callboard.bus.clock import iso_moment
 from callboard.bus.values.usage import CostSum
-from callboard.tracestore.timestamps import iso_moment
 
 from .sanitize import one_line, sanitize, write_json
 from .screen import make_console

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from callboard.bus import StopReason, StreamLog, TokenUsage, UsageSource
-from callboard.bus.streams.events import TurnComplete, TurnEvent
-from callboard.bus.streams.fold import fold
+from callboard.bus.streams.events import TurnComplete, TurnEvent, fold
 
 from ...calls.accumulator import StreamAccumulator
 from .wire import Ending, Frame, count_of, unpacked

@@ -19,7 +19,6 @@ from callboard.bus import Log, Message, StreamChannel, StreamLog
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 
-from ..cluster import Cluster
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
 from .retained import Retained, retained
@@ -324,12 +323,15 @@ class Frames:
     """The frames of one node: those that it sends, and those that its readers get.
 
     Args:
-        cluster: The cluster.
+        cluster: The name of the cluster.
         node: This node.
         broker: The broker.
         streams: The streams of this engine.
         epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
         source: The source of turns with an unreachable owner.
+        patience: Seconds to wait for frames of an owner that may be dead.
+        frame_seconds: See `Cluster`.
+        frame_bytes: See `Cluster`.
         now_us: The time of the engine's clock, in microseconds since the epoch.
     """
 
@@ -337,25 +339,29 @@ class Frames:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: str,
         node: str,
         broker: FrameBroker,
         streams: StreamChannel,
         epoch_of: Callable[[str], int],
         source: TurnSource,
         now_us: Callable[[], int] = SYSTEM_CLOCK.now_us,
+        *,
+        patience: float,
+        frame_seconds: float,
+        frame_bytes: int,
     ) -> None:
-        subjects = Subjects(cluster.name)
+        subjects = Subjects(cluster)
         self.sender = FrameSender(
             broker,
             subjects,
             node,
             epoch_of,
             streams,
-            frame_seconds=cluster.frame_seconds,
-            frame_bytes=cluster.frame_bytes,
+            frame_seconds=frame_seconds,
+            frame_bytes=frame_bytes,
         )
-        timing = Timing(patience=cluster.lease_seconds + 5.0)
+        timing = Timing(patience=patience)
         self.mirrors = Mirrors(broker, subjects, node, streams, source, self.sender.announce, timing, now_us)
         self._broker = broker
         self._subjects = subjects

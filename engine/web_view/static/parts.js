@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.mjs";
 import { get, listen } from "./net.js";
-import { moment, short } from "./words.js";
+import { costOfSum, moment, plural, short } from "./words.js";
 
 export const T = ({ children, ...rest }) => html`<bdi ...${rest}>${children}</bdi>`;
 
@@ -184,3 +184,20 @@ export function Sure({ children, sure, onSure, disabled, class: kind = "" }) {
   return html`<button type="button" class="${kind} ${asked ? "asked" : ""}" disabled=${disabled} onClick=${click}>
     ${asked ? sure : children}</button>`;
 }
+
+// The place of a turn below others in a table.
+export const indent = (depth) => depth ? `${"\u00a0".repeat(depth * 3)}└ ` : "";
+
+const TREE = [
+  { title: "Turn", cell: (row) => html`${indent(row.depth)}<${T}>${row.model}<//>` },
+  { title: "Outcome", cell: (row) => html`<${State} state=${row.status} />` },
+  { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} />` },
+  { title: "Attempts", class: "num", cell: (row) => row.attempts },
+  { title: "Own cost", class: "num", cell: (row) => costOfSum(row.own) },
+  { title: "With children", class: "num", cell: (row) => costOfSum(row.whole) },
+  { title: "First call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
+];
+
+// A turn with all turns and calls that its tools made.
+export const Trees = ({ trees }) => trees.length > 0 && html`<${Card} title="Turns that tools made" aside=${plural(trees.length, "tree")}>
+  ${trees.map((rows) => html`<${Table} key=${rows[0].id} label="Tree of turns" columns=${TREE} rows=${rows} keyed=${(row) => row.id} />`)}<//>`;

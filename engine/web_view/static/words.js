@@ -58,3 +58,7 @@ export function bytes(number) {
 }
 
 export const short = (id) => (id && id.length > 16 ? `${id.slice(0, 4)}…${id.slice(-6)}` : id || "–");
+
+// A sum of costs, with a mark where a part of it is estimated or not known.
+export const costOfSum = (sum) => sum.unpriced || sum.unknown
+  ? (sum.nano_usd ? `${usd(sum.nano_usd)} + ?` : "unpriced") : `${sum.estimated ? "≈ " : ""}${usd(sum.nano_usd)}`;

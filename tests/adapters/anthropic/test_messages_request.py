@@ -8,7 +8,7 @@ import pytest
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.requests.fitted import WireCall
-from callboard.adapters.requests.history import BEGINNING, FAILED_SILENTLY
+from callboard.adapters.requests.history import FAILED_SILENTLY
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -328,13 +328,6 @@ def test_reasoning_goes_to_the_model_whose_it_is() -> None:
     assert codes(other) == ["content_dropped"]
     again = {"type": "thinking", "thinking": "Hm", "signature": "c2ln"}
     assert sent(*history, Message.user("On"))[1] == assistant(again, says("a"))
-
-
-def test_a_history_that_begins_with_the_assistant_gets_a_user_message_before_it() -> None:
-    """The first message must be a user's."""
-    wire = write(Message.assistant("Welcome!"), Message.user("Hi"))
-    assert messages_of(wire) == [user(says(BEGINNING)), assistant(says("Welcome!")), user(says("Hi"))]
-    assert codes(wire) == ["content_dropped"]
 
 
 def test_a_direct_callers_call_keeps_its_caller_after_its_turn() -> None:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.anthropic.data import find_model
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.providers.anthropic.settings import fit_schema
@@ -75,25 +73,6 @@ def test_what_is_no_such_model_is_not_guessed_at(name: str) -> None:
     assert find_model(name) is None
 
 
-@pytest.mark.parametrize(("model", "thinks", "structured", "forced", "context", "output"), [
-    ("claude-3-5-haiku-latest", False, False, True, 200_000, 8_192),
-    ("claude-sonnet-4-5", True, True, True, 200_000, 64_000),
-    ("claude-opus-4-8", True, True, True, 1_000_000, 128_000),
-    ("claude-sonnet-5-5", True, True, False, 1_000_000, 128_000),
-    ("claude-of-tomorrow", True, True, True, 200_000, 64_000),
-])  # fmt: skip
-def test_capabilities_are_those_of_the_model(
-    model: str, thinks: bool, structured: bool, forced: bool, context: int, output: int
-) -> None:
-    found = AnthropicAdapter(AdapterConfig()).get_capabilities(f"anthropic:{model}")
-    assert (found.supports_thinking, found.supports_structured_output, found.supports_tool_choice) == (
-        thinks,
-        structured,
-        forced,
-    )
-    assert (found.max_context_tokens, found.max_output_tokens) == (context, output)
-
-
 # -- sampling and who asks
 
 
@@ -117,16 +96,6 @@ def test_a_model_that_thinks_takes_no_sampling() -> None:
     wire = write("claude-sonnet-4-6", temperature=0.5, reasoning_effort="low")
     assert "temperature" not in tuned(wire)
     assert "while thinking" in wire.warnings[0].message
-
-
-def test_the_user_is_named_and_other_settings_dont_exist() -> None:
-    wire = write(
-        "claude-of-tomorrow", user="u_1", seed=1, frequency_penalty=0.5, presence_penalty=0.5, verbosity="low"
-    )
-    assert tuned(wire) == {"metadata": {"user_id": "u_1"}}
-    assert codes(wire) == ["parameter_dropped"] * 4
-    own = write("claude-of-tomorrow", user="u_1", provider_options={"anthropic": {"metadata": {"user_id": "u_2"}}})
-    assert tuned(own) == {"metadata": {"user_id": "u_2"}}
 
 
 # -- effort and thinking

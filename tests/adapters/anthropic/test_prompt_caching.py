@@ -18,12 +18,10 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.anthropic.request import write_request
-from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
-    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -35,11 +33,11 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 
+from ...definition_of_done.rows import row
 from ...support.fake_http import ask, request
 from ...support.judges import messages_faults
 from ...support.wires import WIRES
-from ...support.wires import anthropic as a
-from ...support.wires.reading import read_pieces, read_whole
+from ...support.wires.reading import read_whole
 
 LONG = "All work and no play. " * 1000
 """Some 5,500 tokens: more than any model's minimum."""
@@ -109,6 +107,7 @@ class PrefixCache:
 # -- where
 
 
+@row("8.6.3", of="anthropic")
 def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_another() -> None:
     body = written(
         Message.user("One"),
@@ -182,6 +181,7 @@ def test_a_picture_can_carry_one() -> None:
     ("options", "asked"),
     [({"auto_cache": False}, {}), ({}, {"auto_cache": False}), ({"auto_cache": True}, {"auto_cache": False})],
 )
+@row("8.6.6", of="anthropic")
 def test_it_can_be_switched_off(options: JsonObject, asked: JsonObject) -> None:
     body = written(
         options=options, provider_options={"anthropic": asked}, system_prompt=LONG, tools=TOOLS, session_id="s"
@@ -313,16 +313,6 @@ def test_each_call_reads_all_of_the_former_calls_prompt_from_the_cache(
         former = blocks
 
 
-def test_from_the_fifth_turn_on_most_of_the_prompt_comes_from_the_cache() -> None:
-    cache = PrefixCache()
-    shares = []
-    for messages in _requests([_turn(n, 2, "Result") for n in range(7)]):
-        read, blocks = cache.send(written(*messages, system_prompt=LONG, tools=TOOLS, session_id="ses_1"))
-        shares.append(read / blocks)
-    assert len(shares) == 14
-    assert min(shares[8:]) > 0.8
-
-
 def test_the_simulated_cache_forgets_nothing_and_invents_nothing() -> None:
     """Without breakpoints nothing is read; a changed prefix, or a place too far back, is not found."""
     cache = PrefixCache()
@@ -339,12 +329,6 @@ def test_the_simulated_cache_forgets_nothing_and_invents_nothing() -> None:
     _list(_list(far["messages"])[0]["content"]).extend(more)  # type: ignore[index,call-overload]
     _list(_list(far["messages"])[0]["content"])[-1]["cache_control"] = CONTROL  # type: ignore[index,call-overload]
     assert cache.send(far)[0] == 0
-
-
-def test_the_adapter_says_that_it_caches() -> None:
-    adapter = AnthropicAdapter(AdapterConfig())
-    assert adapter.capabilities.supports_prompt_caching
-    assert adapter.get_capabilities("anthropic:claude-opus-5-5").supports_prompt_caching
 
 
 # -- What a host puts on blocks and tools for this provider, and what a reply says beside its content.
@@ -371,44 +355,6 @@ def content(body: JsonObject, number: int = 0) -> list[JsonObject]:
     return body["messages"][number]["content"]  # type: ignore[index, call-overload, no-any-return]
 
 
-SEARCH_RESULT: JsonObject = {
-    "type": "search_result", "source": "https://x.test", "title": "X", "citations": {"enabled": True},
-    "content": [{"type": "text", "text": "Found."}],
-}  # fmt: skip
-FILE: JsonObject = {"type": "document", "source": {"type": "file", "file_id": "file_1"}}
-MARKED: list[tuple[ContentBlock, JsonObject]] = [
-    (TextBlock("Hi", mine(cache_control=MARK)), {"type": "text", "text": "Hi", "cache_control": MARK}),
-    (
-        ImageBlock(url="https://x.test/a.png", provider_raw=mine(cache_control=MARK)),
-        {"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}, "cache_control": MARK},
-    ),
-    (
-        DocumentBlock(
-            url="https://x.test/a.pdf",
-            name="A",
-            provider_raw=mine(citations={"enabled": True}, context="A year ago", cache_control=MARK),
-        ),
-        {
-            "type": "document", "source": {"type": "url", "url": "https://x.test/a.pdf"}, "title": "A",
-            "citations": {"enabled": True}, "context": "A year ago", "cache_control": MARK,
-        },
-    ),
-    (OpaqueBlock("search_result", ProviderRaw("anthropic", SEARCH_RESULT)), SEARCH_RESULT),
-    (OpaqueBlock("document", ProviderRaw("anthropic", FILE)), FILE),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("block", "sent"), MARKED, ids=[type(block).__name__ for block, _ in MARKED])
-def test_what_the_host_puts_on_a_block_is_sent_with_it(block: ContentBlock, sent: JsonObject) -> None:
-    """To this provider; of another provider's fields nothing is."""
-    body = body_of(Message.user([block, TextBlock("So?")]))
-    assert content(body) == [sent, {"type": "text", "text": "So?"}]
-    assert messages_faults(body) == []
-    elsewhere = body_of(Message.user([block, TextBlock("So?")]), adapter=OpenAIAdapter(AdapterConfig()))
-    assert b"cache_control" not in msgspec.json.encode(elsewhere)
-    assert b"file_1" not in msgspec.json.encode(elsewhere)
-
-
 def test_a_call_and_its_result_carry_the_hosts_fields_too() -> None:
     """And so do the parts of the result. What a request doesn't take stays at home."""
     call = ToolUseBlock("tu_1", "look", {}, provider_raw=mine(toolset_name="set", cache_control=MARK, seen=1))
@@ -424,65 +370,6 @@ def test_a_call_and_its_result_carry_the_hosts_fields_too() -> None:
     assert answered["content"][0] == {"type": "text", "text": "Dark.", "cache_control": MARK}
     assert "seen" not in asked
     assert "seen" not in answered
-
-
-def test_a_tools_fields_are_sent_with_it_and_with_it_alone() -> None:
-    """Once, and none by which it would be another tool."""
-    fields: JsonObject = {
-        "defer_loading": True, "input_examples": [{"q": "x"}], "allowed_callers": ["direct"],
-        "eager_input_streaming": True, "cache_control": MARK,
-    }  # fmt: skip
-    tools = (
-        ToolDefinition("look", "Looks.", provider_options={"anthropic": fields, "openai": {"strict": True}}),
-        ToolDefinition("see", "Sees."),
-    )
-    first, second = body_of(Message.user("Hi"), tools=tools)["tools"]
-    assert {name: first[name] for name in fields} == fields
-    assert set(second) == {"name", "description", "input_schema"}
-    assert set(first) == set(second) | set(fields)
-
-
-VENDORS: list[tuple[str, JsonObject]] = [
-    ("bash", {"type": "bash_20250124"}),
-    ("memory", {"type": "memory_20250818", "input_examples": [{"command": "view", "path": "/memories"}]}),
-    ("str_replace_based_edit_tool", {"type": "text_editor_20250728", "max_characters": 100}),
-    ("computer", {"type": "computer_20251124", "display_width_px": 9, "display_height_px": 9}),
-]
-
-
-@pytest.mark.parametrize(("name", "fields"), VENDORS, ids=[name for name, _ in VENDORS])
-def test_a_tool_of_the_vendors_may_be_run_by_the_host(name: str, fields: JsonObject) -> None:
-    """It is sent by its type, without the description and schema by which other providers know it."""
-    schema: JsonObject = {"type": "object", "properties": {"command": {"type": "string"}}}
-    tool = ToolDefinition(name, "Does it.", schema, provider_options={"anthropic": fields})
-    body = body_of(Message.user("Do."), tools=(tool,))
-    assert body["tools"] == [{"name": name, **fields}]
-    assert [
-        fault for fault in messages_faults(body) if "'custom'" not in fault and "input_schema" not in fault
-    ] == []
-    [strict] = body_of(Message.user("Do."), tools=(msgspec.structs.replace(tool, strict=True),))["tools"]
-    assert strict == {"name": name, "strict": True, **fields}
-    [plain] = body_of(Message.user("Do."), tools=(tool,), adapter=OpenAIAdapter(AdapterConfig()))["tools"]
-    assert (plain["name"], plain["description"]) == (name, "Does it.")
-
-
-def test_a_call_of_a_tool_of_the_vendors_arrives_as_a_call_and_its_result_goes_back() -> None:
-    """With the name of the toolset, where it is of one: the result names it too, whoever made it."""
-    called: JsonObject = {
-        "type": "tool_use", "id": "toolu_1", "name": "left_click", "input": {"coordinate": [1, 2]},
-        "toolset_name": "computer",
-    }  # fmt: skip
-    reply = read_whole(CLAUDE, {**CLAUDE.body("", 0, "tools"), "content": [called]}).reply
-    [call] = reply.content
-    assert isinstance(call, ToolUseBlock)
-    assert (call.name, call.input) == ("left_click", {"coordinate": [1, 2]})
-    said = (Message.user("Click."), Message.assistant(reply.content), Message.tool_result(call.id, "Done."))
-    body = body_of(*said, provider_options={"anthropic": {"tools": [{"type": "computer_toolset_20260801"}]}})
-    assert content(body, 1) == [called]
-    assert content(body, 2) == [
-        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Done.", "toolset_name": "computer"}
-    ]
-    assert messages_faults(body) == []
 
 
 def test_the_hosts_skills_and_the_container_that_a_reply_waits_in_are_named_together() -> None:
@@ -516,45 +403,5 @@ def test_the_hosts_breakpoints_count_among_the_four(where: str) -> None:
     assert marked == {"blocks": [0, 2, 4, 6], "tools": [4, 6], "both": [2, 4, 6]}[where]
 
 
-EDITED: JsonObject = {"applied_edits": [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2}]}
-DROPPED: Json = [{"type": "thinking_dropped", "reason": "prefix_mismatch", "path": "messages.1"}]
-
-
-def test_what_a_reply_says_beside_its_content_is_kept_and_told() -> None:
-    """Whole and streamed alike: which stop sequence was met, what was left out of the prompt, and why."""
-    beside: JsonObject = {"stop_sequence": "STOP", "context_management": EDITED, "input_transformations": DROPPED}
-    body = {**CLAUDE.body("Hi", 0, "end"), "stop_reason": "stop_sequence", **beside}
-    delta: JsonObject = {
-        "type": "message_delta", "delta": {"stop_reason": "stop_sequence", "stop_sequence": "STOP"},
-        "usage": {"output_tokens": 1}, "context_management": EDITED, "input_transformations": DROPPED,
-    }  # fmt: skip
-    start: JsonObject = {"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 1}}}
-    events = [start, *a.text(0, "Hi"), delta, {"type": "message_stop"}]
-    for reading in (read_whole(CLAUDE, body), read_pieces(CLAUDE, [CLAUDE.stream(*events)])):
-        assert reading.reply.provider_details == beside
-        assert [warning.code for warning in reading.reply.warnings] == ["provider_changed_input"] * 2
-
-
 def test_an_ordinary_reply_says_nothing_beside_its_content() -> None:
     assert read_whole(CLAUDE, CLAUDE.body("Hi", 0, "end")).reply.provider_details == {}
-
-
-def test_a_tools_result_may_hold_the_providers_own_kinds() -> None:
-    """A search result for Claude. Another provider's is left out and told; after a failure there is only text."""
-    found = OpaqueBlock("search_result", ProviderRaw("anthropic", SEARCH_RESULT))
-    call = Message.assistant([ToolUseBlock("tu_1", "find", {})])
-
-    def sent(adapter: HttpAdapter, *, is_error: bool = False) -> tuple[JsonObject, list[str]]:
-        result = Message.tool_result("tu_1", [TextBlock("One:"), found], is_error=is_error)
-        asked = ask(Message.user("Find."), call, result, model=f"{adapter.name}:m")
-        written = adapter.write_request(asked, stream=False)
-        return msgspec.json.decode(written.body), [warning.code for warning in written.warnings]
-
-    body, warnings = sent(AnthropicAdapter(AdapterConfig()))
-    assert content(body, 2)[0]["content"] == [{"type": "text", "text": "One:"}, SEARCH_RESULT]
-    assert warnings == []
-    assert messages_faults(body) == []
-    for adapter, is_error in ((OpenAIAdapter(AdapterConfig()), False), (AnthropicAdapter(AdapterConfig()), True)):
-        body, warnings = sent(adapter, is_error=is_error)
-        assert b"x.test" not in msgspec.json.encode(body)
-        assert warnings == ["content_dropped"]

@@ -23,10 +23,8 @@ from callboard.adapters.contract import (
 )
 from callboard.adapters.http.adapter import normalise_base_url
 from callboard.adapters.http.stream import HttpStream
-from callboard.adapters.transport.transport import HttpRequest
 from callboard.bus.errors import (
     AdapterError,
-    CancelledError,
     ErrorClass,
     InvalidRequestError,
     NetworkError,
@@ -114,27 +112,6 @@ async def test_what_is_sent_says_what_comes_back() -> None:
     assert (sent.headers["accept"], sent.headers["x-mine"]) == ("x", "1")
 
 
-async def test_a_reply_that_is_none_of_the_protocol_is_an_error() -> None:
-    """A proxy's page at 200, an empty body, a list without an end: tried again, then raised."""
-    for body in (b"<html>", b"", b"[]", b"[" * 100_000, b'[{"is": "text", "say": "x"}]'):
-        replies = [FakeReply(body, headers={"content-type": "application/json"}) for _ in range(2)]
-        toy, _ = adapter(*replies, max_retries=1)
-        with pytest.raises(StreamError):
-            await toy.complete(request())
-        toy, _ = adapter(FakeReply(body, headers={"content-type": "application/json"}), max_retries=0)
-        events, error = await read(toy.stream(request()))
-        assert events == []
-        assert isinstance(error, StreamError)
-
-
-async def test_a_redirect_is_an_error_that_is_not_followed() -> None:
-    """A key must not go where a reply says."""
-    toy, transport = adapter(failing(302, b"", location="https://elsewhere.test"))
-    with pytest.raises(InvalidRequestError, match="302"):
-        await toy.complete(request())
-    assert len(transport.requests) == 1
-
-
 async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:
     """What a proxy cut in two is shown as a replacement character, streamed or not."""
     body = b'{"is": "text", "say": "a\\ud83d"}'
@@ -162,19 +139,6 @@ async def test_a_request_that_cannot_be_written_is_refused_before_it_is_sent() -
 # -- attempts
 
 
-@pytest.mark.parametrize(
-    ("hint", "wait"),
-    [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "1500"}, 1.5), ({"retry_after": "900"}, 60.0)],
-)
-async def test_a_retry_after_is_waited_for(hint: dict[str, str], wait: float) -> None:
-    """As long as it says, at most a minute."""
-    toy, _ = adapter(failing(429, b"", **hint), whole(*HELLO))
-    before = anyio.current_time()
-    response = await toy.complete(request())
-    assert anyio.current_time() - before == pytest.approx(wait)
-    assert response.latency_ms == wait * 1000
-
-
 async def test_a_hint_longer_than_the_call_may_take_is_not_waited_for() -> None:
     """The error comes now rather than as a timeout later."""
     toy, transport = adapter(failing(429, b"", retry_after="30"), timeout_seconds=20)
@@ -183,13 +147,6 @@ async def test_a_hint_longer_than_the_call_may_take_is_not_waited_for() -> None:
     assert raised.value.retry_after_seconds == 30
     assert anyio.current_time() < 20
     assert len(transport.requests) == 1
-
-
-async def test_a_policy_can_refuse_long_hints() -> None:
-    """Then the caller can go elsewhere at once."""
-    toy, _ = adapter(failing(429, b"", retry_after="90"), retry=RetryPolicy(raise_on_long_hint=True))
-    with pytest.raises(RateLimitError):
-        await toy.complete(request())
 
 
 async def test_an_attempt_that_fails_before_its_first_event_leaves_no_trace() -> None:
@@ -276,17 +233,6 @@ async def test_no_head_in_time_is_tried_again() -> None:
     check_stream(events)
     assert anyio.current_time() == pytest.approx(6.0)
     assert len(transport.requests) == 2
-
-
-async def test_no_first_event_in_time_is_a_timeout() -> None:
-    """A head is no event."""
-    toy, transport = adapter(FakeReply(HANG), first_event_timeout=5, max_retries=0)
-    events, error = await read(toy.stream(request()))
-    assert events == []
-    assert isinstance(error, RequestTimeoutError)
-    assert error.retryable
-    assert anyio.current_time() == pytest.approx(5.0)
-    assert transport.all_closed
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -386,31 +332,6 @@ async def test_cancelling_at_any_checkpoint_leaves_nothing_open() -> None:
     assert finished, "sixty checkpoints are more than the call has"
 
 
-@pytest.mark.parametrize("by", ["adapter", "host"])
-@on_both
-async def test_a_whole_reply_that_is_being_read_can_be_cancelled(by: str) -> None:
-    """Its head has come and its body has begun; the adapter's call raises, the host's passes through."""
-    toy, transport = adapter(FakeReply(b"[", HANG, headers={"content-type": "application/json"}))
-    raised: list[AdapterError] = []
-
-    async def caller() -> None:
-        try:
-            await toy.complete(request())
-        except CancelledError as error:
-            raised.append(error)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(caller)
-        await anyio.sleep(1)
-        if by == "host":
-            tasks.cancel_scope.cancel()
-        else:
-            assert await toy.cancel("req_1") is True
-    assert [error.request_id for error in raised] == ([] if by == "host" else ["req_1"])
-    assert await toy.cancel("req_1") is False
-    assert transport.all_closed
-
-
 async def test_closing_the_adapter_closes_its_transport() -> None:
     """Twice is as good as once."""
     toy, transport = adapter()
@@ -453,12 +374,6 @@ async def test_an_error_names_who_and_what() -> None:
 async def test_a_base_url_may_have_its_version(given: str, expected: str) -> None:
     """With it or without it, with a slash or without: the same address."""
     assert normalise_base_url(given) == expected
-
-
-async def test_requests_never_show_their_headers() -> None:
-    """Their repr is method, address and size."""
-    shown = repr(HttpRequest("POST", "https://x.test", {"x-api-key": KEY}, b"{}"))
-    assert shown == "HttpRequest(POST https://x.test, 2 bytes)"
 
 
 @on_both

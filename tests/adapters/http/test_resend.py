@@ -152,14 +152,3 @@ async def test_a_kept_connection_that_is_dropped_is_replaced_once_and_told(kind:
     assert isinstance(error, InvalidRequestError)
     assert [type(report) for report in reports] == [AttemptStarted, AttemptResent]
     assert sent == [0, 0, 1]
-
-
-@pytest.mark.parametrize("kind", ONCE)
-async def test_what_must_not_arrive_twice_is_never_sent_again(kind: str) -> None:
-    """It has a connection of its own, which was never kept."""
-    sent: list[int] = []
-    async with serving(drops_the_second(sent)) as server:
-        reports, error = await asked(server.url, ONCE[kind], 2)
-    assert isinstance(error, OutcomeUnknownError)
-    assert AttemptResent(1) not in reports
-    assert len(sent) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 
 import anyio
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from callboard.adapters import retry
 from callboard.adapters.config import RetryPolicy
-from callboard.adapters.http.client import RunningCalls
 from callboard.adapters.http.retry import (
     backoff_delay,
     duration_seconds,
@@ -20,6 +18,7 @@ from callboard.adapters.http.retry import (
     retry_after_seconds,
     retry_delay,
 )
+from callboard.adapters.http.wire import RunningCalls
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -246,14 +245,6 @@ async def test_what_would_fail_again_is_raised_at_once(error: Exception) -> None
     assert len(call.moments) == 1
 
 
-async def test_without_retries_there_is_one_call() -> None:
-    """As with an adapter's max_retries=0."""
-    call = Failing(OverloadedError("busy"))
-    with pytest.raises(OverloadedError):
-        await retry(call, max_retries=0)
-    assert len(call.moments) == 1
-
-
 # -- The register of calls under way: it keeps none alive, and doesn't grow with those that are gone.
 
 
@@ -266,16 +257,6 @@ class Call:
 
     def usage_so_far(self) -> TokenUsage | None:
         return None
-
-
-def test_a_call_that_nobody_holds_is_gone() -> None:
-    calls, dropped = RunningCalls(), Call()
-    calls.add("req_1", dropped)
-    assert calls.get("req_1") is dropped
-    del dropped
-    gc.collect()
-    assert calls.get("req_1") is None
-    assert [*calls] == []
 
 
 def test_a_call_that_has_ended_is_found_by_its_id_alone() -> None:

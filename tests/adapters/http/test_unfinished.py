@@ -165,15 +165,6 @@ async def test_a_whole_call_that_fails_has_used_what_was_sent(
 
 @pytest.mark.anyio
 @on_both
-async def test_a_whole_call_that_is_cancelled_has_used_what_was_sent() -> None:
-    toy = adapter(FakeReply(wait=HANG))
-    error = await failure(toy.complete(request()), lambda: toy.cancel("req_1"))
-    assert isinstance(error, CancelledError)
-    assert error.usage == TokenUsage(SENT, source=ESTIMATED)
-
-
-@pytest.mark.anyio
-@on_both
 async def test_a_call_that_is_cancelled_between_two_attempts_has_used_no_more() -> None:
     """Each failed attempt has its own usage in its report; the next one was never sent."""
     toy = adapter(StreamError("reset"), max_retries=3, retry=RetryPolicy(base_delay=10.0))

@@ -220,37 +220,6 @@ def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept
     assert codes(asked) == ([] if kept else ["content_dropped"] * len(output))
 
 
-def test_a_custom_tools_call_goes_home_as_one_and_elsewhere_as_any_call() -> None:
-    """Its output too; a foreign provider sees a tool with one text argument."""
-    made: JsonObject = {"type": "custom_tool_call", "call_id": "call_1", "name": "run_sql", "input": "select 1"}
-    content = read_whole(made).content
-    assert isinstance(content[0], ToolUseBlock)
-    history = (Message.user("?"), Message.assistant(content), Message.tool_result(content[0].id, "1"))
-    assert items(*history)[1:] == [
-        made,
-        {"type": "custom_tool_call_output", "call_id": "call_1", "output": "1"},
-    ]
-    elsewhere = build_request(request(*history), provider="other", quirks=OPENAI, stream=False).body["input"]
-    assert isinstance(elsewhere, list)
-    assert elsewhere[1:] == [
-        {
-            "type": "function_call",
-            "call_id": content[0].id,
-            "name": "run_sql",
-            "arguments": '{"input":"select 1"}',
-        },
-        {"type": "function_call_output", "call_id": content[0].id, "output": "1"},
-    ]
-
-
-def test_a_programs_call_and_its_result_name_the_program() -> None:
-    """The call came out of code that runs at the provider, and that is where its result has to go."""
-    caller: JsonObject = {"type": "program", "caller_id": "call_9"}
-    program: JsonObject = {"type": "program", "id": "p_1", "call_id": "call_9", "code": "f()", "fingerprint": "x"}
-    sent = replay(program, call("f", "{}", caller=caller))
-    assert [item.get("caller") for item in sent] == [None, caller, caller]
-
-
 def test_annotations_go_back_with_their_text() -> None:
     """A link that the text was given is part of what was said."""
     link = {"type": "url_citation", "start_index": 0, "end_index": 5, "url": "https://x.test", "title": "X"}
@@ -432,28 +401,11 @@ def build_model(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: obj
     return built
 
 
-def test_settings_that_the_protocol_has_not_are_refused_with_a_warning_each() -> None:
-    built = build_model(frequency_penalty=0.5, presence_penalty=0.5, seed=1, user="u_1", verbosity="low")
-    assert [warning.code for warning in built.warnings] == ["parameter_dropped"] * 3
-    assert {name: built.body[name] for name in ("safety_identifier", "text")} == {
-        "safety_identifier": "u_1",
-        "text": {"verbosity": "low"},
-    }
-    assert not {"frequency_penalty", "presence_penalty", "seed", "user", "verbosity"} & built.body.keys()
-
-
 def test_verbosity_stands_beside_the_replys_form() -> None:
     schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
     text = build_model(verbosity="high", output_schema=schema).body["text"]
     assert isinstance(text, dict)
     assert text.keys() == {"format", "verbosity"}
-
-
-@pytest.mark.parametrize(("model", "taken"), [("gpt-5.5", True), ("gpt-4.1", False), ("o3", False)])
-def test_verbosity_is_sent_only_to_models_that_have_it(model: str, taken: bool) -> None:
-    built = build_model(model, verbosity="low")
-    assert ("text" in built.body) is taken
-    assert len(built.warnings) == (0 if taken else 1)
 
 
 @pytest.mark.parametrize(
@@ -548,11 +500,3 @@ def test_quirks_by_name_and_by_address() -> None:
     assert not adapter(quirks="llama.cpp").capabilities.supports_structured_output
     with pytest.raises(ConfigurationError, match=r"llama\.cpp"):
         adapter(quirks="nonsense")
-
-
-def test_capabilities_by_model() -> None:
-    """A model that can't reason doesn't claim to, and limits come from the table."""
-    openai = adapter()
-    assert not openai.get_capabilities("openai:gpt-4o").supports_thinking
-    assert openai.get_capabilities("o3").max_context_tokens == 200_000
-    assert openai.get_capabilities("unknown") == openai.capabilities

@@ -70,36 +70,22 @@ async def test_a_request_says_everything_in_its_provider_s_words(kind: str, path
     assert found == (path, body)
 
 
-async def test_an_unknown_server_is_not_told_of_an_encoding_it_may_not_know() -> None:
-    adapter, transport = maker(
-        "openai_compatible", answer("openai_compatible", [[1.0], [2.0]]), base_url="http://localhost:9000"
-    )
-    await adapter.embed(request("openai_compatible"))
-    assert sent(transport) == {"model": "all-minilm", "input": ["hello", "world"]}
-
-
-@pytest.mark.parametrize(
-    ("base_url", "url"),
-    [
-        ("https://openrouter.ai/api/v1", "https://openrouter.ai/api/v1/embeddings"),
-        ("https://api.groq.com/openai", "https://api.groq.com/openai/v1/embeddings"),
-        ("http://localhost:11434", "http://localhost:11434/v1/embeddings"),
-        ("https://x.openai.azure.com/openai/deployments/e",
-         "https://x.openai.azure.com/openai/deployments/e/embeddings?api-version=2024-10-21"),
-    ],
-)  # fmt: skip
-async def test_embeddings_stand_beside_a_server_s_conversations(base_url: str, url: str) -> None:
+@pytest.mark.parametrize(("base_url", "url", "body"), [
+    ("https://openrouter.ai/api/v1", "https://openrouter.ai/api/v1/embeddings", {}),
+    ("https://api.groq.com/openai", "https://api.groq.com/openai/v1/embeddings", {}),
+    ("http://localhost:11434", "http://localhost:11434/v1/embeddings", {}),
+    ("http://localhost:9000", "http://localhost:9000/v1/embeddings", {"encoding_format": None}),
+    ("https://api.mistral.ai", "https://api.mistral.ai/v1/embeddings",
+        {"output_dimension": 1, "dimensions": None}),
+    ("https://x.openai.azure.com/openai/deployments/e",
+        "https://x.openai.azure.com/openai/deployments/e/embeddings?api-version=2024-10-21", {}),
+])  # fmt: skip
+async def test_embeddings_stand_beside_a_server_s_conversations(base_url: str, url: str, body: JsonObject) -> None:
+    """Mistral has a name of its own for dimensions; an unknown server is told of no encoding."""
     adapter, transport = maker("openai_compatible", answer("openai_compatible", [[1.0], [2.0]]), base_url=base_url)
-    await adapter.embed(request("openai_compatible"))
+    await adapter.embed(request("openai_compatible", model="m:codestral-embed", dimensions=1))
     assert transport.requests[0].url == url
-
-
-async def test_mistral_has_its_own_name_for_dimensions() -> None:
-    adapter, transport = maker(
-        "openai_compatible", answer("openai_compatible", [[1.0] * 8]), base_url="https://api.mistral.ai"
-    )
-    await adapter.embed(request("openai_compatible", "x", model="m:codestral-embed", dimensions=8))
-    assert sent(transport)["output_dimension"] == 8
+    assert {name: sent(transport).get(name) for name in body} == body
 
 
 @pytest.mark.parametrize(("input_type", "text"), [
@@ -148,17 +134,13 @@ async def test_each_family_of_bedrock_has_its_own_body(model: str, body: JsonObj
     assert found[1] == body
 
 
-async def test_a_bedrock_model_of_no_known_family_is_refused_before_the_network() -> None:
-    adapter, transport = maker("bedrock")
-    with pytest.raises(CapabilityError, match="not a known embedding model"):
-        await adapter.embed(request("bedrock", "hello", model="bedrock:a.model"))
-    assert transport.requests == []
-
-
-async def test_bedrock_s_region_is_in_its_address_and_unknown_options_are_refused() -> None:
+async def test_bedrock_s_region_is_in_its_address_and_unknown_families_and_options_are_refused() -> None:
     adapter, transport = maker("bedrock", answer("bedrock", [[1.0]]), options={"region": "eu-west-1"})
     await adapter.embed(request("bedrock", "hello"))
     assert transport.requests[0].url.startswith("https://bedrock-runtime.eu-west-1.amazonaws.com/model/")
+    with pytest.raises(CapabilityError, match="not a known embedding model"):
+        await adapter.embed(request("bedrock", "hello", model="bedrock:a.model"))
+    assert len(transport.requests) == 1
     with pytest.raises(ConfigurationError, match="options of type bedrock"):
         maker("bedrock", options={"zone": "x"})
 
@@ -202,14 +184,12 @@ async def test_dimensions_that_a_model_has_not_are_refused_before_the_network(
     assert transport.requests == []
 
 
-async def test_the_dimensions_that_a_model_has_anyway_are_not_sent_where_they_can_t_be_chosen() -> None:
+async def test_dimensions_that_cannot_be_chosen() -> None:
+    """Those that a model has anyway are not sent; a server that ignores a choice is found out."""
     _, body = await asked("cohere", "hello", model="cohere:embed-english-v3.0", dimensions=1024)
     assert "output_dimension" not in body
-
-
-async def test_a_server_that_ignores_dimensions_is_found_out() -> None:
     adapter, _ = maker("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
-    with pytest.raises(CapabilityError, match="returned 3 dimensions instead of 2"):
+    with pytest.raises(CapabilityError, match="asked for 2 dimensions and gave 3"):
         await adapter.embed(request("ollama", "hello", dimensions=2))
 
 
@@ -223,42 +203,28 @@ async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float
     assert caught.value.usage.input_tokens == 7
 
 
-async def test_more_texts_than_go_into_one_request_are_refused() -> None:
-    adapter, _ = maker("cohere")
+async def test_a_request_that_cannot_be_is_refused() -> None:
+    """Too many texts, none, one that is no list of texts, and an unknown input type."""
     with pytest.raises(CapabilityError, match="takes 96 texts in one request, not 97"):
-        await adapter.embed(request("cohere", *["x"] * 97))
-
-
-async def test_no_text_is_no_request() -> None:
-    adapter, _ = maker("openai")
+        await maker("cohere")[0].embed(request("cohere", *["x"] * 97))
     with pytest.raises(InvalidRequestError, match="no text"):
-        await adapter.embed(request("openai", inputs=()))
+        await maker("openai")[0].embed(request("openai", inputs=()))
+    with pytest.raises(TypeError, match="Put a single text into a list"):
+        EmbeddingRequest(request_id="r", model="m", inputs="hello")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="none of query, document"):
+        EmbeddingRequest(request_id="r", model="m", inputs=("x",), input_type="search")  # type: ignore[arg-type]
 
 
-async def test_a_text_that_a_provider_would_cut_in_silence_is_named() -> None:
-    """Gemini can't be told to refuse it. Who wants it cut is not warned."""
+async def test_a_text_that_would_be_cut_in_silence_is_named() -> None:
+    """Gemini can't be told to refuse it, and who wants it cut is not warned; OpenAI never cuts, and says so."""
     long = "word " * 5000
     adapter, _ = maker("gemini", answer("gemini", [[1.0], [2.0]]), answer("gemini", [[1.0], [2.0]]))
     (warning,) = (await adapter.embed(request("gemini", "short", long))).warnings
-    assert warning.code == "input_may_be_cut"
-    assert warning.message.startswith("text 1: ")
+    assert (warning.code, warning.message.startswith("text 1: ")) == ("input_may_be_cut", True)
     assert (await adapter.embed(request("gemini", "short", long, truncate=True))).warnings == ()
-
-
-async def test_a_wish_to_cut_is_reported_where_the_provider_never_does() -> None:
     adapter, _ = maker("openai", answer("openai", [[1.0]]))
     (warning,) = (await adapter.embed(request("openai", "hello", truncate=True))).warnings
     assert warning.code == "parameter_dropped"
-
-
-def test_one_text_is_not_taken_for_its_letters() -> None:
-    with pytest.raises(TypeError, match="Put a single text into a list"):
-        EmbeddingRequest(request_id="r", model="m", inputs="hello")  # type: ignore[arg-type]
-
-
-def test_an_unknown_input_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="none of query, document"):
-        EmbeddingRequest(request_id="r", model="m", inputs=("x",), input_type="search")  # type: ignore[arg-type]
 
 
 # -- replies
@@ -285,51 +251,39 @@ async def test_usage_that_nobody_reports_is_an_estimate_and_says_so(kind: str) -
     assert "usage_estimated" in [warning.code for warning in response.warnings]
 
 
-async def test_a_reported_zero_stays_zero() -> None:
-    adapter, _ = maker("voyage", answer("voyage", [[1.0], [2.0]], tokens=0))
-    usage = (await adapter.embed(request("voyage"))).usage
-    assert (usage.input_tokens, usage.source) == (0, UsageSource.REPORTED)
+IMAGES_BILLED: Json = {"billed_units": {"input_tokens": 2, "image_tokens": 5}}
 
 
-async def test_bedrock_counts_tokens_in_a_header_where_the_body_doesn_t() -> None:
-    lists = reply({"embeddings": [[1.0, 2.0]]}, x_amzn_bedrock_input_token_count="11")
-    adapter, _ = maker("bedrock", lists)
-    response = await adapter.embed(request("bedrock", "hi", model="bedrock:cohere.embed-english-v3"))
-    assert (response.usage.input_tokens, response.usage.source) == (11, UsageSource.REPORTED)
+@pytest.mark.parametrize(("model", "said", "tokens", "details", "cost"), [
+    ("voyage:voyage-3.5", answer("voyage", [[1.0]], tokens=0), 0, None, None),
+    ("bedrock:cohere.embed-english-v3", reply({"embeddings": [[1.0]]}, x_amzn_bedrock_input_token_count="11"), 11,
+        None, None),
+    ("cohere:embed-v4.0", reply({"embeddings": {"float": [[1.0]]}, "meta": IMAGES_BILLED}), 7,
+        {"image_input": 5}, None),
+    ("openai_compatible:m", reply({"data": [{"index": 0, "embedding": [1.0]}],
+        "usage": {"prompt_tokens": 5, "cost": 1e-7}}), 5, None, 100),
+], ids=["zero", "in a header", "images", "a gateway's charge"])  # fmt: skip
+async def test_usage_is_what_was_reported(
+    model: str, said: FakeReply, tokens: int, details: JsonObject | None, cost: int | None
+) -> None:
+    """Also a zero; wherever it stands, with a part of its own for images, and with what a gateway charged."""
+    kind = model.partition(":")[0]
+    adapter, _ = maker(kind, said)
+    usage = (await adapter.embed(request(kind, "hello", model=model))).usage
+    assert (usage.input_tokens, usage.source) == (tokens, UsageSource.REPORTED)
+    assert (usage.details or None, usage.reported_cost_nano_usd) == (details, cost)
 
 
-async def test_cohere_s_images_are_a_part_of_what_it_bills() -> None:
-    meta: Json = {"billed_units": {"input_tokens": 2, "image_tokens": 5}}
-    adapter, _ = maker("cohere", reply({"embeddings": {"float": [[1.0]]}, "meta": meta}))
-    usage = (await adapter.embed(request("cohere", "hello"))).usage
-    assert (usage.input_tokens, usage.details) == (7, {"image_input": 5})
-
-
-async def test_vectors_are_put_in_the_order_of_their_indices() -> None:
-    """A server may answer in the order in which it was done."""
-    data: Json = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
+@pytest.mark.parametrize(("numbers", "expected"), [((1, 0), [[2.0], [1.0]]), ((0, 0), [[1.0], [2.0]])])
+async def test_vectors_are_put_in_the_order_of_their_indices(numbers: tuple[int, int], expected: Json) -> None:
+    """A server may answer in the order in which it was done, or number everything alike."""
+    data: Json = [{"index": number, "embedding": [one]} for number, one in zip(numbers, (1.0, 2.0), strict=True)]
     adapter, _ = maker("openai", reply({"data": data}))
-    response = await adapter.embed(request("openai"))
-    assert [vector.tolist() for vector in response.vectors] == [[1.0], [2.0]]
-
-
-async def test_servers_that_number_everything_alike_are_taken_by_their_order() -> None:
-    data: Json = [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [2.0]}]
-    adapter, _ = maker("openai", reply({"data": data}))
-    response = await adapter.embed(request("openai"))
-    assert [vector.tolist() for vector in response.vectors] == [[1.0], [2.0]]
-
-
-async def test_what_a_gateway_says_that_it_charged_is_kept() -> None:
-    """As OpenRouter does."""
-    data: Json = [{"index": 0, "embedding": [1.0]}]
-    adapter, _ = maker("openai_compatible", reply({"data": data, "usage": {"prompt_tokens": 5, "cost": 1e-7}}))
-    usage = (await adapter.embed(request("openai_compatible", "x"))).usage
-    assert (usage.input_tokens, usage.reported_cost_nano_usd) == (5, 100)
+    assert [vector.tolist() for vector in (await adapter.embed(request("openai"))).vectors] == expected
 
 
 @pytest.mark.parametrize(("value", "what"), [
-    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent, but 1 vectors returned"),
+    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent and 1 vectors came"),
     ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [2.0]}]}, "indices"),
     ({"data": [{"index": 0, "embedding": [1.0]}, {"embedding": [2.0]}]}, "indices"),
     ({"data": [{"embedding": [1.0]}, {"embedding": [2.0, 3.0]}]}, "different dimensions"),
@@ -353,11 +307,16 @@ async def test_what_is_no_reply_of_the_protocol_is_an_error_of_ours(kind: str, b
         await adapter.embed(request(kind, *texts_for(kind), max_retries=0))
 
 
-async def test_an_error_inside_a_good_reply_is_that_error() -> None:
-    """As gateways send it."""
+async def test_an_error_is_found_inside_a_good_reply_and_in_bedrock_s_header() -> None:
+    """As gateways send it, and as Bedrock names it."""
     adapter, _ = maker("openai", reply({"error": {"code": "rate_limit_exceeded", "message": "slow"}}))
     with pytest.raises(RateLimitError, match="slow"):
         await adapter.embed(request("openai", max_retries=0))
+    refused = reply({"message": "wait"}, 400, x_amzn_errortype="ThrottlingException:http://internal/")
+    adapter, _ = maker("bedrock", refused)
+    with pytest.raises(RateLimitError) as caught:
+        await adapter.embed(request("bedrock", "hello", max_retries=0))
+    assert caught.value.provider_code == "ThrottlingException"
 
 
 @pytest.mark.parametrize(
@@ -386,15 +345,6 @@ async def test_refusals_have_the_classes_of_every_call(
         await adapter.embed(request(kind, *texts_for(kind), max_retries=0))
     assert caught.value.provider_status == status
     assert caught.value.request_id == "req_1"
-
-
-async def test_bedrock_names_its_errors_in_a_header() -> None:
-    refused = reply({"message": "wait"}, x_amzn_errortype="ThrottlingException:http://internal/")
-    refused.status = 400
-    adapter, _ = maker("bedrock", refused)
-    with pytest.raises(RateLimitError) as caught:
-        await adapter.embed(request("bedrock", "hello", max_retries=0))
-    assert caught.value.provider_code == "ThrottlingException"
 
 
 # -- vectors

@@ -14,7 +14,7 @@ from callboard.adapters import AdapterError, CapabilityError, ImageBlock
 from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import fit_image, read_ratio, size_of_ratio, video_usage
-from callboard.adapters.transport.bodies import FormPart, write_form
+from callboard.adapters.transport.transport import FormPart, write_form
 from callboard.adapters.videos import PollPolicy, VideoJob, VideoTerms, is_whole_mp4, wait_for_video
 from callboard.bus.errors import (
     AuthError,
@@ -27,7 +27,7 @@ from callboard.bus.errors import (
     ServerError,
     StreamError,
 )
-from callboard.bus.values.base import JsonObject
+from callboard.bus.values.base import Json, JsonObject
 
 from ...support.media_server import mp4, png
 from .making import form, image_request, image_wire, maker, reply, video_request, video_wire
@@ -47,22 +47,11 @@ def written(kind: str, request: ImageRequest) -> JsonObject:
     return body
 
 
-def test_openai_s_images_are_asked_for_as_they_are_named_there() -> None:
-    request = image_request(
-        "openai:gpt-image-2", n=2, size="1536x864", quality="high", background="opaque", output_format="webp"
-    )
-    assert written("openai", request) == {
-        "model": "gpt-image-2",
-        "prompt": "A red boat.",
-        "n": 2,
-        "size": "1536x864",
-        "quality": "high",
-        "background": "opaque",
-        "output_format": "webp",
-    }
-
-
-def test_an_edit_is_a_form_with_its_images_and_its_mask() -> None:
+def test_images_are_asked_for_in_each_api_s_words() -> None:
+    """OpenAI's fields, a form for an edit with its mask, the tool of a conversation, and Gemini's parts."""
+    asked = {"n": 2, "size": "1536x864", "quality": "high", "background": "opaque", "output_format": "webp"}
+    said = {"model": "gpt-image-2", "prompt": "A red boat.", **asked}
+    assert written("openai", image_request("openai:gpt-image-2", **asked)) == said
     wire = image_wire("openai", "gpt-image-2")
     call = wire.write(image_request("openai:gpt-image-2", images=[BOAT, BOAT], mask=BOAT, n=2), "openai")
     assert call.path == "/v1/images/edits"
@@ -72,26 +61,16 @@ def test_an_edit_is_a_form_with_its_images_and_its_mask() -> None:
         "image[]": [("0.png", "image/png", png()), ("1.png", "image/png", png())],
         "mask": [("mask.png", "image/png", png())],
     }
-
-
-def test_a_model_of_conversations_draws_with_its_tool() -> None:
-    request = image_request(
-        "openai:gpt-5", images=[BOAT], quality="low", provider_options={"openai": {"image_tool": {"model": "x"}}}
-    )
-    body = written("openai", request)
+    options: JsonObject = {"openai": {"image_tool": {"model": "x"}}}
+    body = written("openai", image_request("openai:gpt-5", images=[BOAT], quality="low", provider_options=options))
     assert body["tools"] == [{"type": "image_generation", "action": "edit", "quality": "low", "model": "x"}]
-    assert body["tool_choice"] == {"type": "image_generation"}
+    assert (body["tool_choice"], body["store"]) == ({"type": "image_generation"}, False)
     assert body["input"][0]["content"][1]["image_url"].startswith("data:image/png;base64,")
-    assert body["store"] is False
-
-
-def test_gemini_is_asked_for_images_in_its_parts() -> None:
-    request = image_request("gemini:gemini-3-pro-image", images=[BOAT], size="2K", aspect_ratio="16:9")
-    body = written("gemini", request)
-    assert body["generationConfig"] == {
-        "responseModalities": ["IMAGE"],
-        "imageConfig": {"aspectRatio": "16:9", "imageSize": "2K"},
-    }
+    body = written(
+        "gemini", image_request("gemini:gemini-3-pro-image", images=[BOAT], size="2K", aspect_ratio="16:9")
+    )
+    config = {"responseModalities": ["IMAGE"], "imageConfig": {"aspectRatio": "16:9", "imageSize": "2K"}}
+    assert body["generationConfig"] == config
     assert body["contents"][0]["parts"][1] == {"inlineData": {"mimeType": "image/png", "data": PACKED}}
 
 
@@ -114,34 +93,49 @@ def test_the_size_of_a_ratio_has_exactly_that_ratio(width: int, height: int) -> 
     assert found[0] % 16 == found[1] % 16 == 0
 
 
-@pytest.mark.parametrize(("kind", "model", "asked", "why"), [
-    ("openai", "gpt-image-2", {"n": 11}, "at most 10"),
-    ("openai", "gpt-image-2", {"size": "1000x1000"}, "multiples of 16"),
-    ("openai", "gpt-image-2", {"size": "1600x160"}, "1:3 to 3:1"),
-    ("openai", "gpt-image-2", {"size": "8000x4000"}, "at most 8294400 pixels"),
-    ("openai", "gpt-image-1.5", {"size": "512x512"}, "no size '512x512'"),
-    ("openai", "gpt-image-1.5", {"aspect_ratio": "16:9"}, "no aspect ratio"),
-    ("openai", "gpt-image-2", {"aspect_ratio": "wide"}, "write it as 16:9"),
-    ("openai", "gpt-image-2", {"aspect_ratio": "1:1", "size": "1024x1024"}, "not both"),
-    ("openai", "gpt-image-1.5", {"quality": "xhigh"}, "no quality 'xhigh'"),
-    ("openai", "gpt-image-2", {"background": "transparent", "output_format": "jpeg"}, "JPEG"),
-    ("openai", "gpt-image-2", {"images": [BOAT] * 17}, "takes 16 images"),
-    ("openai", "gpt-image-2", {"images": [ImageBlock(data=b"x", media_type="image/gif")]}, "no image/gif"),
-    ("openai", "gpt-image-2", {"images": [BOAT], "mask": ImageBlock(data=png(9, 9))}, "9x9"),
-    ("openai", "gpt-image-2", {"prompt": "x" * 32_001}, "32000 characters"),
-    ("openai", "gpt-5", {"n": 2}, "at most 1 "),
-    ("gemini", "gemini-2.5-flash-image", {"n": 2}, "at most 1 "),
-    ("gemini", "gemini-2.5-flash-image", {"size": "1K"}, "no size '1K'"),
-    ("gemini", "gemini-2.5-flash-image", {"aspect_ratio": "7:5"}, "no aspect ratio 7:5"),
-    ("gemini", "gemini-3-pro-image", {"output_format": "webp"}, "no output_format"),
-    ("gemini", "gemini-3-pro-image", {"images": [BOAT], "mask": BOAT}, "can't edit-masked"),
-])  # fmt: skip
+VEO = "veo-3.1-generate-preview"
+GIF = ImageBlock(data=b"x", media_type="image/gif")
+NOT_MADE: list[tuple[str, dict[str, object], str]] = [
+    ("openai:gpt-image-2", {"n": 11}, "at most 10"),
+    ("openai:gpt-image-2", {"size": "1000x1000"}, "multiples of 16"),
+    ("openai:gpt-image-2", {"size": "1600x160"}, "1:3 to 3:1"),
+    ("openai:gpt-image-2", {"size": "8000x4000"}, "at most 8294400 pixels"),
+    ("openai:gpt-image-1.5", {"size": "512x512"}, "no size '512x512'"),
+    ("openai:gpt-image-1.5", {"aspect_ratio": "16:9"}, "no aspect ratio"),
+    ("openai:gpt-image-2", {"aspect_ratio": "wide"}, "write it as 16:9"),
+    ("openai:gpt-image-2", {"aspect_ratio": "1:1", "size": "1024x1024"}, "not both"),
+    ("openai:gpt-image-1.5", {"quality": "xhigh"}, "no quality 'xhigh'"),
+    ("openai:gpt-image-2", {"background": "transparent", "output_format": "jpeg"}, "JPEG"),
+    ("openai:gpt-image-2", {"images": [BOAT] * 17}, "takes 16 images"),
+    ("openai:gpt-image-2", {"images": [GIF]}, "no image/gif"),
+    ("openai:gpt-image-2", {"images": [BOAT], "mask": ImageBlock(data=png(9, 9))}, "9x9"),
+    ("openai:gpt-image-2", {"prompt": "x" * 32_001}, "32000 characters"),
+    ("openai:gpt-5", {"n": 2}, "at most 1 "),
+    ("gemini:gemini-2.5-flash-image", {"n": 2}, "at most 1 "),
+    ("gemini:gemini-2.5-flash-image", {"size": "1K"}, "no size '1K'"),
+    ("gemini:gemini-2.5-flash-image", {"aspect_ratio": "7:5"}, "no aspect ratio 7:5"),
+    ("gemini:gemini-3-pro-image", {"output_format": "webp"}, "no output_format"),
+    ("gemini:gemini-3-pro-image", {"images": [BOAT], "mask": BOAT}, "can't edit-masked"),
+    ("openai:sora-2", {"seconds": 5}, "offers 4, 8, 12"),
+    ("openai:sora-2", {"size": "1792x1024"}, "no size"),
+    ("openai:sora-2", {"audio": False}, "without sound"),
+    ("openai:sora-2", {"first_frame": GIF}, "image/gif"),
+    ("gemini:veo-2.0-generate-001", {"audio": True}, "can't make sound"),
+    (f"gemini:{VEO}", {"seconds": 12}, "offers 4, 6, 8"),
+    ("gemini:veo-of-tomorrow", {"size": "500x500"}, "is unknown"),
+]
+
+
+@pytest.mark.parametrize(("model", "asked", "why"), NOT_MADE)
 async def test_what_a_model_has_not_is_refused_before_anything_is_sent(
-    kind: str, model: str, asked: dict[str, object], why: str
+    model: str, asked: dict[str, object], why: str
 ) -> None:
-    adapter, transport = maker(kind)
+    adapter, transport = maker(model.partition(":")[0])
     with pytest.raises(CapabilityError, match=why):
-        await adapter.make_images(image_request(f"{kind}:{model}", **asked))
+        if "sora" in model or "veo" in model:
+            await adapter.create_video(video_request(model, **asked))
+        else:
+            await adapter.make_images(image_request(model, **asked))
     assert transport.requests == []
 
 
@@ -174,23 +168,16 @@ async def test_tokens_of_text_and_of_images_come_in_buckets_of_their_own() -> No
     assert (made.images[0].revised_prompt, made.images[0].height) == ("A boat", 1)
 
 
-async def test_images_without_tokens_are_counted_as_images() -> None:
+async def test_what_is_billed_without_tokens_of_the_model_s_own() -> None:
+    """Images that report no tokens are counted; the tool's tokens are not the conversation's model's."""
     adapter, _ = maker("openai_compatible", reply({"data": [{"b64_json": PACKED}, {"b64_json": PACKED}]}))
     made = await adapter.make_images(image_request("openai_compatible:flux", n=3))
     assert made.usage.details == {"image": 2}
     assert [warning.code for warning in made.warnings] == ["fewer_images"]
-
-
-async def test_what_the_tool_used_is_not_billed_as_the_conversation_s_model() -> None:
     item = {"type": "image_generation_call", "result": PACKED, "output_format": "png", "revised_prompt": "Boat"}
-    value = {
-        "id": "resp_1",
-        "model": "gpt-5",
-        "output": [item],
-        "usage": {"input_tokens": 30, "output_tokens": 9},
-        "tool_usage": {"image_gen": {"input_tokens": 20, "output_tokens": 272}, "web_search": {"num_requests": 0}},
-    }
-    adapter, _ = maker("openai", reply(value))
+    tools = {"image_gen": {"input_tokens": 20, "output_tokens": 272}, "web_search": {"num_requests": 0}}
+    value = {"id": "resp_1", "model": "gpt-5", "output": [item], "usage": {"input_tokens": 30, "output_tokens": 9}}
+    adapter, _ = maker("openai", reply({**value, "tool_usage": tools}))
     usage = (await adapter.make_images(image_request("openai:gpt-5"))).usage
     assert (usage.input_tokens, usage.output_tokens) == (30, 9)
     assert usage.details == {"image_tool_input": 20, "image_tool_output": 272}
@@ -254,8 +241,6 @@ def test_whatever_stands_in_a_form_is_read_as_it_was_written(contents: list[byte
 
 
 FRAME = ImageBlock(data=png())
-
-VEO = "veo-3.1-generate-preview"
 
 
 async def test_openai_s_videos_are_asked_for_in_json_and_with_a_first_frame_as_a_form() -> None:
@@ -364,36 +349,20 @@ async def test_an_operation_that_is_done_and_empty_has_failed() -> None:
     assert (await adapter.retrieve_video("o", model="gemini:m")).status == "failed"
 
 
-@pytest.mark.parametrize(("kind", "model", "asked", "why"), [
-    ("openai", "sora-2", {"seconds": 5}, "offers 4, 8, 12"),
-    ("openai", "sora-2", {"size": "1792x1024"}, "no size"),
-    ("openai", "sora-2", {"audio": False}, "without sound"),
-    ("openai", "sora-2", {"first_frame": ImageBlock(data=b"x", media_type="image/gif")}, "image/gif"),
-    ("gemini", "veo-2.0-generate-001", {"audio": True}, "can't make sound"),
-    ("gemini", VEO, {"seconds": 12}, "offers 4, 6, 8"),
-    ("gemini", "of-tomorrow", {"size": "500x500"}, "is unknown"),
-])  # fmt: skip
-async def test_what_a_video_model_has_not_is_refused_before_anything_is_sent(
-    kind: str, model: str, asked: dict[str, object], why: str
-) -> None:
-    adapter, transport = maker(kind)
-    with pytest.raises(CapabilityError, match=why):
-        await adapter.create_video(video_request(f"{kind}:{model}", **asked))
-    assert transport.requests == []
-
-
-async def test_deleting_says_whether_there_was_one() -> None:
-    adapter, transport = maker("openai", reply({"deleted": True}), reply({"error": {"message": "?"}}, status=404))
+async def test_a_question_about_a_job_is_asked_once() -> None:
+    """Its error is the caller's; deleting says whether there was one; only what is completed is downloaded."""
+    missing = reply({"error": {"message": "?"}}, status=404)
+    adapter, transport = maker("openai", reply({"deleted": True}), missing)
     assert await adapter.delete_video("video_1", model="openai:sora-2") is True
     assert await adapter.delete_video("video_1", model="openai:sora-2") is False
     assert transport.requests[0].method == "DELETE"
-
-
-async def test_a_question_is_asked_once_and_its_error_is_the_caller_s() -> None:
     for status, kind in ((401, AuthError), (404, NotFoundError)):
         adapter, _ = maker("openai", reply({"error": {"message": "?"}}, status=status))
         with pytest.raises(kind):
             await adapter.retrieve_video("video_1", model="openai:sora-2")
+    job = VideoJob(id="v", model="openai:sora-2", provider="openai", status="in_progress")
+    with pytest.raises(InvalidRequestError, match="in_progress"):
+        await maker("openai")[0].open_video(job)
 
 
 async def test_a_video_within_the_job_s_own_description_is_read_from_there() -> None:
@@ -413,13 +382,6 @@ async def test_a_video_within_the_job_s_own_description_is_read_from_there() -> 
         None,
     )
     assert transport.requests == []
-
-
-async def test_what_is_not_completed_cannot_be_downloaded() -> None:
-    adapter, _ = maker("openai")
-    job = VideoJob(id="v", model="openai:sora-2", provider="openai", status="in_progress")
-    with pytest.raises(InvalidRequestError, match="in_progress"):
-        await adapter.open_video(job)
 
 
 async def test_a_download_follows_redirects_but_not_for_ever_nor_anywhere() -> None:
@@ -463,41 +425,33 @@ async def wait(looks: Looks, policy: PollPolicy = STEADY) -> VideoJob:
     return await wait_for_video(looks, JOB, policy=policy, random=lambda: 0.5)
 
 
-async def test_looks_come_more_and_more_rarely() -> None:
-    looks = Looks(JOB, JOB, JOB, JOB, DONE)
-    assert await wait(looks) is DONE
-    assert looks.times == pytest.approx([2, 6, 14, 24, 34])
+JITTER = PollPolicy(first=2.0, multiplier=2.0, longest=100.0)
+BUSY = RateLimitError("x", retry_after_seconds=20.0)
 
 
-async def test_jitter_stretches_each_pause() -> None:
-    looks = Looks(JOB, DONE)
-    await wait(looks, PollPolicy(first=2.0, multiplier=2.0, longest=100.0))
-    assert looks.times == pytest.approx([2.5, 7.5])
-
-
-async def test_a_job_that_is_over_is_not_looked_at() -> None:
+@pytest.mark.parametrize(("answers", "policy", "times"), [
+    ([JOB, JOB, JOB, JOB, DONE], STEADY, [2, 6, 14, 24, 34]),
+    ([JOB, DONE], JITTER, [2.5, 7.5]),
+    ([NetworkError("x"), BUSY, ServerError("x"), DONE], STEADY, [2, 6, 26, 36]),
+], ids=["more and more rarely", "jitter", "failures in passing"])  # fmt: skip
+async def test_a_job_is_looked_at(answers: list[VideoJob | AdapterError], policy: PollPolicy, times: Json) -> None:
+    """Ever more rarely, with jitter; failures are waited out as the provider says. One that is over is not."""
+    looks = Looks(*answers)
+    assert await wait(looks, policy) is DONE
+    assert looks.times == pytest.approx(times)
     looks = Looks()
     assert await wait_for_video(looks, DONE, random=lambda: 0.0) is DONE
     assert looks.times == []
 
 
-async def test_failures_in_passing_are_waited_out_as_the_provider_says() -> None:
-    looks = Looks(NetworkError("x"), RateLimitError("x", retry_after_seconds=20.0), ServerError("x"), DONE)
-    assert await wait(looks) is DONE
-    assert looks.times == pytest.approx([2, 6, 26, 36])
-
-
 async def test_an_unbroken_row_of_failures_is_given_up() -> None:
+    """A look that succeeds begins the row again."""
     looks = Looks(*(NetworkError(f"number {n}") for n in range(20)))
     with pytest.raises(NetworkError, match="number 7"):
         await wait(looks)
     assert looks.times[-1] - looks.times[0] >= STEADY.give_up_after
-
-
-async def test_a_look_that_succeeds_begins_the_row_anew() -> None:
     row = [*(NetworkError("x") for _ in range(5)), JOB]
-    looks = Looks(*row, *row, *row, DONE)
-    assert await wait(looks) is DONE
+    assert await wait(Looks(*row, *row, *row, DONE)) is DONE
 
 
 async def test_what_no_waiting_mends_is_raised_at_once() -> None:

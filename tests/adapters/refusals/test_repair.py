@@ -105,36 +105,21 @@ def body_after(name: str, asked: CanonicalRequest, message: str, **fields: Json)
 # -- reasoning
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "status", "code"),
-    [
-        ("anthropic", "messages.1.content.0: Invalid `signature` in `thinking` block", 400, None),
-        ("anthropic", BOUND, 400, None),
-        ("anthropic", FIXED, 400, None),
-        ("anthropic", "messages.0.content.0.thinking: each thinking block must contain thinking", 400, None),
-        ("openai", "The encrypted content gAAA...c90= could not be verified.", 400, "invalid_encrypted_content"),
-        ("openai", "The encrypted content gAAA...c90= could not be verified.", 400, None),
-        (
-            "openai",
-            "Item with id 'rs_04962823ecde' not found. Items are not persisted when `store` is set to false. Try "
-            "again with `store` set to true, or remove this item from your input.",
-            404,
-            None,
-        ),
-        (
-            "openai",
-            "Item 'rs_1a' of type 'reasoning' was provided without its required following item.",
-            400,
-            None,
-        ),
-        (
-            "openai",
-            "Item 'fc_1a' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1a'.",
-            400,
-            None,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "message", "status", "code"), [
+    ("anthropic", "messages.1.content.0: Invalid `signature` in `thinking` block", 400, None),
+    ("anthropic", BOUND, 400, None),
+    ("anthropic", FIXED, 400, None),
+    ("anthropic", "messages.0.content.0.thinking: each thinking block must contain thinking", 400, None),
+    ("openai", "The encrypted content gAAA...c90= could not be verified.", 400, "invalid_encrypted_content"),
+    ("openai", "The encrypted content gAAA...c90= could not be verified.", 400, None),
+    ("openai",
+        "Item with id 'rs_04962823ecde' not found. Items are not persisted when `store` is set to false. Try "
+        "again with `store` set to true, or remove this item from your input.", 404, None),
+    ("openai", "Item 'rs_1a' of type 'reasoning' was provided without its required following item.", 400, None),
+    ("openai",
+        "Item 'fc_1a' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1a'.", 400,
+        None),
+])  # fmt: skip
 def test_reasoning_that_is_not_accepted_back_is_left_out(
     name: str, message: str, status: int, code: str | None
 ) -> None:
@@ -170,89 +155,38 @@ def test_a_message_that_was_nothing_but_reasoning_goes() -> None:
 # -- parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "fields", "sent", "left"),
-    [
-        ("anthropic", "`temperature` is deprecated for this model.", {}, {"temperature": 1}, {}),
-        ("anthropic", "temperature is deprecated for this model.", {}, {"temperature": 1}, {}),
-        ("anthropic", "context_management: Extra inputs are not permitted", {}, {"context_management": {}}, {}),
-        (
-            "anthropic",
-            "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
-            {},
-            {"temperature": 0.5, "top_p": 0.5},
-            {"temperature": 0.5},
-        ),
-        (
-            "anthropic",
-            "This model does not support effort level 'xhigh'. Supported levels: high, low, max, medium.",
-            {},
-            {"output_config": {"effort": "xhigh"}},
-            {},
-        ),
-        (
-            "anthropic",
-            '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive" and '
-            '"output_config.effort" to control thinking behavior.',
-            {},
-            {"thinking": {"type": "enabled", "budget_tokens": 2000}},
-            {},
-        ),
-        (
-            "anthropic",
-            "adaptive thinking is not supported on this model",
-            {},
-            {"thinking": {"type": "adaptive"}},
-            {},
-        ),
-        (
-            "openai",
-            "Unsupported parameter: 'temperature' is not supported with this model.",
-            {"param": "temperature", "code": "unsupported_parameter"},
-            {"temperature": 1},
-            {},
-        ),
-        (
-            "openai",
-            "Your organization must be verified to generate reasoning summaries. Please go to: somewhere.",
-            {"param": "reasoning.summary", "code": "unsupported_value"},
-            {"reasoning": {"effort": "low", "summary": "auto"}},
-            {"reasoning": {"effort": "low"}},
-        ),
-        (
-            "openai",
-            "Unsupported value: 'low' is not supported with the 'gpt-test' model. Supported values are: 'medium'.",
-            {"param": "text.verbosity", "code": "unsupported_value"},
-            {"text": {"verbosity": "low"}},
-            {},
-        ),
-        ("openai", "Unknown parameter: 'speed'.", {"param": "speed"}, {"speed": 1}, {}),
-        ("openai_compatible", "Unrecognized request argument supplied: seed", {}, {"seed": 1}, {}),
-        ("openai_compatible", "property 'store' is unsupported, did you mean 'stop'?", {}, {"store": True}, None),
-        ("openai_compatible", "property 'seed' is unsupported, did you mean 'stop'?", {}, {"seed": 1}, {}),
-        (
-            "openai_compatible",
-            "Argument not supported on this model: presencePenalty",
-            {},
-            {"presence_penalty": 1},
-            {},
-        ),
-        (
-            "openai_compatible",
-            "Model grok-4-1-fast does not support parameter presencePenalty.",
-            {},
-            {"presence_penalty": 1},
-            {},
-        ),
-        (
-            "openai_compatible",
-            '[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs are not permitted","input":1}]',
-            {},
-            {"seed": 1},
-            {},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "message", "fields", "sent", "left"), [
+    ("anthropic", "`temperature` is deprecated for this model.", {}, {"temperature": 1}, {}),
+    ("anthropic", "temperature is deprecated for this model.", {}, {"temperature": 1}, {}),
+    ("anthropic", "context_management: Extra inputs are not permitted", {}, {"context_management": {}}, {}),
+    ("anthropic", "`temperature` and `top_p` cannot both be specified for this model. Please use only one.", {},
+        {"temperature": 0.5, "top_p": 0.5}, {"temperature": 0.5}),
+    ("anthropic", "This model does not support effort level 'xhigh'. Supported levels: high, low, max, medium.",
+        {}, {"output_config": {"effort": "xhigh"}}, {}),
+    ("anthropic", '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive" and '
+        '"output_config.effort" to control thinking behavior.', {},
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}}, {}),
+    ("anthropic", "adaptive thinking is not supported on this model", {}, {"thinking": {"type": "adaptive"}}, {}),
+    ("openai", "Unsupported parameter: 'temperature' is not supported with this model.",
+        {"param": "temperature", "code": "unsupported_parameter"}, {"temperature": 1}, {}),
+    ("openai", "Your organization must be verified to generate reasoning summaries. Please go to: somewhere.",
+        {"param": "reasoning.summary", "code": "unsupported_value"},
+        {"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning": {"effort": "low"}}),
+    ("openai",
+        "Unsupported value: 'low' is not supported with the 'gpt-test' model. Supported values are: 'medium'.",
+        {"param": "text.verbosity", "code": "unsupported_value"}, {"text": {"verbosity": "low"}}, {}),
+    ("openai", "Unknown parameter: 'speed'.", {"param": "speed"}, {"speed": 1}, {}),
+    ("openai_compatible", "Unrecognized request argument supplied: seed", {}, {"seed": 1}, {}),
+    ("openai_compatible", "property 'store' is unsupported, did you mean 'stop'?", {}, {"store": True}, None),
+    ("openai_compatible", "property 'seed' is unsupported, did you mean 'stop'?", {}, {"seed": 1}, {}),
+    ("openai_compatible", "Argument not supported on this model: presencePenalty", {}, {"presence_penalty": 1},
+        {}),
+    ("openai_compatible", "Model grok-4-1-fast does not support parameter presencePenalty.", {},
+        {"presence_penalty": 1}, {}),
+    ("openai_compatible",
+        '[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs are not permitted","input":1}]', {},
+        {"seed": 1}, {}),
+])  # fmt: skip
 def test_a_parameter_that_the_provider_names_is_left_out(
     name: str, message: str, fields: JsonObject, sent: JsonObject, left: JsonObject | None
 ) -> None:
@@ -284,17 +218,13 @@ def test_a_parameter_with_two_names_gets_its_other_one() -> None:
     assert "max_completion_tokens" not in after
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : "
-        "property 'reasoning_content' is unsupported)]",
-        "messages.1.assistant.reasoning_content: property 'messages.1.assistant.reasoning_content' is unsupported"
+@pytest.mark.parametrize("said", [
+    ("'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : "
+        "property 'reasoning_content' is unsupported)]"),
+    ("messages.1.assistant.reasoning_content: property 'messages.1.assistant.reasoning_content' is unsupported"
         "\nmessages.3.assistant.reasoning_content: property "
-        "'messages.3.assistant.reasoning_content' is unsupported",
-    ],
-    ids=["groq", "cerebras"],
-)
+        "'messages.3.assistant.reasoning_content' is unsupported"),
+], ids=["groq", "cerebras"])  # fmt: skip
 def test_a_server_that_refuses_reasoning_gets_none(said: str) -> None:
     """Groq and Cerebras, behind an address that the quirk table does not know."""
     asked = request(
@@ -365,38 +295,23 @@ def test_a_key_of_ours_on_blocks_goes_everywhere_but_the_hosts_own_data_stays() 
 # -- tool calls and results
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("openai", "No tool output found for function call tu_1."),
-        ("openai", "No tool call found for function call output with call_id tu_1."),
-        (
-            "openai_compatible",
-            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
-            "'tool_call_id'. The following tool_call_ids did not have response messages: call_1",
-        ),
-        (
-            "openai_compatible",
-            "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
-        ),
-        (
-            "gemini",
-            "Please ensure that the number of function response parts is equal to the number of function "
-            "call parts of the function call turn.",
-        ),
-        (
-            "gemini",
-            "Please ensure that function call turn comes immediately after a user turn or after a function "
-            "response turn.",
-        ),
-        ("gemini", "Function call is missing a thought_signature in functionCall parts. Say more."),
-        (
-            "anthropic",
-            "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: call_1. Each "
-            "`tool_use` block must have a corresponding `tool_result` block in the next message.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("openai", "No tool output found for function call tu_1."),
+    ("openai", "No tool call found for function call output with call_id tu_1."),
+    ("openai_compatible",
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        "'tool_call_id'. The following tool_call_ids did not have response messages: call_1"),
+    ("openai_compatible",
+        "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."),
+    ("gemini", "Please ensure that the number of function response parts is equal to the number of function "
+        "call parts of the function call turn."),
+    ("gemini", "Please ensure that function call turn comes immediately after a user turn or after a function "
+        "response turn."),
+    ("gemini", "Function call is missing a thought_signature in functionCall parts. Say more."),
+    ("anthropic",
+        "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: call_1. Each "
+        "`tool_use` block must have a corresponding `tool_result` block in the next message."),
+])  # fmt: skip
 def test_a_tool_exchange_that_is_not_accepted_is_told_in_words(name: str, message: str) -> None:
     """So that the model knows the result and doesn't ask for it again; reasoning about the call goes with it."""
     asked = conversation(name)
@@ -476,16 +391,13 @@ def cold(name: str) -> CanonicalRequest:
 
 
 @pytest.mark.parametrize("name", ["anthropic", "openai", "openai_compatible"])
-@pytest.mark.parametrize(
-    "message",
-    [
-        "litellm.UnsupportedParamsError: gpt-5 doesn't support temperature=0.0 while reasoning is active. Only "
+@pytest.mark.parametrize("message", [
+    ("litellm.UnsupportedParamsError: gpt-5 doesn't support temperature=0.0 while reasoning is active. Only "
         "temperature=1 is supported unless reasoning_effort resolves to 'none'. To drop unsupported params set "
-        f"`litellm.drop_params = True`{NO_FALLBACK}",
-        "litellm.UnsupportedParamsError: groq does not support parameters: ['temperature'], for model=x. To drop "
-        f"these, set `litellm.drop_params=True` or for proxy:{NO_FALLBACK}",
-    ],
-)
+        f"`litellm.drop_params = True`{NO_FALLBACK}"),
+    ("litellm.UnsupportedParamsError: groq does not support parameters: ['temperature'], for model=x. To drop "
+        f"these, set `litellm.drop_params=True` or for proxy:{NO_FALLBACK}"),
+])  # fmt: skip
 def test_what_litellm_refuses_by_itself_is_left_out(name: str, message: str) -> None:
     """The proxy checks parameters before it asks the provider, on each protocol in the same words."""
     found = repair_of(name, cold(name), message)

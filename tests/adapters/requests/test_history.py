@@ -15,7 +15,6 @@ from callboard.adapters.requests.fitted import FittedHistory, Loss, Target, Tool
 from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, fit_history
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.content import (
-    AudioBlock,
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -148,36 +147,10 @@ def test_a_signature_of_unstated_origin_is_adopted_but_nothing_unsigned() -> Non
     assert fitted.messages[0].content == (signed, TextBlock("so"))
 
 
-def test_system_text_is_prompt_then_system_then_developer() -> None:
-    """Joined by a blank line, wherever the messages stood; a role that the target has stays in place."""
-    messages = (Message.developer("D"), USER, Message.system("S1"), Message.assistant("a"), Message.system("S2"))
-    assert fit(*messages, system_prompt="P").system == "P\n\nS1\n\nS2\n\nD"
-    kept = fit(*messages, system_prompt="P", target=Target(provider="home", keeps_developer=True))
-    assert kept.system == "P\n\nS1\n\nS2"
-    assert [message.role for message in kept.messages] == [Role.DEVELOPER, Role.USER, Role.ASSISTANT]
-    assert fit(USER).system is None
-
-
 def test_neighbours_of_one_role_are_merged() -> None:
     """Also when what stood between them was left out."""
     fitted = fit(USER, Message.assistant([thinking("elsewhere")]), Message.user("again"), Message.user(" "))
     assert fitted.messages == (Message.user([TextBlock("Hello"), TextBlock("again")]),)
-
-
-def test_images_stay_away_from_a_model_that_takes_none() -> None:
-    """Also those in a tool's result, whose text stays."""
-    blind = Target(provider="home", accepts_images=False)
-    result = ToolResultBlock("tu_1", (TextBlock("see"), PNG))
-    messages = (
-        Message.user([TextBlock("look"), PNG]),
-        Message.assistant([call()]),
-        Message(Role.TOOL, (result,), id="msg_3"),
-    )
-    fitted = fit(*messages, target=blind)
-    assert fitted.messages[0].content == (TextBlock("look"),)
-    assert fitted.messages[2].content == (ToolResultBlock("tu_1", (TextBlock("see"),)),)
-    assert [(loss.message_id, loss.block_type) for loss in fitted.losses] == [("", "image"), ("msg_3", "image")]
-    assert fit(*messages).messages == (messages[0], messages[1], Message(Role.TOOL, (result,)))
 
 
 def test_half_a_surrogate_pair_does_not_poison_the_history() -> None:
@@ -290,24 +263,6 @@ def test_a_document_in_a_result_stays_where_results_may_hold_one() -> None:
     fitted = fit(*history, target=msgspec.structs.replace(everywhere, results_carry=("image",)))
     assert fitted.messages[2].content == (ToolResultBlock("tu_1", (TextBlock("see"),)),)
     assert [loss.block_type for loss in fitted.losses] == ["document"]
-
-
-@pytest.mark.parametrize(("image", "taken"), [
-    (PNG, True),
-    (ImageBlock(data=b"<svg/>", media_type="image/svg+xml"), False),
-    (ImageBlock(data=b"x", media_type="image/jpg"), True),
-    (ImageBlock(url="data:image/png;base64,AA=="), True),
-    (ImageBlock(url="data:IMAGE/BMP,x"), False),
-    (ImageBlock(url="https://x.test/a"), True),
-    (ImageBlock(url="file:///etc/passwd"), False),
-])  # fmt: skip
-def test_media_of_a_type_that_is_not_taken_are_left_out(image: ImageBlock, taken: bool) -> None:
-    """One bad image in the history would break every later request; what an address hides can't be judged."""
-    target = Target(provider="home", image_types=("image/png", "image/jpeg"))
-    fitted = fit(Message.user([TextBlock("look"), image]), target=target)
-    assert fitted.messages[0].content == (TextBlock("look"), image)[: 1 + taken]
-    assert [loss.block_type for loss in fitted.losses] == ["image"] * (not taken)
-    assert not any("passwd" in loss.reason for loss in fitted.losses)
 
 
 def test_a_users_message_comes_first_where_the_provider_insists() -> None:
@@ -487,21 +442,6 @@ def test_the_stored_history_is_not_touched() -> None:
     copy = msgspec.msgpack.encode(history)
     fit(*history)
     assert msgspec.msgpack.encode(history) == copy
-
-
-@pytest.mark.parametrize(
-    ("block", "kind"),
-    [(AudioBlock(data=b"RIFF\0\0\0\0WAVE"), "audio"), (DocumentBlock(data=b"%PDF-1.7"), "document")],
-)
-def test_audio_and_documents_are_left_out_where_the_model_takes_none_and_the_loss_says_so(
-    block: AudioBlock | DocumentBlock, kind: str
-) -> None:
-    asked = request(Message.user([TextBlock("Look:"), block]))
-    fitted = fit_history(asked, Target(provider="p"))
-    assert fitted.messages == (Message.user("Look:"),)
-    assert [loss.block_type for loss in fitted.losses] == [kind]
-    taken = fit_history(asked, Target(provider="p", accepts_audio=True, accepts_documents=True))
-    assert taken.messages == asked.messages
 
 
 def test_blank_text_goes_back_to_who_marked_it() -> None:

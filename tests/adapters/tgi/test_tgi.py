@@ -64,25 +64,16 @@ def codes(request: CanonicalRequest, **options: Any) -> list[str]:
     return [warning.code for warning in wired(request, **options).warnings]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("plain", "Be brief.\n\nUser: Hello\nAssistant: Hi.\nUser: And\n\nnow?\nAssistant:"),
-        (
-            "chatml",
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
-            "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nAnd\n\nnow?<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (
-            "llama3",
-            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\nHi.<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nAnd\n\nnow?<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("plain", "Be brief.\n\nUser: Hello\nAssistant: Hi.\nUser: And\n\nnow?\nAssistant:"),
+    ("chatml", "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nAnd\n\nnow?<|im_end|>\n<|im_start|>assistant\n"),
+    ("llama3", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHi.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nAnd\n\nnow?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+])  # fmt: skip
 def test_prompts_by_template(name: str, expected: str) -> None:
     """As models were trained to read them."""
     assert written(ask(*TALK, system_prompt="Be brief."), TEMPLATES[name])["inputs"] == expected

@@ -65,12 +65,6 @@ def test_a_request_field_that_is_optional_is_sent_as_the_host_gives_it(field: st
     assert at(body_of(provider_options={"anthropic": nested(field, value)}), field) == value
 
 
-def test_betas_are_a_header() -> None:
-    asked = ask(provider_options={"anthropic": {"beta_headers": ["a-1", "b-2"]}}, model="anthropic:m")
-    call = AnthropicAdapter(AdapterConfig()).write_request(asked, stream=False)
-    assert call.headers["anthropic-beta"] == "a-1,b-2"
-
-
 def rich() -> Iterator[JsonObject]:
     """Bodies of requests that, all together, say whatever we have a name for."""
     raw = ProviderRaw("anthropic", {"cache_control": MARK})

@@ -12,13 +12,13 @@ from callboard.bus.values.messages import ToolDefinition
 from callboard.bus.values.usage import StopReason
 
 from ...support.json_values import json_objects
-from ...support.wires import CALLING_WIRES, Wire
+from ...support.wires import Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
 from ...support.wires import ollama as o
 from ...support.wires import responses as r
-from ...support.wires.reading import Reading, read, read_pieces, read_whole, shown
+from ...support.wires.reading import Reading, read, read_whole, shown
 from .cases import CHAT, CLAUDE, GEMINI, OLLAMA, RESPONSES, Case, check, quirky, table
 
 TOOL_USE = StopReason.TOOL_USE
@@ -241,19 +241,6 @@ def test_any_arguments_come_through(wire: Wire, arguments: JsonObject) -> None:
     assert calling(wire, arguments).said == [
         ("look", msgspec.json.decode(msgspec.json.encode(arguments)), "call_1")
     ]
-
-
-@pytest.mark.parametrize("wire", CALLING_WIRES, ids=lambda wire: wire.name)
-def test_a_call_that_never_ended_is_incomplete(wire: Wire) -> None:
-    """Its start was shown; it is closed as what it is."""
-    events = [event for _, event in wire.events("", 1, "tools")]
-    last = 1 if wire in (GEMINI, OLLAMA) else len(events) // 2
-    reading = read_pieces(wire, [wire.stream(*events[:last])])
-    assert reading.error is not None
-    assert [block.incomplete for block in reading.last.final_content if isinstance(block, ToolUseBlock)] in (
-        [True],
-        [],
-    )
 
 
 @pytest.mark.parametrize("late", [r.done(0, r.call("f", '{"a":1}', status="incomplete")), r.event("unknown")])

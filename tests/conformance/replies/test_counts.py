@@ -11,7 +11,6 @@ from callboard.bus.errors import AdapterError, OverloadedError, QuotaExceededErr
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ...support.fake_http import pieces
 from ...support.wires import WIRES, Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
@@ -19,7 +18,7 @@ from ...support.wires import gemini as g
 from ...support.wires import ollama as o
 from ...support.wires import responses as r
 from ...support.wires import tgi as t
-from ...support.wires.reading import Reading, plain, read, read_pieces, read_whole
+from ...support.wires.reading import Reading, read, read_pieces, read_whole
 from .cases import CHAT, CLAUDE, EACH, GEMINI, HI, OLLAMA, RESPONSES, TGI
 
 PARTIAL, INCONSISTENT, ESTIMATED = UsageSource.PARTIAL, UsageSource.INCONSISTENT, UsageSource.ESTIMATED
@@ -282,16 +281,6 @@ def test_a_whole_reply_is_what_its_stream_is(wire: Wire, text: str) -> None:
 
 def plain_usage(reading: Reading) -> object:
     return msgspec.structs.replace(reading.usage, raw=None)
-
-
-@EACH
-@settings(max_examples=40, deadline=None)
-@given(cuts=st.lists(st.integers(0, 4000), max_size=30))
-def test_the_same_reply_however_the_network_cuts_it(wire: Wire, cuts: list[int]) -> None:
-    """Pieces may end anywhere: inside a line, a character, a line end."""
-    body = wire.stream(*streamed(wire))
-    found, expected = read_pieces(wire, pieces(body, cuts)), read_pieces(wire, [body])
-    assert plain(found.events) == plain(expected.events)
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate
 
 import pytest
 
@@ -20,10 +19,9 @@ from callboard.bus.errors import (
     StreamError,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.usage import StopReason, UsageSource
 
-from ...support.wires import WIRES, ChatWire, Wire
+from ...support.wires import WIRES, Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
@@ -388,53 +386,12 @@ def whole_events(wire: Wire, *calls: Call) -> list[Event]:
     return [o.line(tool_calls=found), o.last()]
 
 
-def so_far(*pieces: str) -> list[str]:
-    """All of the pieces so far, for each of them."""
-    return list(accumulate(pieces))
-
-
-@each_in_pieces
-def test_arguments_resent_in_every_chunk_are_the_last_ones(wire: Wire) -> None:
-    """Of one call, and of two side by side, and the deltas add up to them."""
-    first, second = so_far('{"com', 'mand": "ls', ' -a"}'), so_far("{", '"to": {"to"', ": 2}", "}")
-    assert streamed(wire, ("call_1", "shell", first)).said == [("shell", {"command": "ls -a"}, "call_1")]
-    both = streamed(wire, ("call_1", "shell", first), ("call_2", "hear", second))
-    assert both.said == [("shell", {"command": "ls -a"}, "call_1"), ("hear", {"to": {"to": 2}}, "call_2")]
-    assert "".join(both.fragments) == first[-1] + second[-1]
-    assert both.warnings == []
-
-
 @each_in_pieces
 def test_a_quirk_or_the_json_decides_what_a_fragment_means(wire: Wire) -> None:
     """Pieces of an object within an object stay pieces."""
     reading = streamed(wire, ("call_1", "look", ['{"a":', '{"a":', "1}}", ""]))
     if wire is not RESPONSES:  # where the end says the arguments again
         assert reading.said == [("look", {"a": {"a": 1}}, "call_1")]
-
-
-@pytest.mark.parametrize(("meaning", "expected"), [("pieces", '{"a":{"a":1}'), ("so_far", {"a": 1})])
-def test_a_quirk_forces_the_meaning(meaning: str, expected: Json) -> None:
-    """For a server of which it is known."""
-    wire = ChatWire("default")
-    wire.options = {"quirks": {"tool_arguments": meaning}}
-    events = [c.tools(c.tool()), c.more('{"a":'), c.more('{"a":1}'), c.chunk("tool_calls"), c.DONE]
-    (block,) = read(wire, *events).content
-    assert isinstance(block, ToolUseBlock)
-    assert (block.raw_arguments or block.input) == expected
-
-
-@each_in_pieces
-def test_arguments_in_a_json_string_are_unwrapped_once(wire: Wire) -> None:
-    """With a warning, streamed in pieces and resent; a string within a string is no object."""
-    for fragments in (['"{\\"at', '\\": 1}"'], so_far('"{\\"at', '\\": 1}"')):
-        reading = streamed(wire, ("call_1", "look", [*fragments[:-1], fragments[-1]]))
-        if wire is RESPONSES and fragments[-1] == '\\": 1}"':
-            continue  # its end would say a piece
-        assert reading.said == [("look", {"at": 1}, "call_1")]
-        assert reading.warnings == ["arguments_unwrapped"]
-    (twice,) = streamed(wire, ("call_1", "look", ['"\\"{}\\""'])).content
-    assert isinstance(twice, ToolUseBlock)
-    assert twice.incomplete
 
 
 @each

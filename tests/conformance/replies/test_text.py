@@ -26,26 +26,9 @@ from ...support.wires import tgi as t
 from ...support.wires.reading import read, read_pieces, read_whole, shown
 from .cases import CHAT, CLAUDE, EACH, GEMINI, HI, OLLAMA, OVER, RESPONSES, TGI, Case, check, table
 
-SAID = "Hello, ☃\u2028😀!"
 HELLO = r.message("Hello")
 PART = r.event("content_part.done", output_index=0, content_index=0, part={"type": "output_text", "text": "a"})
 CHANGING = [{**r.text_delta(0, text), "item_id": f"msg_{text}"} for text in ("Hel", "lo")]
-
-
-@EACH
-def test_text_comes_as_it_arrives(wire: Wire) -> None:
-    """Each delta is one event; the message says who answered, under which id, and why it ended in whose words."""
-    body = wire.chunks(SAID)
-    reading = read(wire, *[event for _, event in wire.events(SAID, 0, "end")])
-    assert len(body) > 2
-    assert [event.text for event in reading.events if isinstance(event, TextDelta)] == [SAID[:5], SAID[5:]]
-    assert (reading.said, reading.last.stop_reason) == ([SAID], StopReason.END_TURN)
-    assert reading.last.raw_stop_reason == wire._word("end")
-    served = wire.body(SAID, 0, "end")
-    model = served.get("model") or served.get("modelVersion") or wire.model
-    assert reading.events[0] == MessageStart("msg_1", str(model), wire.name)
-    assert reading.reply.response_id == (served.get("id") or served.get("responseId"))
-    assert reading.warnings == []
 
 
 CALL: JsonObject = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}

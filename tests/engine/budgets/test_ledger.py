@@ -340,7 +340,7 @@ def test_without_a_window_everything_counts_for_ever() -> None:
         ({"max_cost_usd": float("nan")}, "not an amount of US dollars"),
         (
             {"max_tokens": 1, "per": "planet"},
-            "per='planet': must be one of engine, session, provider, model, or tag:NAME",
+            "per='planet': must be one of engine, session, provider, model, turn, root, or tag:NAME",
         ),
         ({"max_tokens": 1, "per": "tag:"}, "must be one of"),
         ({"max_tokens": 1, "of": "acme"}, "needs per="),

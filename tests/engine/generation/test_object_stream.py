@@ -15,9 +15,9 @@ from callboard.adapters import AdapterCapabilities, NetworkError, StopReason
 from callboard.bus import CancelledError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine import NoObjectGeneratedError, ObjectStream
+from callboard.engine.generation.objects import repair
+from callboard.engine.generation.partial_json import PartialJson
 from callboard.engine.middleware import Cache
-from callboard.engine.objects.generate import repair
-from callboard.engine.objects.partial_json import PartialJson
 
 from ...support.scripted import CAPABILITIES, Say
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running
@@ -31,6 +31,16 @@ WHOLE = Person("Ada L.", 36, "", ["a", "b"])
 async def slowly() -> None:
     """Before each piece, so that it comes alone."""
     await anyio.sleep(0.1)
+
+
+async def grown(
+    *pieces: str, schema: Any = Person, can: AdapterCapabilities = CAPABILITIES, pause: Any = slowly
+) -> tuple[list[Json], Any]:
+    """The partials of a reply of these pieces, and the object at its end."""
+    async with running(Say(*pieces, pause=pause), can=can) as (engine, _):
+        async with engine.stream_object("s:m", "Who?", schema=schema) as stream:
+            partials = [partial async for partial in stream]
+            return partials, await stream.object()
 
 
 async def read_into(partials: list[Json], stream: ObjectStream[Any]) -> None:
@@ -53,13 +63,10 @@ async def test_an_object_grows_and_is_whole_and_typed_at_the_end() -> None:
     assert (result.text, result.output, result.usage.output_tokens) == (TEXT, WHOLE, 5)
 
 
-@pytest.mark.parametrize("cut", range(len(TEXT) + 1))
-async def test_wherever_the_text_is_cut_the_end_is_the_same(cut: int) -> None:
-    async with running(Say(*filter(None, (TEXT[:cut], TEXT[cut:])), pause=slowly)) as (engine, _):
-        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
-            partials = [partial async for partial in stream]
-            assert await stream.object() == WHOLE
-    assert partials[-1] == json.loads(TEXT)
+async def test_wherever_the_text_is_cut_the_end_is_the_same() -> None:
+    for cut in range(len(TEXT) + 1):
+        partials, found = await grown(*filter(None, (TEXT[:cut], TEXT[cut:])))
+        assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
 
 
 THOUGHTFUL = f'<think>{{"name": "Draft"}} or {{</think>\n{TEXT}'
@@ -70,23 +77,16 @@ OPEN = f"Perhaps a name?\n</think>\n```json\n{TEXT}\n```"
 @pytest.mark.parametrize("size", [1, 2, 5, 7, 1000])
 async def test_an_object_within_reasoning_is_no_part_of_the_answer(text: str, size: int) -> None:
     """Only what comes after the last mark of the reasoning grows, and is the object."""
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    async with running(Say(*pieces, pause=slowly)) as (engine, _):
-        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
-            partials = [partial async for partial in stream]
-            assert await stream.object() == WHOLE
-    assert partials[-1] == json.loads(TEXT)
+    partials, found = await grown(*(text[at : at + size] for at in range(0, len(text), size)))
+    assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
     assert all(is_prefix(before, after) for before, after in pairwise(partials))
 
 
 async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
     """An object may speak of reasoning."""
     said = json.dumps({"name": "<think> and </think>", "age": 1})
-    async with running(Say(*said, pause=slowly)) as (engine, _):
-        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
-            partials = [partial async for partial in stream]
-            assert (await stream.object()).name == "<think> and </think>"
-    assert partials[-1] == json.loads(said)
+    partials, found = await grown(*said)
+    assert (partials[-1], found.name) == (json.loads(said), "<think> and </think>")
 
 
 async def test_deltas_that_came_together_make_one_partial() -> None:
@@ -99,11 +99,9 @@ async def test_deltas_that_came_together_make_one_partial() -> None:
 
 
 async def test_a_value_that_is_no_object_grows_without_what_is_around_it() -> None:
-    async with running(Say(*'{"value": [1, 2, "x"]}', pause=slowly)) as (engine, _):
-        async with engine.stream_object("s:m", "Which?", schema=list[int | str]) as stream:
-            partials = [partial async for partial in stream]
-            assert await stream.object() == [1, 2, "x"]
+    partials, found = await grown(*'{"value": [1, 2, "x"]}', schema=list[int | str])
     assert partials == [[], [1], [1, 2], [1, 2, ""], [1, 2, "x"]]
+    assert found == [1, 2, "x"]
 
 
 async def test_the_arguments_of_a_forced_call_grow_like_text() -> None:
@@ -118,14 +116,9 @@ async def test_the_arguments_of_a_forced_call_grow_like_text() -> None:
 
 
 async def test_a_value_in_a_code_fence_grows_like_one_without() -> None:
-    async with running(
-        Say("```json\n", '{"name": "A', 'da", "age": 36}', "\n```", pause=slowly), can=ONLY_WORDS
-    ) as (
-        engine,
-        _,
-    ):
-        async with engine.stream_object("s:m", "Who?", schema=PERSON) as stream:
-            partials = [partial async for partial in stream]
+    partials, _ = await grown(
+        "```json\n", '{"name": "A', 'da", "age": 36}', "\n```", schema=PERSON, can=ONLY_WORDS
+    )
     assert partials == [{"name": "A"}, {"name": "Ada", "age": 36}]
 
 
@@ -175,20 +168,13 @@ async def test_a_truncated_object_is_an_error_after_its_partials_unless_repair_i
 
 
 async def test_partials_begin_anew_when_the_model_is_asked_again() -> None:
-    replies = [
-        Say('{"name": "Ada", ', '"age": "x"}', pause=slowly),
-        Say('{"name": "Ada"', ', "age": 36}', pause=slowly),
-    ]
-    async with running(*replies) as (engine, asked):
+    ways = ('{"name": "Ada", ', '"age": "x"}'), ('{"name": "Ada"', ', "age": 36}')
+    async with running(*(Say(*pieces, pause=slowly) for pieces in ways)) as (engine, asked):
         async with engine.stream_object("s:m", "Who?", schema=Person, max_reasks=1) as stream:
             partials = [partial async for partial in stream]
             result = await stream.result()
-    assert partials == [
-        {"name": "Ada"},
-        {"name": "Ada", "age": "x"},
-        {"name": "Ada"},
-        {"name": "Ada", "age": 36},
-    ]
+    ada = {"name": "Ada"}
+    assert partials == [ada, {**ada, "age": "x"}, ada, {**ada, "age": 36}]
     assert (len(asked), len(result.steps), result.total_usage.input_tokens) == (2, 2, 20)
 
 
@@ -366,30 +352,23 @@ def test_what_there_is_of_a_value_whose_text_is_not_whole(text: str, value: Json
 
 
 def test_snapshots_stay_as_they_were() -> None:
+    """A long document costs what its pieces cost: finished parts are shared between snapshots."""
     machine = PartialJson()
     machine.feed('{"list": [{"name": "A')
     before = machine.value
-    machine.feed('da"}, {"name": "Bo"}], "more": 1}')
+    machine.feed('da"}, {"name": "Bo"}], "text": "')
+    first: Any = machine.value
+    machine.feed("more")
+    second: Any = machine.value
     assert before == {"list": [{"name": "A"}]}
-    assert machine.value == {"list": [{"name": "Ada"}, {"name": "Bo"}], "more": 1}
+    assert second == {"list": [{"name": "Ada"}, {"name": "Bo"}], "text": "more"}
+    assert first["list"] is second["list"]
 
 
 def test_feeding_says_whether_the_value_grew() -> None:
     machine = PartialJson()
     fed = [machine.feed(piece) for piece in [" ", "{", ' "na', 'me"', ":", ' "', "A", "", '"', ",", '"n": 1', "}"]]
     assert fed == [False, True, False, False, False, True, True, False, False, False, False, True]
-
-
-def test_what_is_whole_is_not_read_or_copied_again() -> None:
-    """A long document costs what its pieces cost: finished parts are shared between snapshots."""
-    machine = PartialJson()
-    machine.feed('{"big": [' + ",".join(["[1, 2, 3]"] * 1000) + '], "text": "')
-    first = machine.value
-    machine.feed("more")
-    second = machine.value
-    assert isinstance(first, dict)
-    assert isinstance(second, dict)
-    assert first["big"] is second["big"]
 
 
 @pytest.mark.parametrize(
@@ -429,6 +408,14 @@ def test_a_number_with_too_many_digits_for_python_is_an_error_not_an_exception()
     assert machine.error is not None
 
 
+def test_an_opening_that_is_not_wanted_is_passed_over_and_what_breaks_off_is_not_taken_back() -> None:
+    assert values_of(['See [1]. {"a": [1]}'], PartialJson(embedded=True, opening="{"))[-1] == {"a": [1]}
+    machine = PartialJson(embedded=True)
+    machine.feed('{"a": "x", oops} {"b": 1}')
+    assert machine.value == {"a": "x"}
+    assert machine.error is not None
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text('{}[]",:\\u0123eE.-tfn \n`x', max_size=30))
 def test_the_strict_machine_takes_what_the_standard_library_takes(text: str) -> None:
@@ -460,18 +447,6 @@ def test_a_value_amid_other_text_is_found_wherever_the_text_is_cut(text: str) ->
     assert values_of(list(text), PartialJson(embedded=True))[-1] == {"a": [1, 2]}
 
 
-def test_an_opening_that_is_not_wanted_is_passed_over() -> None:
-    machine = PartialJson(embedded=True, opening="{")
-    assert values_of(['See [1]. {"a": [1]}'], machine)[-1] == {"a": [1]}
-
-
-def test_a_value_amid_text_that_breaks_off_is_not_taken_back() -> None:
-    machine = PartialJson(embedded=True)
-    machine.feed('{"a": "x", oops} {"b": 1}')
-    assert machine.value == {"a": "x"}
-    assert machine.error is not None
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -491,15 +466,12 @@ def test_nearly_valid_json_is_repaired(text: str, value: Json) -> None:
     assert repair(text) == value
 
 
-def test_a_number_that_may_lack_digits_is_left_out_of_a_repair() -> None:
+def test_a_number_that_may_lack_digits_is_left_out_of_a_repair_and_what_can_not_be_repaired_is_refused() -> None:
     assert repair('{"a": 1, "b": 23', cut_off=True) == {"a": 1}
     assert repair('{"a": 1, "b": 23}', cut_off=True) == {"a": 1, "b": 23}
-
-
-@pytest.mark.parametrize("text", ["", "I can't do that.", "{a: 1}", "[truth]", '{"a": tru'])
-def test_what_can_not_be_repaired_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"character|no JSON"):
-        repair(text)
+    for text in ("", "I can't do that.", "{a: 1}", "[truth]", '{"a": tru'):
+        with pytest.raises(ValueError, match=r"character|no JSON"):
+            repair(text)
 
 
 @settings(max_examples=100, deadline=None)

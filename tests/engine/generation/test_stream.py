@@ -126,21 +126,13 @@ async def test_a_request_is_streamed_as_complete_answers_it() -> None:
         async for event in engine.stream(request, tags={"team": "red"}):
             accumulator.process(event)
         whole = await engine.complete(request)
+        with pytest.raises(TypeError, match="CanonicalRequest says all"):
+            engine.stream(request, temperature=0.5)  # type: ignore[call-overload]
     mine = accumulator.response()
     assert mine.request_id == whole.request_id == "req_mine"
     for name in ("model", "provider", "stop_reason", "usage", "warnings", "text"):
         assert getattr(mine, name) == getattr(whole, name), name
-    assert (
-        [call.input for call in mine.tool_uses] == [call.input for call in whole.tool_uses] == [{"a": 1, "b": 2}]
-    )
-
-
-async def test_a_request_says_all_there_is_to_ask() -> None:
-    """Options beside a CanonicalRequest would contradict it."""
-    request = CanonicalRequest(request_id="", messages=(Message.user("Hi"),), model="s:m", max_output_tokens=9)
-    async with running() as (engine, _):
-        with pytest.raises(TypeError, match="CanonicalRequest is complete"):
-            engine.stream(request, temperature=0.5)  # type: ignore[call-overload]
+    assert [call.input for call in (*mine.tool_uses, *whole.tool_uses)] == [{"a": 1, "b": 2}] * 2
 
 
 async def test_the_text_alone_comes_piece_by_piece() -> None:
@@ -161,7 +153,6 @@ async def test_what_has_arrived_can_be_looked_at() -> None:
             assert result.partial_response is None
             await settled()
             partial = result.partial_response
-            assert partial is not None
             assert (partial.text, partial.stop_reason, partial.model) == ("Hel", StopReason.CANCELLED, "s:m")
             gate.let(9)
             response = await result.response()
@@ -206,12 +197,8 @@ async def test_one_reader_for_two_tasks_is_refused_with_advice(kind: str) -> Non
     """They would take each other's events away."""
     async with stalled("never", let=0) as (engine, _, _):
         async with engine.stream("s:m", "Hi") as result:
-            readers = {
-                "stream": result,
-                "reader": result.reader(),
-                "attached": engine.attach(result.stream_id, view=True),
-            }
-            reader = readers[kind]
+            attached = engine.attach(result.stream_id, view=True)
+            reader = {"stream": result, "reader": result.reader(), "attached": attached}[kind]
             waiting = asyncio.create_task(_types(reader))
             await settled()
             with pytest.raises(CallboardError, match=r"own reader: stream\.reader\(\)"):
@@ -255,15 +242,6 @@ async def test_a_failure_is_an_event_and_then_raised() -> None:
     assert raised.value.turn.status == "failed"  # type: ignore[attr-defined]
 
 
-async def test_a_failure_before_the_first_event_is_the_only_event() -> None:
-    """Nothing was said, so nothing is shown but the error."""
-    async with running(Say(fails=ServerError("down"))) as (engine, _):
-        result = engine.stream("s:m", "Hi")
-        assert (await anext(result)).type == "error"
-        with pytest.raises(ServerError):
-            await anext(result)
-
-
 # -- cancelling
 
 
@@ -299,87 +277,66 @@ async def test_leaving_the_context_cancels_unless_it_was_detached() -> None:
 # -- leaving without a word
 
 
-async def _leave_a_loop(engine: Engine) -> object:
-    async for event in engine.stream("s:m", "Hi"):
+async def leave_a_loop(result: StreamResult) -> object:
+    async for event in result:
         if isinstance(event, TextDelta):
             break
     return None
 
 
-async def _leave_the_text(engine: Engine) -> object:
-    async for _ in engine.stream("s:m", "Hi").text_stream:
+async def leave_the_text(result: StreamResult) -> object:
+    async for _ in result.text_stream:
         break
     return None
 
 
-async def _close(engine: Engine) -> object:
-    result = engine.stream("s:m", "Hi")
+async def close(result: StreamResult) -> object:
     await anext(result)
     await result.aclose()
     await result.aclose()
     return result
 
 
-async def _lose_a_reader(engine: Engine) -> object:
-    reader = engine.stream("s:m", "Hi").reader()
-    await anext(reader)
+async def lose_a_reader(result: StreamResult) -> object:
+    await anext(result.reader())
     return None
 
 
-async def _lose_a_result_that_was_asked(engine: Engine) -> object:
-    asking = asyncio.create_task(engine.stream("s:m", "Hi").response())
-    await settled()
-    asking.cancel()
-    await asyncio.wait([asking])
-    return None
-
-
-async def _fail_in_a_loop(engine: Engine) -> object:
+async def fail_in_a_loop(result: StreamResult) -> object:
     with pytest.raises(ZeroDivisionError):
-        async for _ in engine.stream("s:m", "Hi"):
+        async for _ in result:
             1 / 0  # noqa: B018
     return None
 
 
-async def _cancel_a_loop(engine: Engine) -> object:
-    async def loop() -> None:
-        async for _ in engine.stream("s:m", "Hi"):
-            pass
-
-    looping = asyncio.create_task(loop())
+async def cancel_who_waits(result: StreamResult, wait: Callable[[StreamResult], Awaitable[object]]) -> object:
+    waiting = asyncio.ensure_future(wait(result))
     await settled()
-    looping.cancel()
-    await asyncio.wait([looping])
+    waiting.cancel()
+    await asyncio.wait([waiting])
     return None
 
 
-async def _be_part_of_a_circle(engine: Engine) -> object:
-    result = engine.stream("s:m", "Hi")
+async def be_part_of_a_circle(result: StreamResult) -> object:
     circle: list[object] = [result]
     circle.append(circle)
     await anext(result)
     return None
 
 
-@pytest.mark.parametrize(
-    "leave",
-    [
-        _leave_a_loop,
-        _leave_the_text,
-        _close,
-        _lose_a_reader,
-        _lose_a_result_that_was_asked,
-        _fail_in_a_loop,
-        _cancel_a_loop,
-        _be_part_of_a_circle,
-    ],
-)
-async def test_however_a_stream_is_left_its_call_is_cancelled(
-    leave: Callable[[Engine], Awaitable[object]],
-) -> None:
+LEAVES: dict[str, Callable[[StreamResult], Awaitable[object]]] = {
+    **{way.__name__: way for way in (leave_a_loop, leave_the_text, close, lose_a_reader, fail_in_a_loop)},
+    "be part of a circle": be_part_of_a_circle,
+    "cancel a loop": lambda result: cancel_who_waits(result, _types),
+    "lose a result that was asked": lambda result: cancel_who_waits(result, StreamResult.response),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+async def test_however_a_stream_is_left_its_call_is_cancelled(leave: str) -> None:
     """And nothing of it is left behind: no reader, no task, no open log."""
     async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
-        kept = await leave(engine)
+        kept = await LEAVES[leave](engine.stream("s:m", "Hi"))
         gc.collect()
         await settled()
         assert statuses() == ["cancelled"]
@@ -459,9 +416,8 @@ async def test_usage_is_estimated_until_the_provider_has_said_it(tmp_path: Path)
     assert [each.estimated for each in told] == [True] * 4 + [False] * 2
     assert told[-1].usage.output_tokens == 5
     assert told[-1].cost.nano_usd == 10 * 1000 + 5 * 10_000
-    assert all(
-        each.cost.nano_usd == each.usage.input_tokens * 1000 + each.usage.output_tokens * 10_000 for each in told
-    )
+    for each in told:
+        assert each.cost.nano_usd == each.usage.input_tokens * 1000 + each.usage.output_tokens * 10_000
 
 
 async def test_what_a_call_warns_of_stands_at_its_beginning() -> None:

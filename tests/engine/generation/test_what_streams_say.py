@@ -28,7 +28,7 @@ from callboard.adapters import (
     TextBlock,
 )
 from callboard.adapters.replies.whole import whole_events
-from callboard.bus import CallboardError, StreamReset
+from callboard.bus import CallboardError, ContentBlock, StreamReset
 from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
@@ -36,8 +36,8 @@ from callboard.bus.streams.events import (
     TextDelta,
     ThinkingDelta,
     ToolUseStart,
+    fold,
 )
-from callboard.bus.streams.fold import fold
 from callboard.bus.values.content import (
     OpaqueBlock,
     ProviderRaw,
@@ -105,7 +105,6 @@ async def test_a_stream_says_what_it_costs_before_it_begins_while_it_comes_and_a
             assert stream.usage.output_tokens
             assert stream.cost.usd
             assert (stream.model, stream.status) == ("s:m", None)
-            assert stream.routing is not None
             assert stream.routing.model == "s:m"
             gate.set()
             result = await stream.result()
@@ -168,18 +167,6 @@ async def test_a_stream_of_several_steps_counts_them_all() -> None:
         assert (stream.usage, stream.cost) == (result.total_usage, result.total_cost)
 
 
-async def test_warnings_are_those_of_the_result_and_there_before_the_end() -> None:
-    """What was left out of the request is known as soon as it is sent, and is said once."""
-    async with priced(Say("Hel", "lo")) as engine:
-        many = [Message.user("x")] * 13_000  # ten tokens each, for a window of 128,000
-        async with engine.stream("s:m", messages=many) as stream:
-            await first_text(stream)
-            assert len(stream.warnings) == 1
-            result = await stream.result()
-        assert len(result.warnings) == 1
-        assert stream.warnings == result.warnings
-
-
 async def test_the_text_of_a_reader_goes_on_after_the_log_was_folded() -> None:
     """Where it stopped, and nothing twice."""
     gate = asyncio.Event()
@@ -207,7 +194,6 @@ async def test_a_fallback_says_which_model_served() -> None:
             result = await stream.result()
         assert (stream.model, result.model) == ("t:m", "t:m")
         assert stream.routing == result.routing
-        assert result.routing is not None
         assert result.routing.requested == "s:m"
 
 
@@ -245,7 +231,6 @@ async def test_an_error_says_what_its_call_cost(ask: Ask) -> None:
     async with priced(Say("Hel", fails=ServerError("broken", provider_status=529))) as engine:
         with pytest.raises(ServerError) as raised:
             await ask(engine)
-    assert raised.value.cost is not None
     assert raised.value.cost.usd is not None
     assert raised.value.cost.usd >= Decimal(0)
 
@@ -255,11 +240,9 @@ async def test_the_cost_of_a_call_that_was_never_answered_is_not_known() -> None
     async with priced(Say(fails=ServerError("lost"))) as engine:
         with pytest.raises(ServerError) as raised:
             await engine.generate("s:m", "Hi")
-        assert raised.value.cost is not None
         assert raised.value.cost.usd is None
         with pytest.raises(AdapterError) as refused:
             await engine.generate("s:m", "Hi", requires=Requirements(min_context_tokens=10**9))
-        assert refused.value.cost is not None
         assert refused.value.cost.usd == 0
 
 
@@ -283,22 +266,10 @@ async def test_a_cancelled_call_says_what_it_cost(ask: Ask) -> None:
         await engine.cancel(item.id)
         with pytest.raises(CancelledError) as raised:
             await task
-    assert raised.value.cost is not None
     assert raised.value.cost.usd is not None
 
 
 # -- The text of each reader
-
-
-async def test_each_reader_has_a_text_stream() -> None:
-    """Of a function's stream, of a session's, and of one that was attached to; also for who comes late."""
-    async with priced(Say("Hel", "lo"), Say("Hel", "lo")) as engine:
-        for stream in (engine.stream("s:m", "Hi"), engine.session("s:m").stream("Hi")):
-            reader = stream.reader()
-            assert "".join([text async for text in reader.text_stream]) == "Hello"
-            assert "".join([text async for text in stream.reader(coalesce=True).text_stream]) == "Hello"
-            async with engine.attach(stream.stream_id, view=True) as view:
-                assert "".join([text async for text in view.text_stream]) == "Hello"
 
 
 async def test_an_attached_view_gives_what_stream_gives() -> None:
@@ -317,13 +288,17 @@ async def test_an_attached_view_gives_what_stream_gives() -> None:
         assert kinds[-1] == "error"
 
 
-async def test_a_view_begins_at_the_beginning() -> None:
-    """From the middle, nobody could tell what its segments are."""
-    async with priced(Say("Hello")) as engine:
-        stream = engine.stream("s:m", "Hi")
-        await stream.result()
-        with pytest.raises(ValueError, match="a view starts at the first event"):
-            engine.attach(stream.stream_id, view=True, from_seq=2)  # type: ignore[call-overload]
+async def test_each_reader_has_a_text_stream() -> None:
+    """Of a function's stream, of a session's, of one that was attached to; a view has it from the beginning."""
+    async with priced(Say("Hel", "lo"), Say("Hel", "lo")) as engine:
+        for stream in (engine.stream("s:m", "Hi"), engine.session("s:m").stream("Hi")):
+            reader = stream.reader()
+            assert "".join([text async for text in reader.text_stream]) == "Hello"
+            assert "".join([text async for text in stream.reader(coalesce=True).text_stream]) == "Hello"
+            async with engine.attach(stream.stream_id, view=True) as view:
+                assert "".join([text async for text in view.text_stream]) == "Hello"
+            with pytest.raises(ValueError, match="a view starts at the first event"):
+                engine.attach(stream.stream_id, view=True, from_seq=2)  # type: ignore[call-overload]
 
 
 # What is left of a turn that is over: nothing, however it was asked for and whatever it ended in.
@@ -334,62 +309,46 @@ async def test_a_view_begins_at_the_beginning() -> None:
 Way = Callable[[Engine, bool], Awaitable[object]]
 
 
-async def _generate(engine: Engine, cancelled: bool) -> object:
-    return await engine.generate("s:m", "Hi", timeout=0.0 if cancelled else None)
-
-
-async def _send(engine: Engine, cancelled: bool) -> object:
-    return await engine.session("s:m").send("Hi", timeout=0.0 if cancelled else None)
-
-
-async def _stream(engine: Engine, cancelled: bool) -> object:
-    async with engine.stream("s:m", "Hi") as stream:
+async def streamed(stream: Any, cancelled: bool, read: Callable[[Any], Any] = aiter) -> object:
+    """What is read of a stream, which is cancelled when its reader is there."""
+    async with stream:
+        reader = read(stream)
         if cancelled:
             await stream.cancel()
-        return [event async for event in stream]
+        return [each async for each in reader], await stream.result()
 
 
-async def _stream_of_a_session(engine: Engine, cancelled: bool) -> object:
-    async with engine.session("s:m").stream("Hi") as stream:
-        if cancelled:
-            await stream.cancel()
-        return [event async for event in stream]
+def attached(engine: Engine, cancelled: bool) -> Awaitable[object]:
+    return streamed(engine.stream("s:m", "Hi"), cancelled, lambda it: engine.attach(it.stream_id, view=True))
 
 
-async def _reader(engine: Engine, cancelled: bool) -> object:
-    async with engine.stream("s:m", "Hi") as stream:
-        reader = stream.reader()
-        if cancelled:
-            await stream.cancel()
-        return [text async for text in reader.text_stream]
+WAYS: dict[str, Way] = {
+    "generate": lambda engine, off: engine.generate("s:m", "Hi", timeout=0.0 if off else None),
+    "send": lambda engine, off: engine.session("s:m").send("Hi", timeout=0.0 if off else None),
+    "stream": lambda engine, off: streamed(engine.stream("s:m", "Hi"), off),
+    "stream of a session": lambda engine, off: streamed(engine.session("s:m").stream("Hi"), off),
+    "reader": lambda engine, off: streamed(engine.stream("s:m", "Hi"), off, lambda it: it.reader().text_stream),
+    "attached": attached,
+    "object": lambda engine, off: streamed(engine.stream_object("s:m", "Who?", schema=dict), off),
+}
 
 
-async def _attached(engine: Engine, cancelled: bool) -> object:
-    async with engine.stream("s:m", "Hi") as stream:
-        view = engine.attach(stream.stream_id, view=True)
-        if cancelled:
-            await stream.cancel()
-        return [event async for event in view], await stream.message()
+@pytest.fixture
+def only_new_objects() -> None:
+    """Leave out the objects of earlier tests: to look through them takes a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
-async def _object(engine: Engine, cancelled: bool) -> object:
-    async with engine.stream_object("s:m", "Who?", schema=dict) as stream:
-        if cancelled:
-            await stream.aclose()
-        return await stream.object()
-
-
-WAYS = (_generate, _send, _stream, _stream_of_a_session, _reader, _attached, _object)
-
-
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("ending", ["well", "broken", "cancelled"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_nothing_is_left_of_a_turn(way: Way, ending: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_nothing_is_left_of_a_turn(way: str, ending: str) -> None:
     """Neither the turn nor its stream nor its session, while the engine lives on."""
     async with running(*([] if ending == "broken" else [Say("{}")])) as (engine, _):
         before = [weakref.ref(each) for each in _alive()]
         try:
-            await way(engine, ending == "cancelled")
+            await WAYS[way](engine, ending == "cancelled")
             ended = "well"
         except AdapterError:
             ended = "not well"
@@ -446,16 +405,20 @@ CONTENT = (
 )
 
 
-def reply() -> list[StreamEvent]:
-    response = CanonicalResponse(
-        request_id="req_1",
-        model="s:m",
-        provider="s",
-        content=CONTENT,
-        stop_reason=StopReason.END_TURN,
-        usage=TokenUsage(10, 5),
-    )
+def whole_reply(*content: ContentBlock) -> list[StreamEvent]:
+    end = {"stop_reason": StopReason.END_TURN, "usage": TokenUsage(10, 5)}
+    response = CanonicalResponse(request_id="req_1", model="s:m", provider="s", content=content, **end)  # type: ignore[arg-type]
     return whole_events(response, "msg_1")
+
+
+def reply() -> list[StreamEvent]:
+    return whole_reply(*CONTENT)
+
+
+def test_redacted_thinking_of_a_whole_reply_reaches_readers_as_it_came() -> None:
+    """A reply that was not streamed shows its readers the same block as a streamed one."""
+    events = whole_reply(RedactedThinkingBlock("c2VjcmV0"))
+    assert events[1] == ProviderBlock("redacted_thinking", "c2VjcmV0", 0, "msg_1")
 
 
 def test_blocks_of_one_kind_stay_apart() -> None:
@@ -481,34 +444,17 @@ def test_what_is_cut_off_says_how_to_end_it() -> None:
 
 
 def test_the_last_of_several_messages_counts() -> None:
-    """And a reset begins with what it says."""
-    second = [
+    """And a reset begins with what it says; before the first event there is no response."""
+    second = (
         MessageStart("msg_2", "m", "s"),
         ThinkingDelta("Hm", None, 0, "msg_2"),
         TextDelta("More", 1, "msg_2"),
-    ]
+    )
     both: list[StreamEvent] = [*reply(), *second]
     assert accumulated(both).response().text == "More"
     late = StreamAccumulator()
+    with pytest.raises(CallboardError, match="no message has begun"):
+        late.response()
     late.process(MessageStart("msg_0"))
     late.process(StreamReset(fold(both), len(both)))  # type: ignore[arg-type]
     assert late.response() == accumulated(both).response()
-
-
-def test_before_the_first_event_there_is_no_response() -> None:
-    """The error says so."""
-    with pytest.raises(CallboardError, match="no message has started"):
-        StreamAccumulator().response()
-
-
-def test_redacted_thinking_of_a_whole_reply_reaches_readers_as_it_came() -> None:
-    """A reply that was not streamed shows its readers the same block as a streamed one."""
-    response = CanonicalResponse(
-        request_id="r",
-        model="a:m",
-        provider="a",
-        content=(RedactedThinkingBlock("c2VjcmV0"),),
-        stop_reason=StopReason.END_TURN,
-        usage=TokenUsage(),
-    )
-    assert whole_events(response, "msg")[1] == ProviderBlock("redacted_thinking", "c2VjcmV0", 0, "msg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -102,22 +103,17 @@ async def test_a_stop_ends_the_reply_with_what_had_passed(
     rail = Guardrail(check, window=Window.sentences())
     read: list[str] = []
     say = Say("Well. ", "The secret ", "is 42. ", "And more.")
-    async with running(say, Say("Fine"), middleware=[rail], store=tmp_path / "t.db", z=[Say("never")]) as (
-        engine,
-        events,
-    ):
+    replies, others = (say, Say("Fine")), {"z": [Say("never")]}
+    async with running(*replies, middleware=[rail], store=tmp_path / "t.db", **others) as (engine, events):  # type: ignore[arg-type]
         session = engine.session("s:m", fallback=["z:m"])
         with pytest.raises(GuardrailStopped, match="it tells the secret") as stopped:
             await answer(session, streamed, read)
         error = stopped.value
         assert isinstance(error, ContentFilterError)
         assert "secret" not in "".join(read)
-        assert "".join(block.text for block in error.content if isinstance(block, TextBlock)).strip() in (
-            "Well.",
-            "",
-        )
-        assert error.usage is not None
-        assert error.cost is not None
+        kept = "".join(block.text for block in error.content if isinstance(block, TextBlock))
+        assert kept.strip() in ("Well.", "")
+        assert None not in (error.usage, error.cost)
         told = [envelope.data for envelope in events.take()]
         ends = [event for event in told if isinstance(event, LlmCallFailed)]
         assert [end.error_class for end in ends] == ["cancelled"]
@@ -144,56 +140,32 @@ async def test_readers_have_a_piece_before_the_next_is_whole() -> None:
             assert [text async for text in reader] == ["Two three."]
 
 
-@pytest.mark.parametrize("check", [masked, masked_later])
+@pytest.mark.parametrize("check", [masked, masked_later, no_secrets])
 async def test_tools_run_with_their_own_arguments_behind_the_text(check: Callable[[Held], str]) -> None:
-    """A call keeps its place behind the text that was held, and its arguments."""
+    """A call keeps its place behind the text that was held, and its arguments; none of a stopped reply runs."""
     ran: list[object] = []
-
-    async def pay(arguments: object) -> str:
-        ran.append(arguments)
-        return "paid"
-
+    stops = check is no_secrets
     number = "4111 1111 1111 1111"
-    tool = Tool(ToolDefinition("pay"), pay)
-    say = Say(f"I pay with {number}", calls=[("pay", {"card": number})])
-    async with running(say, Say("Done."), middleware=[Guardrail(check)]) as (engine, _):
+    tool = Tool(ToolDefinition("pay"), lambda arguments: ran.append(arguments))
+    say = Say("The secret: " if stops else "I pay with ", number, calls=[("pay", {"card": number})])
+    rail = Guardrail(check, window=Window.block())
+    async with running(say, Say("Done."), middleware=[rail]) as (engine, _):
         async with engine.session("s:m", tools=[tool]).stream("Pay!") as turn:
-            message = await turn.message()
-    assert message.text == "Done."
-    assert ran == [{"card": number}]
-
-
-async def test_no_tool_of_a_stopped_reply_runs() -> None:
-    """Also one that would have come first."""
-    ran: list[object] = []
-
-    async def pay(arguments: object) -> str:
-        ran.append(arguments)
-        return "paid"
-
-    say = Say("The secret is out.", calls=[("pay", {})])
-    async with running(say, middleware=[Guardrail(no_secrets, window=Window.block())]) as (engine, _):
-        with pytest.raises(GuardrailStopped):
-            await engine.session("s:m", tools=[Tool(ToolDefinition("pay"), pay)]).send("Pay!")
-    assert ran == []
+            with pytest.raises(GuardrailStopped) if stops else contextlib.nullcontext():
+                assert (await turn.message()).text == "Done."
+    assert ran == ([] if stops else [{"card": number}])
 
 
 @pytest.mark.parametrize("check", [masked, masked_later])
 async def test_a_reply_that_breaks_off_while_it_is_held_is_asked_of_another_model(
     check: Callable[[Held], str],
 ) -> None:
-    """Nobody has read anything of it; what was held is dropped."""
-    broken = Say("Half a sent", fails=ServerError("gone", retryable=False))
-    async with running(broken, middleware=[Guardrail(check)], z=[Say("Whole.")]) as (engine, _):
+    """Nobody has read anything of it; what was held is dropped, and what had passed stays."""
+    gone = ServerError("gone", retryable=False)
+    replies = Say("Half a sent", fails=gone), Say("Whole. Half a sent", fails=gone)
+    async with running(*replies, middleware=[Guardrail(check)], z=[Say("Whole.")]) as (engine, _):
         async with engine.session("s:m", fallback=["z:m"]).stream("Hi") as turn:
             assert [text async for text in turn.text_stream] == ["Whole."]
-
-
-@pytest.mark.parametrize("check", [masked, masked_later])
-async def test_what_was_not_looked_at_is_dropped_at_a_break(check: Callable[[Held], str]) -> None:
-    """What had passed stays."""
-    broken = Say("Whole. Half a sent", fails=ServerError("gone", retryable=False))
-    async with running(broken, middleware=[Guardrail(check)]) as (engine, _):
         async with engine.session("s:m").stream("Hi") as turn:
             read: list[str] = []
             with pytest.raises(ServerError) as raised:
@@ -318,13 +290,8 @@ def message(*blocks: tuple[str, list[str]], signature: str | None = None) -> lis
     return [*events, MessageComplete(tuple(content), StopReason.END_TURN, "stop", usage, "msg")]
 
 
-BLOCKS = st.lists(
-    st.tuples(
-        st.sampled_from(["text", "thinking"]), st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5)
-    ),
-    min_size=1,
-    max_size=4,
-)
+BLOCK = st.sampled_from(["text", "thinking"]), st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5)
+BLOCKS = st.lists(st.tuples(*BLOCK), min_size=1, max_size=4)
 
 
 @given(BLOCKS, st.integers(1, 9), st.integers(0, 9), st.sampled_from([("text",), ("text", "thinking")]))
@@ -415,19 +382,11 @@ def test_what_ends_a_piece(window: Window, pieces: list[str]) -> None:
     assert pieces_of(window, ['Is it 3.14? She said "No." First line\nthe rest']) == pieces
 
 
-def test_sentences_without_spaces_end_at_their_mark() -> None:
-    """As in Chinese and Japanese; a closing bracket belongs to its sentence."""
+def test_sentences_without_spaces_end_at_their_mark_and_long_lines_are_cut() -> None:
+    """As in Chinese and Japanese, with the closing bracket; a long line without an end is not held for ever."""
     assert pieces_of(Window.sentences(), ["你好。（再见。）好！"]) == ["你好。", "（再见。）", "好！"]
-
-
-def test_a_piece_is_cut_where_no_end_comes() -> None:
-    """A long line without an end is not held for ever."""
     pieces = pieces_of(Window.sentences(), ["x" * 500] * 20)
     assert [len(piece) for piece in pieces] == [MOST_CHARACTERS, MOST_CHARACTERS, 2000]
-
-
-@pytest.mark.parametrize(("size", "overlap"), [(0, 0), (5, -1)])
-def test_a_window_holds_something(size: int, overlap: int) -> None:
-    """A window of nothing is refused."""
-    with pytest.raises(ValueError, match="at least one unit"):
-        Window.characters(size, overlap=overlap)
+    for size, overlap in ((0, 0), (5, -1)):
+        with pytest.raises(ValueError, match="at least one unit"):
+            Window.characters(size, overlap=overlap)

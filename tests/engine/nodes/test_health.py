@@ -10,14 +10,12 @@ import pytest
 from callboard.bus import NodeBrokerChanged
 from callboard.engine import Check, Cluster, Engine
 from callboard.engine.cli.command_line import main
-from callboard.engine.nodes.health import check_broker
+from callboard.engine.nodes.node import check_broker
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say
 
-pytestmark = [
-    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
-]
+pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 
 
 async def named(engine: Engine, prefix: str) -> list[Check]:
@@ -35,8 +33,6 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
         await engine.session("s:m").send("Hi")
         await engine.flush()
         node = engine._runtime.node
-        assert node is not None
-        assert node.bridge is not None
         with anyio.fail_after(10):
             while node.bridge.statistics().sent < node.bridge.statistics().committed:  # noqa: ASYNC110
                 await anyio.sleep(0.01)

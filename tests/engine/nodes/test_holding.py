@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from callboard.engine.nodes.ownership import Asked, Holding
 from callboard.tracestore.nodes import Claimed, NodeInfo, Renewed
-from callboard.tracestore.sql.runs import belongs
+from callboard.tracestore.sql.events import belongs
 from tests.support.shared_tables import OwnershipModel
 
 SECOND = 1_000_000_000
@@ -156,11 +156,7 @@ STEP_NAMES = [
     *("write", "late", "pass", "pass", "long", "restart"),
 ]
 STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(STEP_NAMES),
-        st.integers(0, 2),
-        st.sampled_from(["s", "t"]),
-    ),
+    st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 2), st.sampled_from(["s", "t"])),
     min_size=60,
     max_size=80,
 )

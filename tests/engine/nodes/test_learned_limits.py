@@ -17,10 +17,10 @@ from callboard.engine import Cluster, Engine
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
 from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
-from callboard.engine.rate_limits.account import Reading
-from callboard.engine.rate_limits.gate import Headers, Lesson
-from callboard.engine.rate_limits.permit import RateLimits
 from callboard.engine.routing.availability import AvailabilityTable
+from callboard.engine.routing.rate_account import Reading
+from callboard.engine.routing.rate_limits import RateLimits
+from callboard.engine.routing.rate_slots import Headers, Lesson
 
 from ...support.engines import entry, registry, serving
 from ...support.nats_server import own_nats_server, why_no_nats
@@ -157,7 +157,6 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
         async with node(refusal, server.url) as a, node(Say("Hello."), server.url) as b:
             for engine in (a, b):
                 broker = engine._runtime.node.broker  # type: ignore[union-attr]
-                assert broker is not None
                 with anyio.fail_after(10):
                     while not broker.connected:  # noqa: ASYNC110
                         await anyio.sleep(0.005)

@@ -54,7 +54,6 @@ async def test_a_session_is_resumed_on_another_node_when_the_first_one_has_close
         assert resumed.system_prompt == "Be brief."
         assert texts(resumed) == ["Hi", "One."]
         await resumed.send("And then?")
-        assert b._runtime.node is not None
         assert b._runtime.node.epoch_of(session.id) == 2
     async with node_engine("c", postgres_dsn, tmp_path, Say("Three.")) as c:
         again = await c.resume(session.id)
@@ -84,7 +83,6 @@ async def test_a_session_that_nobody_uses_is_handed_over(postgres_dsn: str, tmp_
             await there.send("Mine?")
     async with PostgresStore(postgres_dsn, path=tmp_path / "p") as store:
         saved = await store.saved_session(session.id)
-        assert saved is not None
         assert [message.text for message in saved.messages][-1] == "Four."
         assert saved.missing == ()
         assert [row.session_id for row in await store.sessions()] == [session.id]
@@ -125,13 +123,10 @@ async def test_a_session_of_nobody_s_handle_is_let_go_of(postgres_dsn: str, tmp_
         name = session.id
         del session
         node = a._runtime.node
-        assert node is not None
         with anyio.fail_after(10):
             while node.epoch_of(name):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
-        assert node.ownership is not None
         owner = await node.ownership.tables.owner(name)
-        assert owner is not None
         assert owner.released
 
 
@@ -145,8 +140,6 @@ async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: st
         with pytest.raises(CallboardError, match="has no stored messages"):
             await a.resume("ses_unknown")
         node = a._runtime.node
-        assert node is not None
-        assert node.ownership is not None
         assert await node.ownership.tables.owner("ses_unknown") is None
         assert node.epoch_of(session.id) == 1
 
@@ -173,7 +166,6 @@ async def test_a_session_is_listed_and_deleted_on_any_node(postgres_dsn: str, tm
         assert texts(there) == ["Anew", "Three."]
     async with PostgresStore(postgres_dsn, path=tmp_path / "p") as store:
         saved = await store.saved_session(session.id)
-        assert saved is not None
         assert [message.text for message in saved.messages] == ["Anew", "Three."]
         assert not await store.saved_session("ses_unknown")
 
@@ -188,8 +180,6 @@ async def test_nothing_is_known_of_a_session_that_was_deleted(postgres_dsn: str,
     async with node_engine("b", postgres_dsn, tmp_path) as b:
         assert await b.delete_session(left.id)
         node = b._runtime.node
-        assert node is not None
-        assert node.ownership is not None
         assert [await node.ownership.tables.owner(session.id) for session in (held, left)] == [None, None]
 
 
@@ -224,7 +214,6 @@ async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(t
             assert checks["node:lease"].detail.startswith("a owns 1 ")
             assert checks["node:others"].detail == "no other node is alive"
             statistics = a.statistics().node
-            assert statistics is not None
             assert (statistics.name, statistics.lives, statistics.sessions) == ("a", True, 1)
 
 
@@ -277,8 +266,6 @@ async def test_a_session_that_died_with_its_node_is_not_begun_anew(postgres_dsn:
     """Nothing of it was shared, so nobody knows what was said; and deleting it lets one begin."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         node = a._runtime.node
-        assert node is not None
-        assert node.ownership is not None
         tables = node.ownership.tables
         await tables.renew(NodeInfo(node="run_gone", name="gone", lease_seconds=0.05), 0)
         await tables.claim("x", "run_gone")
@@ -382,7 +369,6 @@ async def test_a_session_goes_on_where_a_killed_node_was(postgres_dsn: str, nats
             assert len(said) == 4
             assert said[3].startswith("w0 w1 w2 ")
             assert node.text.replace(" ", "").startswith(said[3].replace(" ", "")[:40])
-            assert session.messages[3].metadata is not None
             assert session.messages[3].metadata.usage.source == "partial"
             await session.send("And now?")
     # The file of the dead node comes late, and changes nothing.
@@ -393,7 +379,6 @@ async def test_a_session_goes_on_where_a_killed_node_was(postgres_dsn: str, nats
     await shipper.close()
     async with PostgresStore(postgres_dsn, path=tmp_path / "reader") as store:
         saved = await store.saved_session(session_id)
-        assert saved is not None
         assert [message.text for message in saved.messages] == [*said, "And now?", "Three."]
         assert [row.session_id for row in await store.sessions()] == [session_id]
         calls = await store.calls()
@@ -433,12 +418,10 @@ async def test_a_killed_nodes_call_counts_the_output_that_readers_elsewhere_got(
             session = await engine.resume(session_id)
             kept = session.messages[-1]
             assert kept.metadata is not None
-            assert engine._runtime.node is not None
             async with TraceStore(tmp_path / "a.db") as file:
                 await file.close_lost_runs(delivered=engine._runtime.node.delivered)
                 (lost,) = [call for call in await file.calls() if call.status == "failed"]
     assert lost.error_class == "process_lost"
-    assert lost.usage is not None
     assert lost.usage.output_tokens == kept.metadata.usage.output_tokens > 0
 
 
@@ -464,7 +447,6 @@ async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
     assert sorted(ends) == ["completed", "completed", "outcome_unknown"]
     async with PostgresStore(postgres_dsn, path=tmp_path / "reader") as store:
         saved = await store.saved_session(session_id)
-        assert saved is not None
         assert [message.text for message in saved.messages] == said
 
 

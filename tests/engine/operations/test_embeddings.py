@@ -6,7 +6,7 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -105,12 +105,7 @@ class Embedder(ScriptedAdapter):
 
 
 def embedder_type(name: str, **fields: object) -> str:
-    """A type for models.yaml, of its own class.
-
-    Args:
-        name: The name of the class.
-        fields: Attributes of the class.
-    """
+    """A type for models.yaml, of its own class with these attributes."""
     kind = type(name, (Embedder,), {"script": [], "faults": [], "at_once": 0, "most_at_once": 0, **fields})
     globals()[name] = kind
     return f"{__name__}:{name}"
@@ -154,33 +149,25 @@ async def test_texts_become_vectors_in_order_one_call_a_batch() -> None:
 
 
 async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
+    """Dimensions that a model has not are refused before any call."""
     async with engine_of(serving(small("a"), a=embedder_type("Alone"))) as (engine, events):
         assert [vector[0] for vector in (await engine.embed("four", model="a:small")).vectors] == [4.0]
         nothing = await engine.embed([], model="a:small")
         assert (nothing.vectors, nothing.cost.nano_usd, nothing.calls) == ((), 0, ())
-        assert len(await seen(events, engine)) == 2
-
-
-async def test_an_adapter_without_embeddings_is_refused_before_any_call() -> None:
-    async with engine_of(serving(small("a"), a=f"{__name__}:Talker")) as (engine, events):
-        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter supports only conversations"):
-            await engine.embed(["x"], model="a:small")
-        assert await seen(events, engine) == []
-
-
-async def test_dimensions_that_a_model_has_not_are_refused_before_any_call() -> None:
-    async with engine_of(serving(small("a"), a=embedder_type("Two"))) as (engine, events):
         assert (await engine.embed(["x"], model="a:small", dimensions=2)).dimensions == 2
         with pytest.raises(CapabilityError, match="no vectors of 3 dimensions: it offers 1, 2"):
             await engine.embed(["x"], model="a:small", dimensions=3)
-        assert len(await seen(events, engine)) == 2
+        assert len(await seen(events, engine)) == 4
 
 
-async def test_a_missing_key_is_a_configuration_error() -> None:
-    locked = entry("a", embedder_type("Locked"), missing_key="A_KEY")
-    async with engine_of(serving(small("a"), a=locked)) as (engine, _):
-        with pytest.raises(ConfigurationError, match="A_KEY"):
+async def test_an_adapter_without_embeddings_or_key_is_refused_before_any_call() -> None:
+    locked = entry("b", embedder_type("Locked"), missing_key="A_KEY")
+    async with engine_of(serving(small("a"), small("b"), a=f"{__name__}:Talker", b=locked)) as (engine, events):
+        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter has conversations only"):
             await engine.embed(["x"], model="a:small")
+        with pytest.raises(ConfigurationError, match="A_KEY"):
+            await engine.embed(["x"], model="b:small")
+        assert await seen(events, engine) == []
 
 
 # -- failures
@@ -203,9 +190,7 @@ async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
     async with engine_of(models) as (engine, events):
         await engine.embed(["x"], model="a:small", max_retries=1)
         said = await seen(events, engine)
-    assert [type(event).__name__ for event in said] == [
-        *("LlmCallStarted", "LlmCallFailed", "LlmCallStarted", "LlmCallCompleted")
-    ]
+    assert [type(event) for event in said] == [LlmCallStarted, LlmCallFailed, LlmCallStarted, LlmCallCompleted]
     assert isinstance(said[1], LlmCallFailed)
     assert said[1].will_retry
 
@@ -312,12 +297,8 @@ async def test_an_organisation_before_a_model_s_name_is_no_other_space() -> None
 
 
 async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
-    models = serving(
-        small("a", kind="embedding"),
-        small("b"),
-        a=embedder_type("Never"),
-        b=scripted_type(Say("hello")),
-    )
+    kinds = {"a": embedder_type("Never"), "b": scripted_type(Say("hello"))}
+    models = serving(small("a", kind="embedding"), small("b"), **kinds)
     assert [named.model for named in expand(models, ModelChoice()).named] == ["b:small"]
 
 
@@ -354,7 +335,6 @@ class TestOnDisk:
             result = await engine.embed(["x"] * 5, model="a:small", tags={"job": "index"})
             await engine.session("t:m").send("Hello")
             await engine.flush()
-            assert engine.store is not None
             rows = await engine.store.calls(CallFilter(operation="embeddings"))
             assert sorted(row.request_id for row in rows) == sorted(result.calls)
             assert {row.tags["job"] for row in rows} == {"index"}
@@ -374,24 +354,27 @@ class Talker(ScriptedAdapter):
 
 
 async def test_progress_is_told_after_each_batch_and_ends_with_all_texts() -> None:
-    """It only grows, whichever batch ends first; halved batches and failures count once."""
+    """It only grows; halved batches and failures count once; its own error is raised."""
     told: list[tuple[int, int]] = []
     kind = embedder_type("Telling", faults=[ContextOverflowError("too large"), ServerError("no")])
+    options: dict[str, Any] = {"model": "a:small", "at_once": 1, "max_retries": 0}
+
+    def tell(done: int, total: int) -> None:
+        told.append((done, total))
+
+    def stop(done: int, total: int) -> None:
+        raise ZeroDivisionError(done)
+
     async with engine_of(serving(small("a"), a=kind)) as (engine, _):
-        texts = ["x"] * 10
         with pytest.raises(PartialEmbeddingError) as raised:
-            await engine.embed(
-                texts,
-                model="a:small",
-                at_once=1,
-                max_retries=0,
-                on_progress=lambda done, total: told.append((done, total)),
-            )
+            await engine.embed(["x"] * 10, on_progress=tell, **options)
         assert told == [(1, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
         assert raised.value.cost is not None
         told.clear()
-        await engine.embed([], model="a:small", on_progress=lambda done, total: told.append((done, total)))
+        await engine.embed([], on_progress=tell, **options)
         assert told == []
+        with pytest.raises(ZeroDivisionError, match="3"):
+            await engine.embed(["x"] * 10, on_progress=stop, **options)
 
 
 async def test_batches_may_be_smaller_than_the_provider_takes_and_not_larger() -> None:
@@ -401,17 +384,6 @@ async def test_batches_may_be_smaller_than_the_provider_takes_and_not_larger() -
         assert len((await engine.embed(["x"] * 6, model="a:small", batch_size=100)).calls) == 2
         with pytest.raises(ValueError, match="batch_size=0"):
             await engine.embed(["x"], model="a:small", batch_size=0)
-
-
-async def test_progress_that_fails_ends_the_work() -> None:
-    """It is the host's own code, so its exception is the host's."""
-
-    def stop(done: int, total: int) -> None:
-        raise ZeroDivisionError(done)
-
-    async with engine_of(serving(small("a"), a=embedder_type("Stopping"))) as (engine, _):
-        with pytest.raises(ZeroDivisionError, match="3"):
-            await engine.embed(["x"] * 10, model="a:small", at_once=1, on_progress=stop)
 
 
 async def test_the_function_is_the_engine_s_method() -> None:
@@ -425,15 +397,9 @@ def test_the_sync_function_tells_its_progress() -> None:
     """Before it returns, in the sync thread."""
     told: list[tuple[int, int]] = []
     with Engine(models=serving(small("a"), a=embedder_type("Sync")), trace=False) as engine:
-        result = embed_sync(
-            ["x"] * 7,
-            model="a:small",
-            engine=engine,
-            at_once=1,
-            on_progress=lambda done, total: told.append((done, total)),
-        )
-    assert len(result.vectors) == 7
-    assert told == [(3, 7), (6, 7), (7, 7)]
+        tell = lambda done, total: told.append((done, total))  # noqa: E731
+        result = embed_sync(["x"] * 7, model="a:small", engine=engine, at_once=1, on_progress=tell)
+    assert (len(result.vectors), told) == (7, [(3, 7), (6, 7), (7, 7)])
 
 
 async def test_the_published_error_of_an_embedding_quotes_no_text() -> None:

@@ -73,9 +73,12 @@ async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaSer
 
 
 async def test_gemini_counts_the_tokens_of_its_images_apart(server: MediaServer) -> None:
+    """A model without a price is unpriced and not free."""
     async with engine_at(server) as engine:
         result = await engine.generate_image("A red boat.", model=FLASH, aspect_ratio="16:9")
+        other = await engine.generate_image("A red boat.", model="openai:gpt-image-1.5")
     assert result.cost.nano_usd == (6 * 300_000 + 1290 * 30_000_000) // 1000
+    assert (other.cost.nano_usd, other.cost.source) == (None, "unpriced")
 
 
 async def test_what_is_done_follows_from_what_goes_in(server: MediaServer, tmp_path: Path) -> None:
@@ -133,9 +136,3 @@ async def test_a_refusal_in_passing_is_tried_again_and_an_unreachable_provider_l
         result = await engine.generate_image("A red boat.", model=["away:gpt-image-2", GPT])
     assert result.model == GPT
     assert (len(server.of("image")), server.made) == (3, {"image": 1})
-
-
-async def test_a_model_without_a_price_is_unpriced_and_not_free(server: MediaServer) -> None:
-    async with engine_at(server) as engine:
-        result = await engine.generate_image("A red boat.", model="openai:gpt-image-1.5")
-    assert (result.cost.nano_usd, result.cost.source) == (None, "unpriced")

@@ -70,20 +70,6 @@ async def test_a_video_is_created_awaited_and_downloaded(
     assert server.made == {"video": 1}
 
 
-async def test_the_bus_tells_of_its_progress_and_its_end(server: MediaServer) -> None:
-    """A listener hears each look; an event is only published where something has changed."""
-    server.steps = [10, 10, 60]
-    heard: list[float | None] = []
-    async with engine_at(server) as engine:
-        with engine.bus.subscribe("job.*", policy=Lossless()) as events:
-            handle = await a_video(engine)
-            await handle.wait(on_progress=lambda job: heard.append(job.progress))
-            told = [envelope.data for envelope in events.take()]
-    assert [type(event) for event in told] == [JobCreated, JobProgress, JobProgress, JobProgress, JobCompleted]
-    assert [event.progress for event in told if isinstance(event, JobProgress)] == [0.1, 0.6, 1.0]
-    assert heard == [0.1, 0.1, 0.6, 1.0]
-
-
 LOST_LOOKS = ["drop", "lost", "500", "503", "429", "garbage", "drop", "", "502", "drop"]
 
 
@@ -235,31 +221,31 @@ async def test_a_creation_that_is_cancelled_waits_for_the_job_s_id_and_keeps_it(
 
 
 async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaServer) -> None:
+    """Nor does a wait that is cancelled."""
     server.steps = [10] * 100_000
     async with filming(server) as (_, handle):
         with pytest.raises(RequestTimeoutError, match=r"resume_video\('video_1', 'openai:sora-2'\)"):
             await handle.wait(timeout=0.02)
+        with anyio.move_on_after(0.02):
+            await handle.wait()
         server.steps = []
-        assert (await handle.wait()).job.status == "completed"
+        assert (await handle.wait()).cost.nano_usd == 800_000_000
 
 
-async def test_two_that_wait_for_one_job_both_get_it_and_it_is_counted_once(
-    server: MediaServer, tmp_path: Path
-) -> None:
+async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
+    """However many wait for it and often it is resumed: in the same engine it is the same handle."""
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
         async with anyio.create_task_group() as group:
             group.start_soon(handle.wait)
             group.start_soon(handle.wait)
         assert [row[0] for row in await rows(engine)] == ["video_create", "video"]
-
-
-async def test_a_wait_that_is_cancelled_leaves_the_job_for_the_next(server: MediaServer) -> None:
-    server.steps = [10] * 100_000
-    async with filming(server) as (_, handle):
-        with anyio.move_on_after(0.02):
-            await handle.wait()
-        server.steps = []
-        assert (await handle.wait()).cost.nano_usd == 800_000_000
+        assert await engine.resume_video(handle.id, SORA) is handle
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        again = await engine.resume_video("video_1", SORA)
+        assert (await again.wait()).cost.nano_usd == 800_000_000
+        assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
+        with pytest.raises(NotFoundError):
+            await engine.resume_video("video_9", SORA)
 
 
 async def test_another_engine_goes_on_with_a_job_and_knows_what_it_makes(
@@ -273,16 +259,6 @@ async def test_another_engine_goes_on_with_a_job_and_knows_what_it_makes(
         assert (await handle.wait()).cost.nano_usd == 3_200_000_000
         assert await handle.download() == server.file
     assert server.made == {"video": 1}
-
-
-async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
-    """However often it is resumed: in the same engine it is the same handle."""
-    async with filming(server, tmp_path / "trace.db", finished=True) as (engine, handle):
-        assert await engine.resume_video(handle.id, SORA) is handle
-    async with engine_at(server, tmp_path / "trace.db") as engine:
-        again = await engine.resume_video("video_1", SORA)
-        assert (await again.wait()).cost.nano_usd == 800_000_000
-        assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
 
 
 async def test_a_job_that_two_resume_at_once_is_counted_once(server: MediaServer, tmp_path: Path) -> None:
@@ -303,12 +279,6 @@ async def test_a_job_that_two_resume_at_once_is_counted_once(server: MediaServer
         assert handles[0] is handles[1]
         assert len(server.of("look")) == 1
         assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
-
-
-async def test_a_job_that_nobody_knows_is_not_found(server: MediaServer) -> None:
-    async with engine_at(server) as engine:
-        with pytest.raises(NotFoundError):
-            await engine.resume_video("video_9", SORA)
 
 
 async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: MediaServer) -> None:
@@ -372,13 +342,21 @@ async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> 
         assert (await handle.wait()).job.status == "completed"
 
 
-async def test_the_events_of_a_job_are_stored(server: MediaServer, tmp_path: Path) -> None:
+async def test_the_bus_tells_of_its_progress_and_its_end(server: MediaServer, tmp_path: Path) -> None:
+    """A listener hears each look; an event is only published, and stored, where something has changed."""
+    server.steps = [10, 10, 60]
+    heard: list[float | None] = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
-        await (await a_video(engine)).wait()
+        with engine.bus.subscribe("job.*", policy=Lossless()) as events:
+            handle = await a_video(engine)
+            await handle.wait(on_progress=lambda job: heard.append(job.progress))
+            told = [envelope.data for envelope in events.take()]
         await engine.flush()
         stored = [envelope.data for envelope in await present(engine.store).events()]
-    kinds = [event for event in stored if isinstance(event, JobCreated | JobProgress | JobCompleted)]
-    assert len(kinds) == 5
+    assert [type(event) for event in told] == [JobCreated, JobProgress, JobProgress, JobProgress, JobCompleted]
+    assert [event.progress for event in told if isinstance(event, JobProgress)] == [0.1, 0.6, 1.0]
+    assert heard == [0.1, 0.1, 0.6, 1.0]
+    assert [event for event in stored if isinstance(event, JobCreated | JobProgress | JobCompleted)] == told
     (bill,) = [event for event in stored if isinstance(event, LlmCallCompleted) and event.usage.details]
     assert bill.response_id == "video_1"
 
@@ -451,10 +429,8 @@ async def test_each_variant_can_be_downloaded_where_there_are_some(server: Media
         await google.wait()
         with pytest.raises(CapabilityError, match="no thumbnail"):
             await google.download("thumbnail")
-    assert [asked.path.partition("?")[2] for asked in server.of("content")] == [
-        "variant=thumbnail",
-        "variant=spritesheet",
-    ]
+    asked = [each.path.partition("?")[2] for each in server.of("content")]
+    assert asked == ["variant=thumbnail", "variant=spritesheet"]
 
 
 async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
@@ -469,16 +445,12 @@ async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
     assert not any("a-secret-key" in value for value in (*first.headers.values(), *second.headers.values()))
 
 
-async def test_a_job_whose_adapter_was_removed_says_so(server: MediaServer) -> None:
-    server.steps = []
-    async with filming(server, finished=True) as (engine, handle):
-        await engine.reload(ModelRegistry({}, {}))
-        with pytest.raises(ConfigurationError, match="openai"):
-            await handle.download()
-
-
 async def test_a_file_system_that_refuses_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:
-    async with filming(server, finished=True) as (_, handle):
+    """And a job whose adapter was removed says so."""
+    async with filming(server, finished=True) as (engine, handle):
         with pytest.raises(FileNotFoundError):
             await handle.download(to=tmp_path / "nowhere" / "boat.mp4")
         assert await handle.download() == server.file
+        await engine.reload(ModelRegistry({}, {}))
+        with pytest.raises(ConfigurationError, match="openai"):
+            await handle.download()

@@ -12,7 +12,7 @@ import pytest
 from callboard.adapters import AdapterConfig, RateLimitError, RateLimitWaitError
 from callboard.bus import LlmCallFailed, Lossless, Subscription
 from callboard.engine import Engine
-from callboard.engine.rate_limits.permit import RateLimits
+from callboard.engine.routing.rate_limits import RateLimits
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
 

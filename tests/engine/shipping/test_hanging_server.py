@@ -50,7 +50,6 @@ def engine_for(path: Path, dsn: str, ship: Literal["behind", "before_reply"]) ->
 async def until_it_ships(engine: Engine) -> None:
     """Wait until its shipper waits for the server."""
     shipper = engine._runtime.shipper
-    assert shipper is not None
     target = shipper._target
     assert isinstance(target, Receiver)
     with anyio.fail_after(30):
@@ -68,7 +67,6 @@ async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_p
         async with engine:
             session = engine.session(model="s:m", tools=[look])
             shipper = engine._runtime.shipper
-            assert shipper is not None
             assert await shipper.shipped(30)  # it is connected, so that it is a statement that gets no answer
             with server.hanging():
                 for _ in range(2):

@@ -97,27 +97,19 @@ def test_a_tool_has_the_functions_name_description_and_parameters() -> None:
     assert get_weather.__name__ == "get_weather"
 
 
-async def fetch(url: str) -> str:
-    return url
-
-
-async def test_an_async_function_stays_one() -> None:
-    """Calling the tool gives what calling the function gives."""
-    assert await tool(fetch)("x") == "x"
-
-
-def test_everything_can_be_said_in_the_decorator_instead() -> None:
-    """Keywords of the decorator win over what the function says."""
+async def test_everything_can_be_said_in_the_decorator_instead() -> None:
+    """Keywords of the decorator win over what the function says; an async function stays one."""
     hints = ToolAnnotations(read_only=True)
 
     @tool(name="look-up", description="Looks up.", timeout=3, annotations=hints, strict=True)
-    def look_up(word: str) -> str:
+    async def look_up(word: str) -> str:
         """Not this."""
         return word
 
     definition = look_up.definition
     assert (definition.name, definition.description) == ("look-up", "Looks up.")
     assert (definition.annotations, definition.strict, look_up.timeout) == (hints, True, 3)
+    assert await look_up("x") == "x"
 
 
 def test_hints_of_every_kind_become_schemas() -> None:
@@ -318,19 +310,7 @@ def test_a_function_that_says_too_little_is_refused_with_advice(function: Any, a
 
 
 def test_a_type_that_json_cannot_express_is_refused_with_the_tools_name() -> None:
-    """And with what to use instead."""
-    with pytest.raises(SchemaError, match=r"tool 'nothing_in_json'.*use a dataclass"):
-        tool(nothing_in_json)
-
-
-def test_what_is_no_function_is_refused() -> None:
-    """A classmethod object, for one: the order of decorators is the advice."""
-    with pytest.raises(ToolDefinitionError, match="below @classmethod"):
-        tool(classmethod(lambda cls: None))  # type: ignore[arg-type]
-
-
-def test_a_path_is_a_string_and_a_number_without_a_form_in_json_is_refused() -> None:
-    """A path has an obvious form in JSON. What has none is not guessed at."""
+    """And with what to use instead. A path has an obvious form in JSON; what is no function is refused, too."""
 
     def read(path: Path) -> str:
         return str(path)
@@ -339,8 +319,12 @@ def test_a_path_is_a_string_and_a_number_without_a_form_in_json_is_refused() -> 
         return str(by)
 
     assert tool(read).definition.input_schema["properties"] == {"path": {"type": "string"}}
+    with pytest.raises(SchemaError, match=r"tool 'nothing_in_json'.*use a dataclass"):
+        tool(nothing_in_json)
     with pytest.raises(SchemaError, match="complex"):
         tool(turn)
+    with pytest.raises(ToolDefinitionError, match="below @classmethod"):
+        tool(classmethod(lambda cls: None))  # type: ignore[arg-type]
 
 
 # What a docstring tells of a function and its parameters.
@@ -401,24 +385,15 @@ def test_each_style_tells_the_description_and_the_parameters(text: str) -> None:
     assert found.parameters["limit"] == "At most so many."
 
 
-def test_a_list_in_the_description_keeps_its_lines() -> None:
-    """Only running text is joined."""
-    found = read_docstring("Do one of:\n\n- this\n- that, which\n  is longer\n\nThen stop.")
-    assert found.description == "Do one of:\n\n- this\n- that, which\n  is longer\n\nThen stop."
-
-
-def test_what_looks_like_a_section_but_is_none_stays_text() -> None:
-    """A colon in a sentence, or at its end, begins nothing."""
+def test_a_list_in_the_description_keeps_its_lines_and_no_section_is_made_up() -> None:
+    """Only running text is joined; a colon in a sentence, or at its end, begins nothing; none says nothing."""
+    text = "Do one of:\n\n- this\n- that, which\n  is longer\n\nThen stop."
+    assert read_docstring(text).description == text
     found = read_docstring("Say hello to: everybody\nNote that args: are fine.\n\nFormat:\n    x: y")
     assert "everybody" in found.description
     assert found.description.endswith("Format:\n    x: y")
     assert found.parameters == {}
-
-
-@pytest.mark.parametrize("text", [None, "", "  \n"])
-def test_no_docstring_says_nothing(text: str | None) -> None:
-    """There is nothing to read, and nothing fails."""
-    assert read_docstring(text) == ("", {})
+    assert [read_docstring(text) for text in (None, "", "  \n")] == [("", {})] * 3
 
 
 # How a call's arguments come to the function, and what happens to wrong ones.
@@ -456,11 +431,7 @@ async def test_arguments_become_what_the_hints_say() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        ({"city": 3}, r"\$\.city.*str"),
-        ({}, "city"),
-        ({"city": "Rome", "country": "it"}, "country"),
-    ],
+    [({"city": 3}, r"\$\.city.*str"), ({}, "city"), ({"city": "Rome", "country": "it"}, "country")],
 )
 @row("8.7.10")
 async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments: JsonObject, told: str) -> None:
@@ -480,11 +451,14 @@ async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments:
 
 
 async def test_a_schema_of_ones_own_is_checked_as_well() -> None:
-    """JSON Schema says more than hints can."""
+    """JSON Schema says more than hints can; with `messages` in it the tool gets the model's."""
     schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}}
     made = Tool(ToolDefinition("count", input_schema=schema), lambda n: n)
     assert (await result_of(made, {"n": 3})).text == "3"
     assert "$.n" in (await result_of(made, {"n": 4})).text
+    schema = {"type": "object", "properties": {"messages": {"type": "array"}}}
+    made = Tool(ToolDefinition("count", input_schema=schema), lambda messages: len(messages))
+    assert (await result_of(made, {"messages": ["a"]})).text == "1"
 
 
 class Asked(TypedDict):
@@ -536,9 +510,8 @@ class Callable_:
 )
 async def test_a_handler_takes_keywords_or_one_mapping(handler: Any) -> None:
     """It is a mapping if the one parameter is no property of the schema."""
-    assert (
-        await result_of(Tool(ToolDefinition("w", input_schema=CITY), handler), {"city": "Rome"})
-    ).text == "Rome"
+    made = Tool(ToolDefinition("w", input_schema=CITY), handler)
+    assert (await result_of(made, {"city": "Rome"})).text == "Rome"
 
 
 @pytest.mark.parametrize(
@@ -552,18 +525,6 @@ def test_a_handler_that_does_not_go_with_its_schema_is_refused(handler: Any, adv
     """At definition, not when the model calls."""
     with pytest.raises(ToolDefinitionError, match=advice):
         Tool(ToolDefinition("w", input_schema=CITY), handler)
-
-
-async def test_a_schema_may_use_a_reserved_name() -> None:
-    """A tool with a schema of its own that has `messages` gets the model's."""
-    schema: JsonObject = {"type": "object", "properties": {"messages": {"type": "array"}}}
-
-    def count(messages: list[str]) -> int:
-        return len(messages)
-
-    assert (
-        await result_of(Tool(ToolDefinition("count", input_schema=schema), count), {"messages": ["a"]})
-    ).text == "1"
 
 
 # -- repair
@@ -610,23 +571,16 @@ async def test_a_call_that_was_cut_off_is_neither_repaired_nor_run() -> None:
     assert "incomplete; the tool was not run" in made.results[0].text
 
 
-@pytest.mark.parametrize("answer", [None, {"n": "still wrong"}])
-async def test_what_a_hook_cannot_repair_goes_to_the_model(answer: JsonObject | None) -> None:
-    """It is asked once."""
+@pytest.mark.parametrize("answer", [None, {"n": "still wrong"}, RuntimeError("no idea")], ids=str)
+async def test_what_a_hook_cannot_repair_goes_to_the_model(answer: JsonObject | Exception | None) -> None:
+    """It is asked once, and one that fails is no failure of the turn."""
     times: list[int] = []
 
     def repair(*_: object) -> JsonObject | None:
         times.append(1)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
-    assert (await result_of(double, {"n": "x"}, repair=repair)).is_error
-    assert times == [1]
-
-
-async def test_a_hook_that_fails_is_no_failure_of_the_turn() -> None:
-    """The model hears of the wrong arguments."""
-
-    def repair(*_: object) -> JsonObject | None:
-        raise RuntimeError("no idea")
-
-    assert "$.n" in (await result_of(double, {"n": "x"}, repair=repair)).text
+    result = await result_of(double, {"n": "x"}, repair=repair)
+    assert (result.is_error, "$.n" in result.text, times) == (True, True, [1])

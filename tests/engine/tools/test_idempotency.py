@@ -39,21 +39,15 @@ TWICE = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 5})])
 
 
 async def test_each_call_has_a_key_of_its_own() -> None:
-    """Two calls of one reply, the same call in a later round, and one in a later turn: all are different."""
-    async with running(TWICE, PAY, Say("done"), PAY, Say("done")) as (engine, _):
+    """Two calls of one reply, the same call in a later round, in a later turn, and without a session."""
+    async with running(TWICE, PAY, Say("done"), *[PAY, Say("done")] * 3) as (engine, _):
         session = engine.session("s:m", tools=[pay])
         await session.send("go", max_tool_rounds=5)
         await session.send("go", max_tool_rounds=5)
-    assert len(keys) == len(set(keys)) == 4
+        await engine.generate("s:m", "go", tools=[pay])
+        await engine.generate("s:m", "go", tools=[pay])
+    assert len(keys) == len(set(keys)) == 6
     assert all(str(UUID(key)) == key for key in keys)
-
-
-async def test_a_call_of_generate_has_a_key() -> None:
-    """Without a session there is a message all the same, and each has its own id."""
-    async with running(PAY, Say("done"), PAY, Say("done")) as (engine, _):
-        await engine.generate("s:m", "go", tools=[pay])
-        await engine.generate("s:m", "go", tools=[pay])
-    assert len(set(keys)) == 2
 
 
 async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Path) -> None:

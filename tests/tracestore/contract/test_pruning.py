@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from callboard.bus import ActorStarted, SessionCreated
+from callboard.bus.clock import to_us
 from callboard.tracestore import PriceRow, PriceTable, Store
-from callboard.tracestore.timestamps import to_us
 
 from ..trace_making import T0, Maker, call
 

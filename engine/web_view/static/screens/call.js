@@ -1,7 +1,7 @@
 // Call: what was asked of a model, how it ended, and its bill line by line.
 
 import { html, useState } from "../vendor/htm-preact.mjs";
-import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, When, Words, tagOf, timeOf, useAnswer, useFilters } from "../parts.js";
+import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, Trees, When, Words, tagOf, timeOf, useAnswer, useFilters } from "../parts.js";
 import { Said } from "./session.js";
 import { Waterfall } from "../waterfall.js";
 import { costOf, count, duration, exactUsd, plural } from "../words.js";
@@ -113,6 +113,7 @@ function One({ id, onState }) {
     <${Problem} error=${error} />
     ${data && data.turn && html`<${Card} title="Turn" aside=${[data.turn.status ?? "in progress", plural(data.turn.bars.length, "step")].join(", ")}>
       <${Waterfall} turn=${data.turn} current=${id} /><//>`}
+    ${data && html`<${Trees} trees=${data.trees} />`}
     ${data && data.attempts.map((row, index) => html`<${Attempt} key=${row.attempt} row=${row} bills=${data.bills[index]} />`)}
     ${data && (data.prompt ? html`<${Prompt} prompt=${data.prompt} />` : html`<${Card} title="Prompt and reply">
       <p class="soft">Not stored. An engine with capture_content=True stores the messages of a session after each reply.</p><//>`)}

@@ -2,8 +2,8 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.mjs";
 import { listen, post } from "../net.js";
-import { Card, CallLink, Chart, Empty, Figure, Problem, SessionLink, State, Sure, T, Table, Tags, When } from "../parts.js";
-import { costOf, count, duration, plural, usd } from "../words.js";
+import { Card, CallLink, Chart, Empty, Figure, Problem, SessionLink, State, Sure, T, Table, Tags, When, indent } from "../parts.js";
+import { costOf, costOfSum, count, duration, plural, usd } from "../words.js";
 
 const POINTS = 120;
 
@@ -33,19 +33,17 @@ function speed(item) {
   return item.stage === "replying" && ms > 300 ? `${Math.round(item.output_tokens / (ms / 1000))}/s` : "–";
 }
 
-const cost = (sum) => sum.unpriced || sum.unknown
-  ? (sum.nano_usd ? `${usd(sum.nano_usd)} + ?` : "unpriced") : `${sum.estimated ? "≈ " : ""}${usd(sum.nano_usd)}`;
 
 function UnderWay({ items, total, may, onError }) {
   const cancel = (id) => post("api/cancel", { id }).catch(onError);
   const columns = [
-    { title: "Model", cell: (item) => html`<${T}>${item.model}<//>${item.kind === "call" ? html` <span class="soft small">${item.operation}</span>` : ""}` },
+    { title: "Model", cell: (item) => html`${indent(item.depth)}<${T}>${item.model}<//>${item.kind === "call" ? html` <span class="soft small">${item.operation}</span>` : ""}` },
     { title: "State", cell: (item) => html`<${State} state=${item.stage} />` },
     { title: "Session", cell: (item) => html`<${SessionLink} id=${item.session_id} name=${item.session_name} /> <${Tags} tags=${item.tags} />` },
     { title: "First token", class: "num", cell: (item) => duration(item.first_token_ms) },
     { title: "Tokens", class: "num", cell: (item) => count(item.output_tokens) },
     { title: "Speed", class: "num", cell: speed },
-    { title: "Cost so far", class: "num", cell: (item) => cost(item.cost) },
+    { title: "Cost so far", class: "num", cell: (item) => html`${costOfSum(item.cost)}${item.below.calls > 0 && html` <span class="soft small" title="of the turns and calls that its tools made">+ ${costOfSum(item.below)}</span>`}` },
     { title: "Time", class: "num", cell: (item) => duration(item.elapsed_ms) },
     { title: "", class: "num", cell: (item) => item.kind === "turn" ? html`
       <a class="small" href="#/streams/${item.id}" aria-label="Watch ${item.model}">Watch</a>${" "}

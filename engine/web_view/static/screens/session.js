@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.mjs";
 import { post } from "../net.js";
-import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, When, Words, timeOf, useAnswer, useFilters } from "../parts.js";
+import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, Trees, When, Words, timeOf, useAnswer, useFilters } from "../parts.js";
 import { Waterfall } from "../waterfall.js";
 import { bytes, costOf, count, duration, plural, usd } from "../words.js";
 
@@ -109,6 +109,7 @@ function One({ id, me, onState }) {
         ${data.messages.length ? data.messages.map((message) => html`<${Said} key=${message.id} message=${message} shown=${data.shown} />`)
           : html`<${Empty} title="Content was not captured">An engine with capture_content=True stores the messages.<//>`}<//>
       ${me.engine && me.content && html`<${Preview} id=${id} />`}
+      <${Trees} trees=${data.trees} />
       ${data.turns.length > 0 && html`<${Card} title="Turns over time" aside="newest first">${data.turns.map((turn) => html`<div class="turn" key=${turn.turn_id}>
         <p class="small soft"><${When} us=${turn.start_us} /> · ${turn.status ?? "in progress"}</p><${Waterfall} turn=${turn} /></div>`)}<//>`}
       <${Card} title="Calls" aside=${html`<a href="#/calls?session=${encodeURIComponent(id)}">filter</a> <a href="#/events?session=${encodeURIComponent(id)}">events</a>`}><${Table} label="Calls of the session" columns=${CALLS} rows=${data.calls} keyed=${(row) => row.request_id + row.attempt} empty=${html`<${Empty} title="No call yet" />`} /><//>`}`;

@@ -150,31 +150,6 @@ async def test_a_server_that_closes_an_idle_connection_is_noticed() -> None:
         assert (len(server.requests), server.connections, told) == (2, 2, [])
 
 
-async def test_a_cancelled_request_leaves_no_socket() -> None:
-    """While it connects, while it waits for the head, and while it reads."""
-
-    async def script(connection: Connection) -> None:
-        body = await connection.request()
-        if body == b"body":
-            await connection.start_chunks()
-        waiting.set()
-        await connection.request()
-
-    async with serving(script) as server, transport() as via:
-        with anyio.move_on_after(0):
-            await talk(via, server.url)
-        assert via.statistics().in_use == 0
-        for what in (b"head", b"body"):
-            waiting = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(talk, via, server.url, what)
-                await waiting.wait()
-                assert via.statistics().in_use == 1
-                tasks.cancel_scope.cancel()
-            assert via.statistics().in_use == 0
-            await server.until_open(0)
-
-
 async def test_closing_takes_connections_in_use_along() -> None:
     """Whoever reads from one is told; sockets are closed when it returns."""
 
@@ -236,15 +211,6 @@ async def test_a_connection_whose_time_is_up_is_not_picked_though_no_timer_said_
     pool.close()
 
 
-async def test_large_bodies_arrive_whole_both_ways() -> None:
-    """When neither side takes all at once."""
-    sent = bytes(range(256)) * 20_000
-    async with serving(echo) as server, transport() as via:
-        assert await talk(via, server.url, sent) == b"said " + sent
-        assert await talk(via, server.url, b"after") == b"said after"
-        assert server.connections == 1
-
-
 async def test_a_server_that_is_slow_to_begin_with_is_given_up_in_time() -> None:
     """Nothing was sent yet, so any attempt may follow."""
 
@@ -301,15 +267,6 @@ async def test_a_connection_that_is_over_before_the_request_is_none(
     assert via.statistics().in_use == 0
     assert wires[0].ended
     assert wires[0].sent == []
-
-
-async def test_a_name_that_leads_nowhere_is_a_network_error() -> None:
-    """And may be tried again."""
-    async with transport() as via:
-        for url in ("http://nowhere.invalid/", "http://127.0.0.1:1/", "https://" + "a" * 70 + ".test/"):
-            with pytest.raises(NetworkError, match="could not connect") as raised:
-                await via.send(post(url))
-            assert raised.value.before_sending
 
 
 class Contexts(NamedTuple):

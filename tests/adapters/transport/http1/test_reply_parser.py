@@ -55,14 +55,6 @@ def test_every_form_is_read_in_every_cut(name: str) -> None:
         check(form, [form.sent[:at], form.sent[at:]])
 
 
-@given(st.sampled_from(sorted(FORMS)), st.data())
-def test_every_form_is_read_in_many_parts(name: str, data: st.DataObject) -> None:
-    form = FORMS[name]
-    places = data.draw(st.lists(st.integers(0, len(form.sent)), max_size=8).map(sorted))
-    parts = [form.sent[a:b] for a, b in zip([0, *places], [*places, len(form.sent)], strict=True)]
-    check(form, [part for part in parts if part])
-
-
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.free and not form.ends])
 def test_one_reply_follows_another(name: str) -> None:
     """Nothing of the first is left for the second, whatever form it has."""

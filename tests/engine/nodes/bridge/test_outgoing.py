@@ -214,7 +214,6 @@ def test_what_was_said_stays_here(captured: bool) -> None:
     assert isinstance(message, SessionMessageAppended)
     assert message.message.text == "secret"
     assert isinstance(setup, SessionConfigured)
-    assert setup.setup is not None
     assert setup.setup.system_prompt == "secret"
 
 

@@ -50,8 +50,6 @@ class Gate:
 async def connected(engine: Engine) -> None:
     """Wait until the engine hears the broker."""
     node = engine._runtime.node
-    assert node is not None
-    assert node.broker is not None
     with anyio.fail_after(10):
         while not node.broker.connected or node.frames is None or node.frames.mirrors._group is None:  # noqa: ASYNC110
             await anyio.sleep(0.005)

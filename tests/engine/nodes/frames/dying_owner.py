@@ -40,7 +40,6 @@ async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease:
     engine = keeping(Path(folder) / f"{name}.db", *replies(), cluster=cluster)
     await engine.start()
     node = engine._runtime.node
-    assert node is not None
     assert node.broker is not None
     assert node.frames is not None
     while not node.broker.connected:  # noqa: ASYNC110

@@ -92,25 +92,19 @@ async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
         assert early == whole[:11]
 
 
-async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer) -> None:
-    """The broker has kept them; the owner may be gone."""
+@pytest.mark.parametrize("wiped", [False, True])
+async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer, wiped: bool) -> None:
+    """The broker has kept them, and the owner may be gone; if the broker was wiped, its owner is asked."""
     async with nodes(nats, 2, Say(*WORDS)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
             await turn.message()
         whole = await read(owner, turn.stream_id)
-        await owner.aclose()
+        if wiped:
+            await restart(nats, owner, other)
+        else:
+            await owner.aclose()
         assert await read(other, turn.stream_id) == whole
         assert await read(other, turn.stream_id, 5) == whole[5:]
-
-
-async def test_a_stream_whose_frames_are_gone_is_asked_of_its_owner(nats: NatsServer) -> None:
-    """The broker was wiped after the end."""
-    async with nodes(nats, 2, Say(*WORDS)) as (owner, other):
-        async with owner.session("s:m").stream("Hi") as turn:
-            await turn.message()
-        whole = await read(owner, turn.stream_id)
-        await restart(nats, owner, other)
-        assert await read(other, turn.stream_id) == whole
 
 
 async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer) -> None:
@@ -151,17 +145,12 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
 
 
 async def test_an_unknown_stream_is_told_when_it_is_read(nats: NatsServer) -> None:
-    """Attaching doesn't wait for other nodes, so it can't know."""
-    async with nodes(nats, 2) as (one, _):
-        reader = one.attach("trn_nothing")
+    """Attaching doesn't wait for other nodes; so is an event beyond the end. A negative number is told at once."""
+    async with nodes(nats, 2, Say("a")) as (owner, other):
+        reader = other.attach("trn_nothing")
         with pytest.raises(UnknownStream, match="no node has it"):
             await anext(reader)
-        assert "trn_nothing" not in one.streams
-
-
-async def test_an_event_beyond_the_end_is_told_when_it_is_read(nats: NatsServer) -> None:
-    """As `attach` tells it of a stream of this node. A negative number is told at once."""
-    async with nodes(nats, 2, Say("a")) as (owner, other):
+        assert "trn_nothing" not in other.streams
         async with owner.session("s:m").stream("Hi") as turn:
             await turn.message()
         whole = await read(owner, turn.stream_id)

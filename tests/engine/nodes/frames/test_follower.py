@@ -30,8 +30,9 @@ from callboard.engine.nodes.frames.mirror import Mirror, begun_us, may_be_new
 from callboard.engine.nodes.frames.sender import Framer, FrameSender
 from callboard.engine.nodes.frames.wire import Ending, Frame, read_packet
 
-from ....support.virtual_time import FakeClock, run_virtual
+from ....support.virtual_time import FakeClock, runs_on
 
+anyio_backend = runs_on("virtual-asyncio")
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
 END = TurnComplete("completed")
 
@@ -40,6 +41,15 @@ def follower() -> Follower:
     """One that has asked the broker for its frames, and got none yet."""
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING)
     assert one.question(0.0) == Replay()
+    return one
+
+
+def replayed(*events: TurnEvent) -> Follower:
+    """One that has got the kept frames of these events."""
+    one = follower()
+    for frame in frames(*events):
+        one.frame(frame, 0.0)
+    one.replayed(0.0)
     return one
 
 
@@ -54,26 +64,16 @@ def events_of(one: Follower) -> list[TurnEvent]:
 
 
 def test_while_frames_come_nobody_is_asked() -> None:
-    """A reader costs its owner nothing."""
-    one = follower()
-    one.replayed(0.0)
+    """A reader costs its owner nothing; and kept frames are enough to begin with."""
+    one = replayed()
     assert one.question(0.0) == AskOwner(0, "")
     one.owner_answered(OwnerAnswer("owner", 0), 0.0)
     for number, frame in enumerate(frames(*(TextDelta(str(n)) for n in range(20)))):
         one.frame(frame, float(number))
         assert one.question(float(number)) is None
     assert one.wake_at == 19 + TIMING.quiet
-
-
-def test_kept_frames_are_enough_to_begin_with() -> None:
-    """The owner is asked only when nothing was kept."""
-    one = follower()
-    for frame in frames(TextDelta("a")):
-        one.frame(frame, 0.0)
-    assert not one.settled
-    one.replayed(0.0)
-    assert one.settled
-    assert one.question(0.0) is None
+    kept = replayed(TextDelta("a"))
+    assert (kept.settled, kept.question(0.0)) == (True, None)
 
 
 def test_a_gap_is_asked_for_when_it_has_not_closed_by_itself() -> None:
@@ -105,10 +105,7 @@ def test_a_gap_that_closes_is_not_asked_for() -> None:
 
 def test_a_quiet_owner_is_asked_whether_it_is_still_at_it() -> None:
     """A model may think for minutes."""
-    one = follower()
-    for frame in frames(TextDelta("a")):
-        one.frame(frame, 0.0)
-    one.replayed(0.0)
+    one = replayed(TextDelta("a"))
     for now in (3.0, 6.0, 9.0):
         assert one.question(now) == AskOwner(1, "owner")
         one.owner_answered(OwnerAnswer("owner", 1), now)
@@ -117,10 +114,7 @@ def test_a_quiet_owner_is_asked_whether_it_is_still_at_it() -> None:
 
 def test_when_the_owner_does_not_answer_the_store_is_asked_until_it_knows() -> None:
     """While the owner's lease runs, the turn is its."""
-    one = follower()
-    for frame in frames(TextDelta("a")):
-        one.frame(frame, 0.0)
-    one.replayed(0.0)
+    one = replayed(TextDelta("a"))
     for now in (3.0, 4.0, 5.0):
         assert one.question(now) == AskOwner(1, "owner")
         one.owner_answered(None, now)
@@ -137,8 +131,7 @@ def test_when_the_owner_does_not_answer_the_store_is_asked_until_it_knows() -> N
 
 def test_a_stream_that_nobody_knows_is_unknown() -> None:
     """Its readers are told when they read."""
-    one = follower()
-    one.replayed(0.0)
+    one = replayed()
     assert isinstance(one.question(0.0), AskOwner)
     one.owner_answered(None, 1.0)
     assert one.question(1.0) == AskStore("", "", 0)
@@ -175,8 +168,7 @@ def test_only_the_id_of_a_late_turn_may_be_new() -> None:
 
 def test_a_stream_that_ended_long_ago_is_what_is_stored() -> None:
     """In whole pieces."""
-    one = follower()
-    one.replayed(0.0)
+    one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
     one.question(0.0)
@@ -188,8 +180,7 @@ def test_a_stream_that_ended_long_ago_is_what_is_stored() -> None:
 @pytest.mark.parametrize("answer", ["nothing", "no answer"])
 def test_frames_that_come_after_all_are_taken(answer: str) -> None:
     """The question was faster than the first frame."""
-    one = follower()
-    one.replayed(0.0)
+    one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
     one.question(0.0)
@@ -203,10 +194,7 @@ def test_frames_that_come_after_all_are_taken(answer: str) -> None:
 
 def test_without_a_store_patience_has_an_end() -> None:
     """A reader doesn't wait for ever for a node that is gone."""
-    one = follower()
-    for frame in frames(TextDelta("a")):
-        one.frame(frame, 0.0)
-    one.replayed(0.0)
+    one = replayed(TextDelta("a"))
     now = 3.0
     while not one.over:
         assert now < TIMING.patience + 2
@@ -239,10 +227,7 @@ def test_without_broker_and_store_nothing_is_decided() -> None:
 
 def test_after_a_reconnection_the_kept_frames_are_read_again() -> None:
     """Frames may have been missed, also while a question was under way."""
-    one = follower()
-    for frame in frames(TextDelta("a")):
-        one.frame(frame, 0.0)
-    one.replayed(0.0)
+    one = replayed(TextDelta("a"))
     one.reconnected(0.5)
     assert one.question(0.5) == Replay()
     one.replayed(0.5)
@@ -255,27 +240,19 @@ def test_after_a_reconnection_the_kept_frames_are_read_again() -> None:
 
 
 def test_an_ending_does_not_overtake_what_was_kept() -> None:
-    """Another node tells of it while the frames are being read."""
-    one = follower()
+    """Another node tells of it while frames are read; what a woken host said behind it is not heard."""
     ending = Frame("s", "ses", "taker", 1, 0, 0, ending=Ending("outcome_unknown", "gone", 1))
-    first, second = frames(TextDelta("a"), TextDelta("b"))
-    one.frame(first, 0.0, kept=True)
-    one.frame(ending, 0.0)
-    one.frame(frames(TextDelta("a"), TextDelta("b"), TextDelta("zombie"))[2], 0.0)
-    one.frame(second, 0.0, kept=True)
-    one.replayed(0.0)
-    assert events_of(one) == [TextDelta("a"), TextDelta("b"), TurnComplete("outcome_unknown", "gone")]
-
-
-def test_what_was_kept_behind_an_ending_is_not_heard() -> None:
-    """A host that woke up has said it."""
-    one = follower()
-    ending = Frame("s", "ses", "taker", 1, 0, 0, ending=Ending("outcome_unknown", "gone", 1))
-    first, second = frames(TextDelta("a"), TextDelta("b"))
+    first, second, zombie = frames(TextDelta("a"), TextDelta("b"), TextDelta("zombie"))
+    one, other = follower(), follower()
+    for frame, kept in ((first, True), (ending, False), (zombie, False), (second, True)):
+        one.frame(frame, 0.0, kept=kept)
     for frame in (first, ending, second):
-        one.frame(frame, 0.0, kept=True)
-    one.replayed(0.0)
-    assert events_of(one) == [TextDelta("a"), TurnComplete("outcome_unknown", "gone")]
+        other.frame(frame, 0.0, kept=True)
+    for each in (one, other):
+        each.replayed(0.0)
+    end = TurnComplete("outcome_unknown", "gone")
+    assert events_of(one) == [TextDelta("a"), TextDelta("b"), end]
+    assert events_of(other) == [TextDelta("a"), end]
 
 
 # What a node says of its streams, and when: at once or together, and only what is its own.
@@ -365,158 +342,129 @@ def say(log: StreamLog[TurnEvent], *texts: str) -> None:
         log.append(TextDelta(text, 0, "m"))
 
 
-def test_a_thousand_streams_that_say_nothing_cost_nothing() -> None:
+async def test_a_thousand_streams_that_say_nothing_cost_nothing() -> None:
     """There is no timer; and what all of them say together is said at one time."""
-
-    async def scene() -> None:
-        owner = Owner()
-        logs = [owner.begun(f"trn_{number}") for number in range(1000)]
-        assert owner.sender._timer is None
-        for log in logs:
-            say(log, "a", "b")
-        timer = owner.sender._timer
-        assert timer is not None
-        await asyncio.sleep(INTERVAL)
-        assert len(owner.wire.frames()) == 1000
-        assert owner.sender._timer is None
-
-    run_virtual(scene)
+    owner = Owner()
+    logs = [owner.begun(f"trn_{number}") for number in range(1000)]
+    assert owner.sender._timer is None
+    for log in logs:
+        say(log, "a", "b")
+    timer = owner.sender._timer
+    assert timer is not None
+    await asyncio.sleep(INTERVAL)
+    assert len(owner.wire.frames()) == 1000
+    assert owner.sender._timer is None
 
 
-def test_what_comes_within_the_interval_is_said_together() -> None:
+async def test_what_comes_within_the_interval_is_said_together() -> None:
     """The first news after a pause go out at once, and no news wait longer than the interval."""
-
-    async def scene() -> None:
-        owner, loop = Owner(), asyncio.get_running_loop()
-        log = owner.begun()
-        times: list[float] = []
-        for number in range(100):
-            say(log, str(number))
-            began = loop.time()
-            before = len(owner.wire.sent)
-            await asyncio.sleep(0.005)
-            times += [began] * (len(owner.wire.sent) - before)
-        await asyncio.sleep(INTERVAL)
-        frames = owner.wire.frames()
-        assert frames[0].next_seq == 1
-        assert [frame.first_seq for frame in frames[1:]] == [frame.next_seq for frame in frames[:-1]]
-        assert frames[-1].next_seq == 100
-        assert 20 <= len(frames) <= 26
-
-    run_virtual(scene)
+    owner, loop = Owner(), asyncio.get_running_loop()
+    log = owner.begun()
+    times: list[float] = []
+    for number in range(100):
+        say(log, str(number))
+        began = loop.time()
+        before = len(owner.wire.sent)
+        await asyncio.sleep(0.005)
+        times += [began] * (len(owner.wire.sent) - before)
+    await asyncio.sleep(INTERVAL)
+    frames = owner.wire.frames()
+    assert frames[0].next_seq == 1
+    assert [frame.first_seq for frame in frames[1:]] == [frame.next_seq for frame in frames[:-1]]
+    assert frames[-1].next_seq == 100
+    assert 20 <= len(frames) <= 26
 
 
-def test_a_session_that_went_away_is_not_spoken_of() -> None:
+async def test_a_session_that_went_away_is_not_spoken_of() -> None:
     """The next epoch is another node's. What it had said to its own end it still says."""
-
-    async def scene() -> None:
-        owner = Owner()
-        lost, ended, unknown = (owner.begun(f"trn_{name}", name) for name in ("lost", "ended", "unknown"))
-        owner.epochs = {"lost": 3, "ended": 3, "unknown": 3}
-        for log in (lost, ended, unknown):
-            say(log, "a")
-        await asyncio.sleep(INTERVAL)
-        assert [frame.epoch for frame in owner.wire.frames()] == [3, 3, 3]
-        owner.epochs.clear()
-        say(lost, "b")
-        ended.append(TurnComplete("completed"))
-        unknown.append(TurnComplete("outcome_unknown"))
-        for log in (ended, unknown):
-            log.close()
-        await asyncio.sleep(2 * INTERVAL)
-        (frame,) = owner.wire.frames()
-        assert (frame.stream_id, frame.epoch) == ("trn_ended", 3)
-        assert owner.answers(AskFrames("trn_lost", 0, "to")) == []
-
-    run_virtual(scene)
-
-
-def test_a_turn_that_waits_for_its_session_gets_its_epoch() -> None:
-    """It was queued before the session was claimed."""
-
-    async def scene() -> None:
-        owner = Owner()
-        owner.begun()
-        owner.epochs["ses"] = 2
-        owner.sender.begin("trn_1", 4, [Message.user("Hi")])
-        await asyncio.sleep(INTERVAL)
-        (frame,) = owner.wire.frames()
-        assert frame.beginning is not None
-        assert (frame.epoch, frame.beginning.history) == (2, 4)
-
-    run_virtual(scene)
-
-
-def test_when_the_broker_is_back_everything_that_is_open_is_said_again() -> None:
-    """What it had kept may be gone."""
-
-    async def scene() -> None:
-        owner = Owner()
-        log = owner.begun()
+    owner = Owner()
+    lost, ended, unknown = (owner.begun(f"trn_{name}", name) for name in ("lost", "ended", "unknown"))
+    owner.epochs = {"lost": 3, "ended": 3, "unknown": 3}
+    for log in (lost, ended, unknown):
         say(log, "a")
-        await asyncio.sleep(INTERVAL)
-        owner.wire.frames()
-        owner.wire.away = True
-        say(log, "b")
-        await asyncio.sleep(2 * INTERVAL)
-        assert owner.sender.statistics().lost == 1
-        owner.wire.away = False
-        for callback in owner.wire.back:
-            callback()
-        await asyncio.sleep(2 * INTERVAL)
-        (frame,) = owner.wire.frames()
-        assert (frame.first_seq, frame.next_seq) == (0, 2)
-
-    run_virtual(scene)
-
-
-def test_a_stream_that_can_not_be_framed_stops_no_other() -> None:
-    """It is let go; its readers get it from elsewhere."""
-
-    async def scene() -> None:
-        owner = Owner()
-        bad, good = owner.begun("trn_bad"), owner.begun("trn_good")
-        bad.append(TextDelta("a", 0, "\ud800"))
-        say(good, "a")
-        await asyncio.sleep(INTERVAL)
-        assert [frame.stream_id for frame in owner.wire.frames()] == ["trn_good"]
-        say(good, "b")
-        bad.close()
-        await asyncio.sleep(2 * INTERVAL)
-        assert [frame.stream_id for frame in owner.wire.frames()] == ["trn_good"]
-
-    run_virtual(scene)
-
-
-def test_questions_are_answered_for_streams_of_this_node_alone() -> None:
-    """Open ones and those that are over; of others nothing is said, since another node may have them."""
-
-    async def scene() -> None:
-        owner = Owner()
-        log = owner.begun()
-        say(log, "a", "b", "c")
-        (_, answer), (to, packet) = owner.answers(AskFrames("trn_1", 1, "to"))
-        assert read_answer(answer, OwnerAnswer) == OwnerAnswer("me", 3)
-        frame = read_packet(packet)
-        assert isinstance(frame, Frame)
-        assert (to, frame.first_seq, frame.next_seq) == ("to", 1, 3)
-        ((_, answer),) = owner.answers(AskCancel("trn_1"))
-        assert read_answer(answer, bool) is True
-        assert owner.cancelled == ["trn_1"]
-        log.append(TurnComplete("cancelled"))
+    await asyncio.sleep(INTERVAL)
+    assert [frame.epoch for frame in owner.wire.frames()] == [3, 3, 3]
+    owner.epochs.clear()
+    say(lost, "b")
+    ended.append(TurnComplete("completed"))
+    unknown.append(TurnComplete("outcome_unknown"))
+    for log in (ended, unknown):
         log.close()
-        await asyncio.sleep(2 * INTERVAL)
-        assert len(owner.answers(AskFrames("trn_1", 0, "to"))) == 2
-        ((_, answer),) = owner.answers(AskCancel("trn_1"))
-        assert read_answer(answer, bool) is False
-        owner.streams.open("trn_mirrored")
-        assert owner.answers(AskFrames("trn_mirrored", 0, "to")) == []
-        assert owner.answers(AskCancel("trn_other")) == []
-        owner.wire.sent.clear()
-        owner.sender.asked("", b"\xc1", "reply")
-        assert owner.wire.sent == []
+    await asyncio.sleep(2 * INTERVAL)
+    (frame,) = owner.wire.frames()
+    assert (frame.stream_id, frame.epoch) == ("trn_ended", 3)
+    assert owner.answers(AskFrames("trn_lost", 0, "to")) == []
 
-    run_virtual(scene)
+
+async def test_a_turn_that_waits_for_its_session_gets_its_epoch() -> None:
+    """It was queued before the session was claimed."""
+    owner = Owner()
+    owner.begun()
+    owner.epochs["ses"] = 2
+    owner.sender.begin("trn_1", 4, [Message.user("Hi")])
+    await asyncio.sleep(INTERVAL)
+    (frame,) = owner.wire.frames()
+    assert (frame.epoch, frame.beginning.history) == (2, 4)
+
+
+async def test_when_the_broker_is_back_everything_that_is_open_is_said_again() -> None:
+    """What it had kept may be gone."""
+    owner = Owner()
+    log = owner.begun()
+    say(log, "a")
+    await asyncio.sleep(INTERVAL)
+    owner.wire.frames()
+    owner.wire.away = True
+    say(log, "b")
+    await asyncio.sleep(2 * INTERVAL)
+    assert owner.sender.statistics().lost == 1
+    owner.wire.away = False
+    for callback in owner.wire.back:
+        callback()
+    await asyncio.sleep(2 * INTERVAL)
+    (frame,) = owner.wire.frames()
+    assert (frame.first_seq, frame.next_seq) == (0, 2)
+
+
+async def test_a_stream_that_can_not_be_framed_stops_no_other() -> None:
+    """It is let go; its readers get it from elsewhere."""
+    owner = Owner()
+    bad, good = owner.begun("trn_bad"), owner.begun("trn_good")
+    bad.append(TextDelta("a", 0, "\ud800"))
+    say(good, "a")
+    await asyncio.sleep(INTERVAL)
+    assert [frame.stream_id for frame in owner.wire.frames()] == ["trn_good"]
+    say(good, "b")
+    bad.close()
+    await asyncio.sleep(2 * INTERVAL)
+    assert [frame.stream_id for frame in owner.wire.frames()] == ["trn_good"]
+
+
+async def test_questions_are_answered_for_streams_of_this_node_alone() -> None:
+    """Open ones and those that are over; of others nothing is said, since another node may have them."""
+    owner = Owner()
+    log = owner.begun()
+    say(log, "a", "b", "c")
+    (_, answer), (to, packet) = owner.answers(AskFrames("trn_1", 1, "to"))
+    assert read_answer(answer, OwnerAnswer) == OwnerAnswer("me", 3)
+    frame = read_packet(packet)
+    assert isinstance(frame, Frame)
+    assert (to, frame.first_seq, frame.next_seq) == ("to", 1, 3)
+    ((_, answer),) = owner.answers(AskCancel("trn_1"))
+    assert read_answer(answer, bool) is True
+    assert owner.cancelled == ["trn_1"]
+    log.append(TurnComplete("cancelled"))
+    log.close()
+    await asyncio.sleep(2 * INTERVAL)
+    assert len(owner.answers(AskFrames("trn_1", 0, "to"))) == 2
+    ((_, answer),) = owner.answers(AskCancel("trn_1"))
+    assert read_answer(answer, bool) is False
+    owner.streams.open("trn_mirrored")
+    assert owner.answers(AskFrames("trn_mirrored", 0, "to")) == []
+    assert owner.answers(AskCancel("trn_other")) == []
+    owner.wire.sent.clear()
+    owner.sender.asked("", b"\xc1", "reply")
+    assert owner.wire.sent == []
 
 
 async def test_an_ending_is_told_to_the_readers_of_its_stream() -> None:

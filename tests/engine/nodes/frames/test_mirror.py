@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -50,13 +51,27 @@ from callboard.engine.sessions.state import in_its_first_turn
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 
+from ....support.present import present
 from .events import LOGS, raws, without_raws
 
 END = TurnComplete("completed")
 
 
+def left_of(*events: TurnEvent, **about: Any) -> tuple[Message, ...]:
+    """What is left of a turn with these frames, which was under way."""
+    return present(retained(frames(*events, **about)).unfinished).left
+
+
 def new_mirror() -> Mirror:
     return Mirror(StreamLog("s"))
+
+
+def mirror_of(events: list[TurnEvent]) -> Mirror:
+    """One that has these events from their frames."""
+    mirror = new_mirror()
+    for frame in framed(events):
+        mirror.receive(frame)
+    return mirror
 
 
 def framed(events: list[TurnEvent], *, each: int = 3, most_bytes: int = 200, epoch: int = 0) -> list[Frame]:
@@ -107,20 +122,13 @@ def test_a_mirror_is_a_beginning_of_the_log_until_it_is_all_of_it(
 
 
 def test_frames_in_order_leave_nothing_behind() -> None:
-    """What is held is let go when it has been taken in."""
+    """What is held is let go when it was taken in; a doubled frame says nothing new: no sign of life."""
     mirror = new_mirror()
     for frame in framed([MessageStart("m"), *(TextDelta(str(n), 0, "m") for n in range(50))]):
         assert mirror.receive(frame)
         assert not mirror.behind
+        assert not mirror.receive(frame)
     assert mirror._held == {}
-
-
-def test_a_doubled_frame_says_nothing_new() -> None:
-    """So it is no sign of life either."""
-    mirror = new_mirror()
-    (frame,) = framed([TextDelta("a")])
-    assert mirror.receive(frame)
-    assert not mirror.receive(frame)
 
 
 def test_what_is_held_behind_a_gap_is_bounded() -> None:
@@ -157,9 +165,7 @@ def test_what_an_older_epoch_said_behind_a_gap_is_forgotten() -> None:
 
 def test_an_ending_closes_the_message_with_what_has_come() -> None:
     """Mid-text, the text so far is the message's content."""
-    mirror = new_mirror()
-    for frame in framed([MessageStart("m", "model", "p"), TextDelta("Hel", 0, "m"), TextDelta("lo", 0, "m")]):
-        mirror.receive(frame)
+    mirror = mirror_of([MessageStart("m", "model", "p"), TextDelta("Hel", 0, "m"), TextDelta("lo", 0, "m")])
     mirror.receive(Frame("s", "", "taker", 2, 0, 0, ending=Ending("outcome_unknown", "gone", 2)))
     *_, complete, end = mirror.log.since(0)
     assert isinstance(complete, MessageComplete)
@@ -241,9 +247,7 @@ def test_a_frame_that_contradicts_itself_is_a_gap() -> None:
 
 def test_what_the_store_has_replaces_a_part_of_it() -> None:
     """Its readers begin anew."""
-    mirror = new_mirror()
-    for frame in framed([MessageStart("m"), TextDelta("He", 0, "m")]):
-        mirror.receive(frame)
+    mirror = mirror_of([MessageStart("m"), TextDelta("He", 0, "m")])
     complete = MessageComplete((TextBlock("Hello"),), StopReason.END_TURN, None, TokenUsage(), "m")
     mirror.complete([MessageStart("m"), TextDelta("Hello", 0, "m"), complete, END])
     assert mirror.log.first_seq == 3
@@ -257,7 +261,6 @@ def test_beginning_and_messages_are_in_the_frames_once() -> None:
     framer = Framer(log, "ses", "n", 4096)
     framer.begin(2, [Message.user("Hi")])
     (first,) = framer.frames()
-    assert first.beginning is not None
     assert (first.beginning.history, first.first_seq, first.next_seq) == (2, 0, 0)
     log.append(TextDelta("a"))
     framer.append(2, Message.user("Hi"))
@@ -282,7 +285,6 @@ def carried(events: list[TurnEvent], most_bytes: int = 4096, packet: int = 1 << 
         assembly = Assembly()
         *parts, last = [assembly.frame(payload) for payload in packets(frame, packet)]
         assert parts == [None] * len(parts)
-        assert last is not None
         assert count_of(last.entries) == count == last.next_seq - last.first_seq
         came += unpacked(last.entries)
         seq += count
@@ -342,9 +344,8 @@ def test_a_frame_of_a_later_version_is_unreadable() -> None:
 def test_a_frame_with_fields_of_a_later_version_is_read() -> None:
     """They stand at the end."""
     (packet,) = packets(Frame("s", "", "n", 0, 0, 0), 1 << 20)
-    assert read_packet(msgspec.msgpack.encode([*msgspec.msgpack.decode(packet), "new"])) == Frame(
-        "s", "", "n", 0, 0, 0
-    )
+    later = msgspec.msgpack.encode([*msgspec.msgpack.decode(packet), "new"])
+    assert read_packet(later) == Frame("s", "", "n", 0, 0, 0)
 
 
 @given(order=st.permutations(range(6)))
@@ -412,61 +413,35 @@ def test_a_turn_that_was_over_tells_its_messages() -> None:
 
 def test_of_a_turn_under_way_the_delivered_text_is_left() -> None:
     """With what was asked; its usage is partial, and its cost unknown."""
-    kept = retained(
-        frames(MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re"))
-    )
-    turn = kept.unfinished
-    assert turn is not None
+    told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
+    turn = present(retained(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
     said, reply = turn.left
     assert said == HI
     assert (reply.id, reply.content) == ("msg_re", (TextBlock("Hello"),))
-    assert reply.metadata is not None
-    assert (reply.metadata.model, reply.metadata.stop_reason) == ("p:m", StopReason.ERROR)
-    assert reply.metadata.usage.source == "partial"
-    assert reply.metadata.usage.output_tokens > 0
-    assert reply.metadata.cost.nano_usd is None
+    metadata = present(reply.metadata)
+    assert (metadata.model, metadata.stop_reason) == ("p:m", StopReason.ERROR)
+    assert (metadata.usage.source, metadata.cost.nano_usd) == ("partial", None)
+    assert metadata.usage.output_tokens > 0
 
 
 def test_of_thinking_and_arguments_what_had_come_is_left() -> None:
-    """A call that was cut off must not be run."""
-    kept = retained(
-        frames(
-            MessageStart("msg_re"),
-            ThinkingDelta("hm", None, 0, "msg_re"),
-            ToolUseStart("tu", "sum", 1, "msg_re"),
-            ToolUseInputDelta("tu", '{"a"', 1, "msg_re"),
-        )
-    )
-    assert kept.unfinished is not None
-    _, reply = kept.unfinished.left
+    """A call that was cut off must not be run; a turn that had said nothing leaves nothing."""
+    start, arguments = ToolUseStart("tu", "sum", 1, "msg_re"), ToolUseInputDelta("tu", '{"a"', 1, "msg_re")
+    _, reply = left_of(MessageStart("msg_re"), ThinkingDelta("hm", None, 0, "msg_re"), start, arguments)
     assert reply.content == (ThinkingBlock("hm"), ToolUseBlock("tu", "sum", {}, incomplete=True))
-
-
-@pytest.mark.parametrize("events", [(), (MessageStart("msg_re"),)])
-def test_a_turn_that_had_said_nothing_leaves_nothing(events: tuple[TurnEvent, ...]) -> None:
-    """As with any turn that fails before the first content."""
-    kept = retained(frames(*events))
-    assert kept.unfinished is not None
-    assert kept.unfinished.left == ()
+    assert left_of() == left_of(MessageStart("msg_re")) == ()
 
 
 def test_a_reply_that_was_whole_and_not_in_the_history_is_whole() -> None:
-    """Its node died between the two."""
-    kept = retained(frames(MessageStart("msg_re", "m", "p"), TextDelta("Hello", 0, "msg_re"), complete("Hello")))
-    assert kept.unfinished is not None
-    _, reply = kept.unfinished.left
-    assert reply.metadata is not None
-    assert (reply.metadata.stop_reason, reply.metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
-
-
-def test_what_is_in_the_history_is_not_left_once_more() -> None:
-    """Its node died between the reply and the end of the turn."""
-    reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
-    kept = retained(frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, reply)))
-    assert kept.unfinished is not None
-    assert kept.unfinished.left == ()
-    assert kept.beyond(0) == (HI, reply)
+    """Its node died between the two; what is in the history is not left once more."""
+    _, reply = left_of(MessageStart("msg_re", "m", "p"), TextDelta("Hello", 0, "msg_re"), complete("Hello"))
+    metadata = present(reply.metadata)
+    assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
+    stored = Message(Role.ASSISTANT, "Hello", id="msg_re")
+    told = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
+    assert present(retained(told).unfinished).left == ()
+    assert retained(told).beyond(0) == (HI, stored)
 
 
 def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
@@ -480,7 +455,6 @@ def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
         TextDelta("Ok", 0, "msg_2"),
     ]
     kept = retained(frames(*events, appended=(HI, first)))
-    assert kept.unfinished is not None
     assert [one.id for one in kept.unfinished.left] == ["msg_steer", "msg_2"]
     assert kept.unfinished.left[0].steers
 
@@ -490,7 +464,6 @@ def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> 
     gone = Frame("trn_1", "ses", "reader", 1, 0, 0, ending=Ending("outcome_unknown", None, 1))
     *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
     turn = retained([*before, gone, after]).unfinished
-    assert turn is not None
     assert (turn.status, turn.finished, turn.node) == ("outcome_unknown", False, "owner")
     assert [one.content for one in turn.left] == [HI.content, (TextBlock("a"),)]
 
@@ -507,7 +480,6 @@ def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:
 def test_without_its_beginning_a_turn_tells_what_is_there() -> None:
     """The broker keeps frames for a while only."""
     kept = retained(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
-    assert kept.unfinished is not None
     assert kept.unfinished.history is None
     assert [one.id for one in kept.unfinished.left] == ["msg_re"]
 

@@ -75,7 +75,6 @@ def texts_of(seen: Seen) -> list[str]:
 
 
 async def stream_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     line = await anyio.to_thread.run_sync(process.stdout.readline)
     return str(line.split()[1])
 

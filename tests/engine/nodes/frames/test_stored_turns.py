@@ -36,7 +36,6 @@ async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> N
         await engine.flush()
         async with TraceStore(tmp_path / "t.db") as store:
             found = await stored_turn(store, stream_id)
-            assert found is not None
             assert found.owner is None
             events = found.events
             assert [event.type for event in events] == types
@@ -56,7 +55,6 @@ async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
         await engine.flush()
         async with TraceStore(tmp_path / "t.db") as store:
             found = await stored_turn(store, turn.stream_id)
-            assert found is not None
             assert found.events[-1] == TurnComplete("outcome_unknown", "gone")
 
 
@@ -85,8 +83,6 @@ async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
         nats.stop()
         nats.wipe()
         node = reader._runtime.node
-        assert node is not None
-        assert node.broker is not None
         with anyio.fail_after(10):
             while node.broker.connected:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
@@ -110,5 +106,4 @@ async def test_a_stored_turn_has_the_owner_of_its_session(tmp_path: Path) -> Non
         await engine.flush()
         async with TraceStore(tmp_path / "t.db") as store:
             found = await stored_turn(store, turn.stream_id)
-            assert found is not None
             assert found.owner == "ada"

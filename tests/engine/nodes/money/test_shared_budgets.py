@@ -215,7 +215,6 @@ async def test_requests_of_two_engines_together_stay_within_a_declared_limit(
             await all_sent.wait()
         for engine in (a, b):
             shared = engine._runtime.node.shared  # type: ignore[union-attr]
-            assert shared is not None
             ((granted,),) = await shared.statement("SELECT sum(nano) FROM ledger_slices")
             assert granted == LIMIT
             (provider,) = engine.statistics().providers

@@ -17,9 +17,9 @@ from callboard.engine import Budget
 from callboard.engine.budgets.budget import Payer
 from callboard.engine.budgets.ledger import Amount, Ledger
 from callboard.engine.nodes.budgets import BudgetSlices, Scope
-from callboard.engine.nodes.rate_limits import RateLimitShares
-from callboard.engine.rate_limits.gate import Gate
-from callboard.engine.rate_limits.permit import LiveGate, Permit
+from callboard.engine.nodes.node import RateLimitShares
+from callboard.engine.routing.rate_limits import LiveGate, Permit
+from callboard.engine.routing.rate_slots import Gate
 from callboard.tracestore.nodes import AccountScope, Allotment, Answer, Slot, Wants
 
 from ....support.shared_tables import LedgerModel

@@ -20,9 +20,7 @@ from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 
-pytestmark = [
-    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
-]
+pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 
 TURNS = 30
 
@@ -86,7 +84,6 @@ def stored(envelopes: list[Envelope]) -> list[Envelope]:
 async def committed(engine: Engine) -> list[Envelope]:
     """All events of an engine's run, from its trace."""
     await engine.flush()
-    assert engine.store is not None
     return await engine.store.events(run_id=engine.bus.run_id, limit=None)
 
 

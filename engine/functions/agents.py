@@ -1,0 +1,170 @@
+"""Tools for other agents: `agent_tool` gives one a task, `handoff` gives it the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Unpack, cast
+
+import msgspec
+
+from callboard.adapters import Role, ToolDefinition
+from callboard.bus import ConfigurationError
+from callboard.bus.values.base import JsonObject
+
+from ..conversation.options import TurnOptions, merged, options_among
+from ..conversation.results import Reply, as_reply
+from ..engine import Engine
+from ..generation.objects import ObjectSchema
+from ..routing.model_choice import Model
+from ..runtime.runtime import Runtime
+from ..sessions.resuming import New, Wanted, opened
+from ..sessions.session import Session
+from ..sessions.state import SessionState
+from ..sessions.stored import PARENT_TAG
+from ..tools import Tool, ToolError, ToolLike, as_tools, tool
+from ..tools.handler import Handoff
+from ..tree import current_tool
+from .functions import default_engine
+
+AGENT_SECONDS = 600.0
+"""Seconds for one call of an agent, which takes longer than other tools."""
+
+AGENT_ROUNDS = 10
+"""The number of times that an agent runs its tools, unless `max_tool_rounds` is given."""
+
+OUTCOME_UNKNOWN = (
+    "The outcome of this call is unknown: the process ended while it ran. It may have been carried out, in part "
+    "or in full, and is not run again."
+)
+"""The result of a sub-agent's tool that ran when its process was killed."""
+
+
+def agent_tool(
+    name: str,
+    *,
+    model: Model,
+    system_prompt: str | None = None,
+    tools: Sequence[ToolLike] = (),
+    description: str | None = None,
+    output: object = None,
+    engine: Engine | None = None,
+    **options: Unpack[TurnOptions],
+) -> Tool:
+    """A tool that gives a task to another agent and returns the agent's answer.
+
+    Each call runs a session of its own, as a child of the turn that calls the tool: with that turn's tags, limits
+    and end. If the engine captures content, the session is stored. It is deleted with the session of the parent.
+    When a call is run again after its process was killed, the agent's session continues: an answer that was there
+    is returned, and tools that ran then are not run again.
+
+    Args:
+        name: The tool's name.
+        model: The agent's model, by any of its names.
+        system_prompt: The agent's system prompt.
+        tools: The agent's tools, which may be agents, too.
+        description: The tool's description for the calling model; None makes one of the name.
+        output: A type or a JSON Schema for the answer, which is then JSON; None leaves it a text.
+        engine: The engine to use outside of a turn; None is `default_engine()`.
+        options: The options of the agent's turns. `limits` hold for each call with its own descendants, besides
+            those of the turns above. `timeout` is 600 seconds by default, and `max_tool_rounds` 10.
+
+    Raises:
+        ConfigurationError: Two tools have one name.
+        SchemaError: `output` is no schema, or a type without one.
+    """
+    own_tools = as_tools(tools)
+    schema = None if output is None else ObjectSchema[object](output)
+    defaults: TurnOptions = {"max_tool_rounds": AGENT_ROUNDS, "timeout": AGENT_SECONDS}
+    asked = merged(defaults, options_among(options, advice={}))
+    if schema is not None:
+        of_object: TurnOptions = {"schema_mode": "auto", "output_schema": schema.sent}
+        asked = merged(of_object, asked)
+    seconds = cast("float", asked["timeout"])
+
+    async def run(
+        task: Annotated[
+            str, "The whole task, with everything that the agent needs to know. It sees nothing else."
+        ],
+    ) -> object:
+        session = await _session(engine, model, system_prompt, own_tools)
+        reply = await _answer(session, task, asked)
+        if schema is None:
+            return reply.text
+        try:
+            return schema.read(msgspec.json.decode(reply.text))
+        except (ValueError, msgspec.DecodeError) as error:
+            raise ToolError(f"{name} gave no answer that follows its schema: {error}") from error
+
+    about = description or f"Give a task to the agent {name!r} and get its answer."
+    return tool(run, name=name, description=about, timeout=seconds)
+
+
+async def _session(
+    engine: Engine | None, model: Model, system_prompt: str | None, tools: Sequence[Tool]
+) -> Session:
+    """The agent's session for the call of the tool that runs here."""
+    caller = current_tool.get()
+    if caller is None or not isinstance(caller.runtime, Runtime):
+        used = engine or default_engine()
+        return used.session(model, system_prompt=system_prompt, tools=tools)
+    runtime = caller.runtime
+    tags = {PARENT_TAG: caller.session_id} if caller.session_id else {}
+    session_id = "ses_" + caller.key.replace("-", "")
+    if runtime.capture is None:
+        state = SessionState(runtime.clock.new_id("ses"), model, system_prompt, tools, tags)
+        runtime.sessions.open(state)
+        return Session(runtime, state)
+    wanted = Wanted(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
+    return Session(runtime, await opened(runtime, wanted, New(tags=tags)))
+
+
+async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
+    """The agent's answer: the one that an earlier process got, or that of a turn that starts or goes on now."""
+    messages = session.messages
+    if messages and messages[-1].role is Role.ASSISTANT and not session.pending_calls:
+        return as_reply(messages[-1])
+    answers = {call.id: ToolError(OUTCOME_UNKNOWN) for call in session.pending_calls}
+    going_on = bool(answers) or (bool(messages) and messages[-1].role is Role.TOOL)
+    caller = current_tool.get()
+    if caller is not None:
+        options = merged(options, {"tags": {**caller.tags, **(options.get("tags") or {})}})
+    if caller is not None and caller.streamed:
+        stream = session.submit_stream(answers, **options) if going_on else session.stream(task, **options)
+        async with stream as turn:
+            return await turn.message()
+    return await (session.submit(answers, **options) if going_on else session.send(task, **options))
+
+
+def handoff(
+    to: str,
+    *,
+    model: Model,
+    system_prompt: str | None = None,
+    tools: Sequence[ToolLike] = (),
+    description: str | None = None,
+) -> Tool:
+    """A tool with which a model gives the conversation to another agent.
+
+    The turn goes on with the other agent's model, system prompt and tools. It sees the history, fitted to its
+    model. A session stays with it, also in later turns.
+
+    Args:
+        to: The other agent's name. The tool is called ``transfer_to_NAME``.
+        model: The other agent's model, by any of its names.
+        system_prompt: Its system prompt.
+        tools: Its tools. A handoff back is one of them.
+        description: The tool's description for the model; None makes one of the name.
+
+    Raises:
+        ConfigurationError: Two tools have one name, or the name has a character that no tool's name has.
+    """
+    if not to.replace("_", "").replace("-", "").isalnum():
+        raise ConfigurationError(f"to={to!r}: an agent's name has letters, digits, _ and - only")
+    schema: JsonObject = {"type": "object", "properties": {}}
+    about = description or f"Give the conversation to the agent {to!r}, which answers from then on."
+
+    async def hand_over(arguments: Mapping[str, object]) -> str:
+        return f"The conversation is with {to} now."
+
+    definition = ToolDefinition(f"transfer_to_{to}", about, schema)
+    return Handoff(definition, hand_over, model=model, system_prompt=system_prompt, tools=as_tools(tools))

@@ -1,0 +1,20 @@
+"""MCP servers: their tools for a session, and a session or tools as a server for other hosts.
+
+An annex: the core never imports it, and it needs the official client library only where a server is opened.
+"""
+
+from callboard.bus._lazy_names import face
+
+__getattr__, __dir__, __all__ = face(
+    __name__,
+    {
+        ".hooks": (
+            "Elicit Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource OnLog "
+            "Sample SamplingRequest"
+        ),
+        ".oauth": "McpMemoryTokens McpOAuth McpTokenFile McpTokenStorage",
+        ".serve": "McpService OpenSession mcp_service",
+        ".servers": ("McpServer McpServers McpServerStatus McpTool mcp_servers mcp_tools"),
+        ".settings": "McpServerSettings",
+    },
+)

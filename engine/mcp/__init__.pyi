@@ -1,0 +1,33 @@
+# Written by scripts/make_stubs.py.
+from .hooks import Elicit, Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, OnLog, Sample, SamplingRequest
+from .oauth import McpMemoryTokens, McpOAuth, McpTokenFile, McpTokenStorage
+from .serve import McpService, OpenSession, mcp_service
+from .servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .settings import McpServerSettings
+
+__all__ = [
+    "Elicit",
+    "Elicitation",
+    "ElicitationAnswer",
+    "McpLogMessage",
+    "McpMemoryTokens",
+    "McpOAuth",
+    "McpPrompt",
+    "McpPromptArgument",
+    "McpResource",
+    "McpServer",
+    "McpServerSettings",
+    "McpServerStatus",
+    "McpServers",
+    "McpService",
+    "McpTokenFile",
+    "McpTokenStorage",
+    "McpTool",
+    "OnLog",
+    "OpenSession",
+    "Sample",
+    "SamplingRequest",
+    "mcp_servers",
+    "mcp_service",
+    "mcp_tools",
+]

@@ -1,1 +1,0 @@
-"""Replies that are data: requested, checked, and shown while they grow."""

@@ -1,0 +1,439 @@
+"""The permit of one call: the turn of each of its requests at the gate, and the lessons of the replies."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal, NoReturn
+
+import anyio
+import msgspec
+
+from callboard.adapters import (
+    AdapterError,
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptReport,
+    AttemptStarted,
+    NextAttempt,
+    TokenUsage,
+)
+from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
+
+from ..models.entries import AdapterEntry
+from .rate_account import Ticket
+from .rate_slots import NO_HEADERS, Gate, Headers, Lesson, aged, read_headers
+
+_LONGEST_NAP_SECONDS = 60.0
+
+
+class LiveGate:
+    """A gate on an event loop: it wakes the requests that were let in."""
+
+    def __init__(self, name: str, key: str, gate: Gate) -> None:
+        self.name = name
+        self.key = key
+        self.gate = gate
+        self.on_wait: Callable[[], None] | None = None
+        """Called when requests wait; None if nothing can be done for them."""
+        self.on_learned: Callable[[Lesson], None] | None = None
+        """Called with the lesson of a reply; None if no other node uses the key."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.unseen: dict[Permit, None] = {}
+        """The calls in progress that were sent before any limit was known."""
+        self._told: dict[Ticket, anyio.Event] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now_us(self) -> int:
+        """The time of the event loop in microseconds."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            loop = self._loop = asyncio.get_running_loop()
+        return int(loop.time() * 1e6)
+
+    def known_time_us(self) -> int | None:
+        """The same, also where no event loop runs; None if there never was one."""
+        return None if self._loop is None else int(self._loop.time() * 1e6)
+
+    def begin_to_count(self) -> None:
+        """Count from now on, since a limit is known. The calls in progress are counted as sent now."""
+        unseen, self.unseen = self.unseen, {}
+        self.gate.known = True
+        for permit in unseen:
+            permit.force()
+
+    def learned(self, model: str, headers: Headers) -> None:
+        """Share the lesson of a reply with other nodes."""
+        if self.on_learned is not None:
+            account = self.gate.models[model]
+            pause_us = 0 if account.cap is None else max(account.paused_until_us - self.now_us(), 0)
+            self.on_learned(Lesson(model, headers, pause_us, account.cap is None))
+
+    def learn(self, lesson: Lesson, observed_us: int) -> None:
+        """Take in what others have learned."""
+        now_us = self.now_us()
+        if not self.gate.known:
+            self.begin_to_count()
+        if lesson.pause_us:
+            self.gate.refused_elsewhere(lesson.model, lesson.pause_us, now_us)
+        if lesson.headers.requests is not None or lesson.headers.tokens is not None:
+            self.gate.answered_elsewhere(lesson.model, lesson.headers, observed_us, now_us, opens=lesson.opens)
+        self.changed()
+
+    def changed(self) -> None:
+        """Admit all requests that may go now, and set a timer for the next ones."""
+        if not self.gate.waiting:
+            return
+        now_us = self.now_us()
+        for ticket in self.gate.admit(now_us):
+            told = self._told.pop(ticket, None)
+            if told is not None:
+                told.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.gate.waiting:
+            if self.on_wait is not None:
+                self.on_wait()
+            wait = self.gate.wakes_in(now_us)
+            if wait is not None:
+                seconds = min(wait / 1e6 + 0.0005, _LONGEST_NAP_SECONDS)
+                self._timer = asyncio.get_running_loop().call_later(seconds, self.changed)
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Return when a request that waits is let in. A request that is given up is forgotten."""
+        try:
+            while ticket.state == "waiting":
+                told = self._told[ticket] = anyio.Event()
+                await told.wait()
+        except BaseException:
+            self._told.pop(ticket, None)
+            self.gate.withdraw(ticket, self.now_us())
+            self.changed()
+            raise
+
+
+class Permit:
+    """The turns of one call's requests.
+
+    Nothing is counted, and there is no ticket, as long as no limit is known.
+    """
+
+    __slots__ = ("_learns", "_live", "_most", "_order", "_patience", "_ticket", "_waited_for", "model")
+
+    def __init__(
+        self,
+        live: LiveGate,
+        model: str,
+        order: int,
+        most: tuple[int, int],
+        patience: float | None,
+        *,
+        learns: bool = True,
+    ) -> None:
+        self._learns = learns
+        self.model = model
+        self._live = live
+        self._order = order
+        self._most = most
+        self._patience = patience
+        self._waited_for = ""
+        self._ticket: Ticket | None = None
+
+    def ask(self) -> bool:
+        """Ask for a request's turn. Returns whether it may be sent now."""
+        live = self._live
+        if not live.gate.known:
+            return True
+        ticket = self._ticket = Ticket(self.model, self._order, *self._most)
+        if live.gate.ask(ticket, live.now_us()):
+            return True
+        live.changed()
+        return _is_held(ticket)
+
+    def force(self) -> None:
+        """Count a request that is sent without a turn."""
+        self._ticket = Ticket(self.model, self._order, *self._most)
+        self._live.gate.force(self._ticket, self._live.now_us())
+
+    async def wait(self, time_left: float) -> None:
+        """Wait for the turn that was asked for."""
+        live, ticket = self._live, self._ticket
+        if ticket is None or ticket.state == "held":
+            return
+        patience = time_left if self._patience is None else min(self._patience, time_left)
+        now_us = live.now_us()
+        self._waited_for = live.gate.reason(ticket, now_us)
+        if live.gate.opens_in(ticket, now_us) / 1e6 > patience:
+            self._refuse(ticket, patience)
+        with anyio.move_on_after(patience) as scope:
+            await live.wait(ticket)
+        if scope.cancelled_caught:
+            self._refuse(ticket, patience)
+
+    def give_up(self) -> None:
+        """Give the turn up unless the request may be sent now."""
+        if self._ticket is not None and self._ticket.state != "held":
+            self._refuse(self._ticket, 0.0)
+
+    def send(self) -> bool:
+        """Count the request as sent. False: it must wait, since a refusal came after it was let in."""
+        live = self._live
+        if self._ticket is None:
+            if not live.gate.known:
+                live.unseen[self] = None
+                return True
+            if not self.ask():  # a limit was learned since
+                return False
+        assert self._ticket is not None
+        if live.gate.send(self._ticket, live.now_us()):
+            return True
+        live.changed()
+        return False
+
+    # --- Reports of the call ---
+
+    def report(self, report: AttemptReport) -> NextAttempt | None:
+        """Take in what an adapter reports of an attempt. Returns what waits for the next attempt's turn."""
+        match report:
+            case AttemptStarted():
+                if self._ticket is not None and self._ticket.state != "sent":
+                    self._over(None)
+                    self.force()  # the adapter didn't wait for its turn
+            case AttemptFirstEvent(rate_limit=said):
+                self._answered(NO_HEADERS if said is None or not self._learns else read_headers(said))
+            case AttemptFailed(error=error):
+                return self._failed(error)
+            case _:
+                pass
+        return None
+
+    def end(self, error: AdapterError | None, usage: TokenUsage | None) -> None:
+        """Take in the end of the call: its error, None if it went well, and what its last attempt used."""
+        if error is None:
+            self._answered(NO_HEADERS)
+        else:
+            self._refused(error)
+        self._over(usage)
+
+    def _answered(self, headers: Headers) -> None:
+        live = self._live
+        if self._ticket is None:
+            if headers is NO_HEADERS:
+                return
+            live.begin_to_count()
+        if self._ticket is not None and self._ticket.state == "sent":
+            live.gate.answered(self._ticket, headers, live.now_us())
+            live.changed()
+            if headers is not NO_HEADERS:
+                live.learned(self.model, headers)
+
+    def _failed(self, error: AdapterError) -> NextAttempt | None:
+        self._refused(error)
+        if self._ticket is None:
+            return None
+        self._over(error.usage)
+
+        async def next_attempt() -> None:
+            await self._next_turn(error)
+
+        return next_attempt
+
+    def _refused(self, error: AdapterError) -> None:
+        if not (self._learns and isinstance(error, RateLimitError) and _is_of_rate(error)):
+            return
+        live = self._live
+        if self._ticket is None:
+            live.begin_to_count()
+        if self._ticket is not None and self._ticket.state == "sent":
+            hint = error.retry_after_seconds
+            live.gate.refused(self._ticket, None if hint is None else math.ceil(hint * 1e6), live.now_us())
+            live.learned(self.model, NO_HEADERS)
+
+    def _over(self, usage: TokenUsage | None) -> None:
+        live, ticket = self._live, self._ticket
+        if ticket is None:
+            live.unseen.pop(self, None)
+        elif ticket.state != "over":
+            used = None if usage is None else (usage.total_tokens - usage.output_tokens, usage.output_tokens)
+            live.gate.over(ticket, used, live.now_us())
+            live.changed()
+
+    async def _next_turn(self, failure: AdapterError) -> None:
+        """Wait for the turn of another attempt. The failure of the last one is raised if that takes too long."""
+        has_turn = self.ask()
+        while True:
+            try:
+                if not has_turn:
+                    await self.wait(math.inf)  # the adapter watches the call's time
+            except RateLimitWaitError:
+                raise failure from None
+            if self.send():
+                return
+            has_turn = False
+
+    def _refuse(self, ticket: Ticket, patience: float) -> NoReturn:
+        live = self._live
+        now_us = live.now_us()
+        seconds = live.gate.opens_in(ticket, now_us) / 1e6
+        why = live.gate.reason(ticket, now_us) or self._waited_for
+        live.gate.withdraw(ticket, now_us)
+        live.changed()
+        raise RateLimitWaitError(
+            f"{live.name}: not sent: {_WHY[why]} for {self.model}; the earliest free slot is in "
+            f"{seconds:.3g} s, and the call may wait {patience:.3g} s",
+            retry_after_seconds=seconds,
+            retryable=True,
+            provider=live.name,
+        )
+
+
+def _is_held(ticket: Ticket) -> bool:
+    return ticket.state == "held"
+
+
+_WHY = {
+    "requests": "no request is left under the rate limit",
+    "tokens": "too few tokens are left under the rate limit",
+    "pause": "the provider requested a pause",
+    "probe": "after a rejected request, another call probes whether the provider accepts requests again",
+    "": "other calls come first under the rate limit",
+}
+
+
+def _is_of_rate(error: RateLimitError) -> bool:
+    """Whether a refusal is about a rate. An overload counts only if the server names a time."""
+    if isinstance(error, QuotaExceededError | RateLimitWaitError):
+        return False
+    return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None
+
+
+# The rate limits of one engine
+
+MOST_HEARD = 256
+"""The number of models of an unused adapter for which the readings of other nodes are kept."""
+
+
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate limit, as it is now."""
+
+    model: str | None
+    """The model as ``provider:name``; None for all models of the adapter."""
+    key: str
+    """The name of the key; empty for an adapter's only key."""
+    kind: Literal["requests", "tokens"]
+    source: Literal["declared", "learned"]
+    """The source: the configuration, or the provider's headers."""
+    limit: float
+    """The limit: in any minute if it is declared, in the provider's period if it is learned."""
+    left: float
+    """The part that is left."""
+
+
+class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls to one model that wait for its rate limits."""
+
+    model: str
+    """The model as ``provider:name``."""
+    key: str
+    waiting: int
+    """The number of calls that wait."""
+    why: str
+    """The reason: ``requests`` or ``tokens`` are used up; ``pause``, which the provider asked for; ``probe``,
+    while one call finds out whether it takes requests again; ``turn``, while others come first."""
+    opens_in_seconds: float
+    """Seconds until the first of them may go, at the earliest."""
+
+
+class RateLimits:
+    def __init__(self, share: Callable[[LiveGate], None] | None = None) -> None:
+        """The gates of an engine that has used none."""
+        self._share = share
+        self.on_learned: Callable[[str, str, Lesson], None] | None = None
+        """Called with each lesson about an adapter and a key. Does nothing without other nodes."""
+        self._heard: dict[tuple[str, str], dict[str, tuple[Lesson, int]]] = {}
+        """The readings of other nodes for adapters and keys that are unused here, with their moments, by models.
+        """
+        self._gates: dict[tuple[str, str], LiveGate] = {}
+        self._entries: dict[tuple[str, str], AdapterEntry] = {}
+
+    def permit(self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]) -> Permit:
+        """A permit for one call, to be asked for."""
+        name = entry.name, key
+        live = self._gates.get(name)
+        if live is None or self._entries[name] is not entry:
+            live = self._declared(name, entry)
+        pooled = not key and bool(
+            entry.config.key_pool
+        )  # the adapter chooses the key of each attempt, and lets it rest
+        return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
+
+    def learn(self, adapter: str, key: str, lesson: Lesson, age_us: int) -> None:
+        """Take in what another engine has learned."""
+        name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
+        if (live := self._gates.get(name)) is not None:
+            self._teach(live, lesson, observed_us)
+        elif len(heard := self._heard.setdefault(name, {})) < MOST_HEARD:
+            heard[lesson.model] = lesson, observed_us
+
+    @staticmethod
+    def _teach(live: LiveGate, lesson: Lesson, observed_us: int) -> None:
+        if (still := aged(lesson, max(live.now_us() - observed_us, 0))) is not None:
+            live.learn(still, observed_us)
+
+    def is_free(self, adapter: str, model: str, key: str = "") -> bool:
+        """Whether a small request to a model would go immediately."""
+        live = self._gates.get((adapter, key))
+        if live is None or not live.gate.known:
+            return True
+        return live.gate.is_free(model, live.now_us())
+
+    def of(self, adapter: str) -> Iterator[RateLimit]:
+        for live in self._of(adapter):
+            now_us = live.known_time_us()
+            for room in live.gate.rooms(now_us) if now_us is not None else ():
+                yield RateLimit(
+                    model=room.model,
+                    key=live.key,
+                    kind=room.kind,
+                    source="learned" if room.learned else "declared",
+                    limit=room.limit,
+                    left=room.left,
+                )
+
+    def queues(self, adapter: str) -> Iterator[RateLimitQueue]:
+        """The calls that wait for the limits of an adapter, by their models."""
+        for live in self._of(adapter):
+            now_us = live.known_time_us()
+            for line in live.gate.lines(now_us) if now_us is not None else ():
+                yield RateLimitQueue(
+                    model=line.model,
+                    key=live.key,
+                    waiting=line.waiting,
+                    why=line.why or "turn",
+                    opens_in_seconds=line.opens_in_us / 1e6,
+                )
+
+    def _of(self, adapter: str) -> list[LiveGate]:
+        return [live for live in self._gates.values() if live.name == adapter]
+
+    def _declared(self, name: tuple[str, str], entry: AdapterEntry) -> LiveGate:
+        """The gate of an adapter that is new or may have a new configuration."""
+        requests, tokens = entry.config.requests_per_minute, entry.config.tokens_per_minute
+        live = self._gates.get(name)
+        changes = live is None or live.gate.declared != (requests, tokens)
+        if live is None:
+            live = self._gates[name] = LiveGate(*name, Gate(requests, tokens))
+            if self.on_learned is not None:
+                live.on_learned = partial(self.on_learned, *name)
+            for lesson, observed_us in self._heard.pop(name, {}).values():
+                self._teach(live, lesson, observed_us)
+        elif changes:
+            live.gate.declare(requests, tokens)
+        if changes and self._share is not None and (requests or tokens):
+            self._share(live)
+        live.changed()
+        self._entries[name] = entry
+        return live

@@ -1,0 +1,346 @@
+"""The queue for the slots of one adapter and key, which decides which request goes next.
+
+    new        it has not asked yet
+    waiting    a limit has no room for it, or a request before it waits for the same limit
+    held       it was let in, and its amounts are reserved
+    sent       it is in progress, and the provider counts it
+    over       it has ended, or was given up
+
+Requests wait in the order of their turns, and within a turn in order of arrival. A request goes immediately if
+all its limits have room and no earlier request waits for one of them. So a full model delays no other model, and
+small requests can't overtake a large one forever.
+
+The queue is pure: it never waits, and never reads the clock. The caller of a change calls `admit` afterwards.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from callboard.adapters import RateLimitInfo
+
+from .rate_account import MINUTE_US, Account, Learned, Reading, Ticket
+
+_MOST_MODELS = 1024
+
+_Queue = list[tuple[int, int, Ticket]]
+
+
+class Headers(NamedTuple):
+    """The limits in a reply's headers."""
+
+    requests: Reading | None = None
+    tokens: Reading | None = None
+    output: bool = True
+    """Whether that limit counts the tokens of replies."""
+
+
+NO_HEADERS = Headers()
+
+
+class Room(NamedTuple):
+    """One limit, as it is shown in statistics."""
+
+    model: str | None
+    kind: Literal["requests", "tokens"]
+    learned: bool
+    limit: float
+    left: float
+
+
+class Line(NamedTuple):
+    """The waiting requests to one model, as they are shown in statistics."""
+
+    model: str
+    waiting: int
+    why: str
+    opens_in_us: int
+
+
+class Gate:
+    """The limits of one adapter and key, and the requests that wait for them."""
+
+    def __init__(self, requests: float | None = None, tokens: float | None = None) -> None:
+        """A gate with declared limits for all models together; None is no limit."""
+        self.shared = Account()
+        """The limits of all models together."""
+        self.models: dict[str, Account] = {}
+        self.known = False
+        """Whether any limit was ever known."""
+        self.waiting = 0
+        self._queues: dict[str, _Queue] = {}
+        self._asked = 0
+        self._sent = 0
+        self.declare(requests, tokens)
+
+    def declare(self, requests: float | None, tokens: float | None) -> None:
+        self.declared = requests, tokens
+        self.shared.declare(requests, tokens)
+        self.known = self.known or bool(requests or tokens)
+
+    # --- Before sending ---
+
+    def ask(self, ticket: Ticket, now_us: int) -> bool:
+        """Ask for a request's turn. Returns whether it has it now; otherwise the request waits."""
+        ticket.number = self._asked
+        self._asked += 1
+        model = self.models.get(ticket.model) or self._new_model(ticket.model)
+        if not self.waiting and not self._short(ticket, model, now_us):
+            self._let_in(ticket, model, now_us)
+            return True
+        self._enqueue(ticket)
+        return False
+
+    def force(self, ticket: Ticket, now_us: int) -> None:
+        """Count a request that is sent without being asked for."""
+        model = self.models.get(ticket.model) or self._new_model(ticket.model)
+        self._let_in(ticket, model, now_us)
+        self._send(ticket, model, now_us)
+
+    def send(self, ticket: Ticket, now_us: int) -> bool:
+        """Count a request that is sent now. False: the provider refused others meanwhile, and it waits again."""
+        model = self.models[ticket.model]
+        if ticket.generation != model.generation:
+            self._give_back(ticket, model, now_us)
+            self._enqueue(ticket)
+            return False
+        self._send(ticket, model, now_us)
+        return True
+
+    def admit(self, now_us: int) -> list[Ticket]:
+        """Admit all requests that may go now, in order."""
+        if not self.waiting:
+            return []
+        admitted: list[Ticket] = []
+        heads = {name: queue for name in list(self._queues) if (queue := self._head(name))}
+        while heads:
+            name = min(heads, key=lambda name: heads[name][0][:2])
+            ticket, model = heads[name][0][2], self.models[name]
+            if model.short_of(ticket, now_us):
+                del heads[name]
+                continue
+            if self.shared.short_of(ticket, now_us):
+                break
+            heapq.heappop(heads[name])
+            self.waiting -= 1
+            self._let_in(ticket, model, now_us)
+            admitted.append(ticket)
+            if not self._head(name):
+                del heads[name]
+        return admitted
+
+    def withdraw(self, ticket: Ticket, now_us: int) -> None:
+        """Forget a request that is given up before it was sent."""
+        if ticket.state == "waiting":
+            self.waiting -= 1
+        elif ticket.state == "held":
+            self._give_back(ticket, self.models[ticket.model], now_us)
+        ticket.state = "over"
+
+    # --- After sending ---
+
+    def answered(self, ticket: Ticket, headers: Headers, now_us: int) -> None:
+        """Take in that the provider took a request, and the headers of its reply."""
+        model = self.models[ticket.model]
+        model.succeeded(ticket)
+        if headers is NO_HEADERS:
+            return
+        self.known = True
+        if headers.requests is not None:
+            model.observe(ticket, "requests", headers.requests, now_us, output=True)
+        if headers.tokens is not None:
+            model.observe(ticket, "tokens", headers.tokens, now_us, output=headers.output)
+        model.observed(ticket, now_us)
+
+    def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
+        """Take in that the provider refused a request for its rate. `hint_us` is how long it wants to be left."""
+        self.known = True
+        self.models[ticket.model].refused(ticket, hint_us, now_us)
+
+    def refused_elsewhere(self, model: str, pause_us: int, now_us: int) -> None:
+        """Take in that another node with this key was refused, and leaves the provider alone for so long."""
+        self.known = True
+        (self.models.get(model) or self._new_model(model)).refused_elsewhere(pause_us, now_us)
+
+    def answered_elsewhere(
+        self, model: str, headers: Headers, observed_us: int, now_us: int, *, opens: bool
+    ) -> None:
+        """Apply the reading of another node with this key, see `Account.observe_elsewhere`."""
+        self.known = True
+        account = self.models.get(model) or self._new_model(model)
+        readings: dict[Literal["requests", "tokens"], Reading] = {}
+        if headers.requests is not None:
+            readings["requests"] = headers.requests
+        if headers.tokens is not None:
+            readings["tokens"] = headers.tokens
+        account.observe_elsewhere(readings, observed_us, now_us, output=headers.output, opens=opens)
+
+    def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
+        """Take in the end of a request."""
+        if ticket.state != "sent":
+            if ticket.state != "over":
+                self.withdraw(ticket, now_us)
+            return
+        model = self.models[ticket.model]
+        model.leave(ticket)
+        ticket.state = "over"
+        if used is not None:
+            accounts = (self.shared, model)
+            before = [account.amounts(ticket, now_us) for account in accounts]
+            ticket.input_tokens, ticket.output_tokens = used
+            for account, amounts in zip(accounts, before, strict=True):
+                account.settle(ticket, amounts, now_us)
+        self.shared.prune(now_us)
+        model.prune(now_us)
+
+    # --- Questions about the limits ---
+
+    def reason(self, ticket: Ticket, now_us: int) -> str:
+        """The reason why a request waits; empty if it could go but for others before it."""
+        return self._short(ticket, self.models[ticket.model], now_us)
+
+    def is_free(self, model: str, now_us: int) -> bool:
+        """Whether a small request to a model would go immediately."""
+        account = self.models.get(model)
+        small = Ticket(model, 0, 1, 0)
+        if account is None:
+            return not self.shared.short_of(small, now_us)
+        return not self._head(model) and not self._short(small, account, now_us)
+
+    def opens_in(self, ticket: Ticket, now_us: int) -> int:
+        """The least number of microseconds until a request may go, if all earlier ones go."""
+        place = ticket.order, ticket.number
+        ahead = [other for other in self._all_waiting() if (other.order, other.number) < place]
+        same = [other for other in ahead if other.model == ticket.model]
+        of_model = self.models[ticket.model].opens_in(ticket, same, now_us)
+        return max(of_model, self.shared.opens_in(ticket, ahead, now_us))
+
+    def in_line(self) -> list[Ticket]:
+        """The requests that wait, in their order."""
+        return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
+
+    def wakes_in(self, now_us: int) -> int | None:
+        """Microseconds until time alone may admit a request; None if no request waits for time."""
+        waits = []
+        for name in list(self._queues):
+            queue = self._head(name)
+            if queue:
+                ticket = queue[0][2]
+                of_model, of_all = self.models[name], self.shared
+                waits.append(max(of_model.opens_in(ticket, [], now_us), of_all.opens_in(ticket, [], now_us)))
+        return min((wait for wait in waits if wait > 0), default=None)
+
+    def rooms(self, now_us: int) -> Iterator[Room]:
+        """All limits that are known."""
+        for name, account in ((None, self.shared), *self.models.items()):
+            for limit in account.limits:
+                left = max(limit.room(now_us), 0.0)
+                yield Room(name, limit.kind, isinstance(limit, Learned), limit.limit, left)
+
+    def lines(self, now_us: int) -> Iterator[Line]:
+        """The requests that wait, by their models."""
+        for name in list(self._queues):
+            queue = self._head(name)
+            if queue:
+                first = queue[0][2]
+                waiting = sum(ticket.state == "waiting" for _, _, ticket in queue)
+                yield Line(name, waiting, self.reason(first, now_us), self.opens_in(first, now_us))
+
+    # --- Helpers ---
+
+    def _short(self, ticket: Ticket, model: Account, now_us: int) -> str:
+        return self.shared.short_of(ticket, now_us) or model.short_of(ticket, now_us)
+
+    def _let_in(self, ticket: Ticket, model: Account, now_us: int) -> None:
+        ticket.state = "held"
+        model.enter(ticket)
+        model.hold(ticket, now_us)
+        self.shared.hold(ticket, now_us)
+
+    def _give_back(self, ticket: Ticket, model: Account, now_us: int) -> None:
+        model.leave(ticket)
+        model.drop(ticket, now_us)
+        self.shared.drop(ticket, now_us)
+
+    def _send(self, ticket: Ticket, model: Account, now_us: int) -> None:
+        ticket.state, ticket.sent_us, ticket.number = "sent", now_us, self._sent
+        self._sent += 1
+        model.send(ticket, now_us)
+        self.shared.send(ticket, now_us)
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        ticket.state = "waiting"
+        self.waiting += 1
+        queue = self._queues.setdefault(ticket.model, [])
+        heapq.heappush(queue, (ticket.order, ticket.number, ticket))
+
+    def _head(self, model: str) -> _Queue:
+        """The queue of a model, without requests at its head that were given up."""
+        queue = self._queues.get(model, [])
+        while queue and queue[0][2].state != "waiting":
+            heapq.heappop(queue)
+        if not queue:
+            self._queues.pop(model, None)
+        return queue
+
+    def _all_waiting(self) -> Iterator[Ticket]:
+        for queue in self._queues.values():
+            for _, _, ticket in queue:
+                if ticket.state == "waiting":
+                    yield ticket
+
+    def _new_model(self, name: str) -> Account:
+        if len(self.models) >= _MOST_MODELS:
+            for old in [old for old, account in self.models.items() if account.idle and old not in self._queues]:
+                del self.models[old]
+        account = self.models[name] = Account()
+        return account
+
+
+def read_headers(said: RateLimitInfo) -> Headers:
+    """The limits in a provider's headers; `NO_HEADERS` if they don't state the remaining amount."""
+    requests = _reading(said.requests_limit, said.requests_remaining, said.requests_reset, said.fixed_window)
+    tokens = _reading(said.tokens_limit, said.tokens_remaining, said.tokens_reset, said.fixed_window)
+    if requests is None and tokens is None:
+        return NO_HEADERS
+    return Headers(requests, tokens, said.counts_output)
+
+
+def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed: bool) -> Reading | None:
+    if remaining is None or limit == 0:
+        return None
+    from callboard.adapters.http.retry import seconds_until
+
+    seconds = None if reset is None else seconds_until(reset, time.time_ns() // 1000)
+    return Reading(limit, remaining, None if seconds is None else round(seconds * 1e6), fixed)
+
+
+class Lesson(msgspec.Struct, frozen=True):
+    """The facts in a reply about the limits of its model."""
+
+    model: str
+    headers: Headers = NO_HEADERS
+    pause_us: int = 0
+    """Microseconds for which the provider wants to be left alone, after a refusal; 0 without one."""
+    opens: bool = False
+    """Whether the request was sent behind the last refusal, so that the provider takes requests again."""
+
+
+def aged(lesson: Lesson, age_us: int) -> Lesson | None:
+    """A lesson some microseconds later; None if it has expired."""
+    if age_us >= MINUTE_US:
+        return None
+    requests, tokens, output = lesson.headers
+    headers = Headers(_aged(requests, age_us), _aged(tokens, age_us), output)
+    return msgspec.structs.replace(lesson, headers=headers, pause_us=max(lesson.pause_us - age_us, 0))
+
+
+def _aged(reading: Reading | None, age_us: int) -> Reading | None:
+    if reading is None or reading.reset_us is None:
+        return reading
+    return reading._replace(reset_us=max(reading.reset_us - age_us, 1))

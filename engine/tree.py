@@ -1,0 +1,514 @@
+"""The tree of turns: the calls that tools make, with their limits, their costs and their end.
+
+While a tool runs, a context variable holds its `Caller`. A call or a turn that starts meanwhile reads it once, and
+is a child of the turn that runs the tool. Async functions, tasks and threads inherit the variable. `trace_context`
+carries it to another process. A turn has a `TreeNode` as soon as it runs a tool, has limits, or is a child itself.
+
+A child may run on another event loop than its parent: a tool in a thread uses the loop of the sync functions. One
+lock guards all nodes, and a child is cancelled on its own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar, Token
+from decimal import Decimal
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Self
+from urllib.parse import quote, unquote
+
+import anyio
+import msgspec
+
+from callboard.bus import CallboardError
+from callboard.bus.errors import CancelledError
+from callboard.bus.log import current_trace
+from callboard.bus.values.usage import CostSum, TokenUsage
+
+from .budgets.budget import Budget
+from .budgets.ledger import Account
+
+GRACE_SECONDS = 10.0
+"""Seconds that a turn waits at its end for children that it has cancelled. A call ends within five."""
+
+
+PARENT_ENDED = "the turn that made this call with a tool ended, or the engine was closed, while it ran"
+
+
+class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one turn together with its descendants: all turns and calls that its tools start.
+
+    A descendant gets what is left. A call above a limit raises in the tool that makes it: `TurnLimitError`, or
+    BudgetExceededError for money. The model gets that as the tool's error, and its turn goes on.
+
+    Raises:
+        ValueError: A limit is negative.
+    """
+
+    max_calls: int | None = None
+    """The most calls of models. A descendant leaves one call for each turn above it, so that these can answer."""
+    max_depth: int | None = None
+    """The most levels below the turn. With 0 its tools can make no calls."""
+    max_children: int | None = None
+    """The most turns and calls that the tools of one turn may start. It holds for each turn of the tree."""
+    max_cost_usd: Decimal | float | str | None = None
+    """The most money, in US dollars. The most that a call can cost is reserved before it is sent."""
+    timeout_seconds: float | None = None
+    """Seconds from the start of the turn. Its descendants end with it."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_calls", "max_depth", "max_children", "timeout_seconds"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value}: must not be negative")
+        if self.max_cost_usd is not None:
+            self.budget  # noqa: B018 - a wrong amount is reported here
+
+    @property
+    def budget(self) -> Budget:
+        """The limit on money as a budget."""
+        return Budget(max_cost_usd=self.max_cost_usd, per="turn")
+
+
+class TurnLimitError(CallboardError):
+    """A turn and its descendants have reached one of their `TurnLimits`.
+
+    Args:
+        limit: The name of the limit, a field of `TurnLimits`.
+        most: The limit.
+        turn_id: The turn that has the limit.
+    """
+
+    def __init__(self, limit: str, most: float, turn_id: str) -> None:
+        self.limit = limit
+        """The name of the limit, a field of `TurnLimits`."""
+        self.turn_id = turn_id
+        """The turn that has the limit."""
+        super().__init__(f"turn {turn_id} has reached its limit {limit}={most}; raise it in its TurnLimits")
+
+
+class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that a tool of another turn has started."""
+
+    turn_id: str
+    """The turn. Its stream has the same id, see `Engine.attach`."""
+    model: str
+    """The model as it was asked for, in words."""
+    tool_use_id: str
+    """The id of the tool's call."""
+    tool_name: str
+    """The name of the tool."""
+    depth: int
+    """The number of turns above it."""
+
+    @property
+    def stream_id(self) -> str:
+        """The id of the turn's stream."""
+        return self.turn_id
+
+
+_lock = threading.Lock()
+_NO_USAGE = TokenUsage()
+
+
+class TreeNode:
+    """One turn in its tree.
+
+    Args:
+        turn_id: The turn.
+        caller: The run of the tool that started it; None for a root.
+        limits: The turn's own limits.
+    """
+
+    def __init__(self, turn_id: str, caller: Caller | None = None, limits: TurnLimits | None = None) -> None:
+        above = None if caller is None else caller.node
+        self.turn_id = turn_id
+        self.above = above
+        self.root_turn_id: str = turn_id if above is None else above.root_turn_id
+        self.depth: int = 0 if above is None else above.depth + 1
+        self.limits = limits
+        self.limited: tuple[TreeNode, ...] = () if above is None else above.limited
+        """The nodes from here up that have limits."""
+        self.accounts: tuple[Account, ...] = () if above is None else above.accounts
+        """The accounts of the money that these may spend."""
+        if limits is not None:
+            self.limited = (self, *self.limited)
+            if limits.max_cost_usd is not None:
+                self.accounts = (Account(limits.budget, turn_id), *self.accounts)
+        self.deadline = math.inf
+        """The event loop's time at which the turn's time is up."""
+        self.calls = 0
+        """The calls that the turn and its descendants have started."""
+        self.below = CostSum()
+        """The costs of all descendants."""
+        self.below_usage = _NO_USAGE
+        """The tokens of all descendants."""
+        self.children: list[ChildTurn] = []
+        """The turns that its tools have started."""
+        self.over = False
+        """Whether the turn has ended. What its tools start from then on is no child any more."""
+        self.refusal = ""
+        """Why what its tools start now is refused: the turn was cancelled, or has failed."""
+        self._started = 0
+        self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
+        self._idle: Callable[[], object] | None = None
+
+    def seconds(self, own: float | None) -> float | None:
+        """The seconds that the turn has: its own, what its limits allow, and what the turn above has left."""
+        given = [own, None if self.limits is None else self.limits.timeout_seconds]
+        if self.above is not None and self.above.deadline < math.inf:
+            given.append(max(self.above.deadline - anyio.current_time(), 0.0))
+        return min((each for each in given if each is not None), default=None)
+
+    def count(self, part: CostSum, usage: TokenUsage | None) -> None:
+        """Count an attempt that a descendant has ended, here and in all turns above."""
+        with _lock:
+            node: TreeNode | None = self
+            while node is not None:
+                node.below += part
+                if usage is not None:
+                    node.below_usage += usage
+                node = node.above
+
+    # --- Limits ---
+
+    def admit_call(self, *, levels: int = 0) -> None:
+        """Count a call, `levels` below this turn. Raises TurnLimitError."""
+        with _lock:
+            for node in self.limited:
+                assert node.limits is not None
+                most = node.limits.max_calls
+                if most is not None and node.calls + 1 + self.depth - node.depth + levels > most:
+                    raise TurnLimitError("max_calls", most, node.turn_id)
+            for node in self.limited:
+                node.calls += 1
+
+    def take_back_call(self) -> None:
+        """Take back a call that was admitted and is not made."""
+        with _lock:
+            for node in self.limited:
+                node.calls -= 1
+
+    def admit_child(self) -> None:
+        """Count a turn or a call that a tool of this turn starts. Raises TurnLimitError."""
+        with _lock:
+            for node in self.limited:
+                limits = node.limits
+                assert limits is not None
+                if limits.max_depth is not None and self.depth + 1 - node.depth > limits.max_depth:
+                    raise TurnLimitError("max_depth", limits.max_depth, node.turn_id)
+                if limits.max_children is not None and self._started >= limits.max_children:
+                    raise TurnLimitError("max_children", limits.max_children, node.turn_id)
+            self._started += 1
+
+    # --- Children in progress ---
+
+    def adopt(self, caller: Caller, child: object, cancel: Callable[[], object]) -> None:
+        """Note a child that has started on the running event loop, and how it is cancelled there."""
+        with _lock:
+            self._open[child] = (
+                caller,
+                partial(_on_loop, asyncio.get_running_loop(), threading.get_ident(), cancel),
+            )
+
+    def release(self, child: object) -> None:
+        """Note that a child is over. A second call does nothing."""
+        with _lock:
+            self._open.pop(child, None)
+            idle = None if self._open else self._idle
+        if idle is not None:
+            idle()
+
+    def cancel_open(self, caller: Caller | None = None) -> None:
+        """Cancel the children in progress, or those of one run of a tool."""
+        with _lock:
+            found = [cancel for of, cancel in self._open.values() if caller is None or of is caller]
+        for cancel in found:
+            cancel()
+
+    async def end(self, refusal: str) -> None:
+        """End the turn's part in the tree: cancel what its tools left in progress, and wait for the end of it."""
+        self.over, self.refusal = True, refusal
+        if not self._open:
+            return
+        self.cancel_open()
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        self._idle = partial(_on_loop, loop, threading.get_ident(), done.set)
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + GRACE_SECONDS):
+            if self._open:
+                await done.wait()
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, thread: int, function: Callable[[], object]) -> None:
+    """Call a function on its event loop: now, if this is the loop's thread."""
+    if threading.get_ident() == thread:
+        function()
+    else:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing is in progress there
+            loop.call_soon_threadsafe(function)
+
+
+class Caller:
+    """One run of a tool, as the calls see it that it makes.
+
+    Args:
+        node: The turn that runs the tool.
+        call_id: The request whose reply called the tool.
+        tool_use_id: The id of the tool's call.
+        tool_name: The name of the tool.
+        runtime: The engine's parts, for a sub-agent that the tool runs.
+        key: Gives the key of `ToolContext.idempotency_key`.
+        tell: Publishes that the tool has started a turn.
+        session_id: The session of the turn, if there is one.
+        tags: The tags of the turn's calls.
+        streamed: Whether the turn's replies are streamed.
+        trace_parent: The host's span, if it came from another process.
+        beside: Whether the call belongs to the turn itself, such as a summary of its history.
+    """
+
+    def __init__(
+        self,
+        node: TreeNode,
+        *,
+        call_id: str | None = None,
+        tool_use_id: str | None = None,
+        tool_name: str = "",
+        runtime: object = None,
+        key: Callable[[], str] | None = None,
+        tell: Callable[[ChildTurn], object] | None = None,
+        session_id: str | None = None,
+        tags: Mapping[str, str] = MappingProxyType({}),
+        streamed: bool = False,
+        trace_parent: str | None = None,
+        beside: bool = False,
+    ) -> None:
+        self.node = node
+        self.call_id = call_id
+        self.tool_use_id = tool_use_id
+        self.tool_name = tool_name
+        self.runtime = runtime
+        self.session_id = session_id
+        self.tags = tags
+        self.streamed = streamed
+        self.trace_parent = trace_parent
+        self.beside = beside
+        self.counted = node.above if beside else node
+        """The lowest turn for which the call's costs are those of a descendant."""
+        self._key = key
+        self._tell = tell
+        self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
+        self._refusal = ""
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of the tool's call; empty if it has none."""
+        return "" if self._key is None else self._key()
+
+    def require(self) -> None:
+        """Check that the tool may start a call. Raises CancelledError if the turn or the run was cut off."""
+        if refusal := self._refusal or self.node.refusal:
+            raise CancelledError(refusal)
+
+    def start(self, child: object, cancel: Callable[[], object], turn: ChildTurn | None = None) -> None:
+        """Note a turn or a call that starts. Raises TurnLimitError or CancelledError."""
+        self.require()
+        self.node.admit_child()
+        self.node.adopt(self, child, cancel)
+        if turn is None:
+            return
+        self.node.children.append(turn)
+        if self._tell is not None and self._home is not None:
+            loop, thread = self._home
+            _on_loop(loop, thread, partial(self._publish, turn))
+
+    def _publish(self, turn: ChildTurn) -> None:
+        if self._tell is not None:
+            self._tell(turn)
+
+    def end(self, refusal: str = "") -> None:
+        """End the run of the tool. With a refusal, cancel what it has left in progress, and refuse all further
+        calls.
+        """
+        self._tell = self._key = self.runtime = None  # Tasks that it has left behind keep this object.
+        if refusal:
+            self._refusal = refusal
+            self.node.cancel_open(self)
+
+
+current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=None)
+"""The run of a tool around the code that looks here."""
+
+
+def caller_here() -> Caller | None:
+    """The run of a tool to which a call that starts here belongs; None outside of one, or if its turn is over."""
+    caller = current_tool.get()
+    return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
+
+
+# --- Leaving the tree, and other processes ---
+
+
+@contextlib.contextmanager
+def detached() -> Iterator[None]:
+    """Start calls in this block outside of the tree, although a tool runs.
+
+    They have no parent, no share in its costs and limits, and they don't end with it. Use it for work that
+    outlives the turn.
+    """
+    token = current_tool.set(None)
+    try:
+        yield
+    finally:
+        current_tool.reset(token)
+
+
+_PREFIX = "callboard-"
+
+
+def trace_context() -> dict[str, str]:
+    """The place of this code in the tree of turns, for `attach_trace_context` in another process.
+
+    Returns:
+        The headers ``traceparent`` and ``baggage`` as W3C defines them, as far as there is something to carry. A
+        parent's remaining limits are included.
+    """
+    caller = current_tool.get()
+    carried: dict[str, str] = {}
+    if (trace := current_trace() or (None if caller is None else caller.trace_parent)) is not None:
+        carried["traceparent"] = trace
+    if caller is not None and not caller.node.over:
+        members = {**_place(caller), **_left(caller.node)}
+        carried["baggage"] = ",".join(
+            f"{_PREFIX}{name}={quote(value, safe='')}" for name, value in members.items()
+        )
+    return carried
+
+
+def _place(caller: Caller) -> dict[str, str]:
+    node = caller.node
+    place = {
+        "turn": node.turn_id,
+        "root": node.root_turn_id,
+        "depth": str(node.depth),
+        "call": caller.call_id or "",
+        "tool": caller.tool_use_id or "",
+    }
+    return {name: value for name, value in place.items() if value}
+
+
+def _left(node: TreeNode) -> dict[str, str]:
+    """The limits of a turn that apply to what its tools start, as far as they are not used."""
+    calls = [
+        each.limits.max_calls - each.calls - (node.depth + 1 - each.depth)
+        for each in node.limited
+        if each.limits is not None and each.limits.max_calls is not None
+    ]
+    depth = [
+        each.limits.max_depth - (node.depth + 1 - each.depth)
+        for each in node.limited
+        if each.limits is not None and each.limits.max_depth is not None
+    ]
+    children = [
+        each.limits.max_children
+        for each in node.limited
+        if each.limits is not None and each.limits.max_children is not None
+    ]
+    nano = [left for each in node.accounts if (left := each.state(0).left_nano_usd) is not None]
+    found: dict[str, int | None] = {
+        "max-calls": min(calls, default=None),
+        "max-depth": min(depth, default=None),
+        "max-children": min(children, default=None),
+        "max-nano-usd": min(nano, default=None),
+    }
+    carried = {name: str(max(value, -1)) for name, value in found.items() if value is not None}
+    if node.deadline < math.inf:
+        carried["seconds"] = f"{max(node.deadline - _now(), 0):.3f}"
+    return carried
+
+
+class attach_trace_context:
+    """Make the calls of this process children of the tool that another process runs.
+
+    It takes effect immediately, for this task and all that it starts. As a context manager it ends with the block.
+
+    Args:
+        carried: What `trace_context` returned, as headers or as environment variables: ``os.environ`` with
+            ``TRACEPARENT`` and ``BAGGAGE`` works. Nothing happens without them.
+    """
+
+    def __init__(self, carried: Mapping[str, str]) -> None:
+        headers = {
+            name.lower(): value for name, value in carried.items() if name.lower() in ("traceparent", "baggage")
+        }
+        self._token: Token[Caller | None] | None = None
+        caller = _caller_in(headers)
+        if caller is not None:
+            self._token = current_tool.set(caller)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            current_tool.reset(self._token)
+            self._token = None
+
+
+def _caller_in(headers: Mapping[str, str]) -> Caller | None:
+    members = {}
+    for member in headers.get("baggage", "").split(","):
+        name, _, value = member.partition(";")[0].strip().partition("=")
+        if name.startswith(_PREFIX):
+            members[name.removeprefix(_PREFIX)] = unquote(value)
+    turn_id = members.get("turn")
+    if not turn_id:
+        return None
+    node = TreeNode(turn_id, limits=_limits_in(members))
+    node.root_turn_id, node.depth = members.get("root", turn_id), _number(members.get("depth")) or 0
+    if node.limits is not None and node.limits.timeout_seconds is not None:
+        node.deadline = _now() + node.limits.timeout_seconds
+    return Caller(
+        node,
+        call_id=members.get("call"),
+        tool_use_id=members.get("tool"),
+        trace_parent=headers.get("traceparent"),
+    )
+
+
+def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
+    calls, depth, children, nano, seconds = (
+        _number(members.get(name))
+        for name in ("max-calls", "max-depth", "max-children", "max-nano-usd", "seconds")
+    )
+    if calls is depth is children is nano is seconds is None:
+        return None
+    return TurnLimits(
+        # What is carried is left for a child. The node stands for its parent, one level higher.
+        max_calls=None if calls is None else calls + 1,
+        max_depth=None if depth is None else depth + 1,
+        max_children=None if children is None else max(children, 0),
+        max_cost_usd=None if nano is None else Decimal(max(nano, 0)).scaleb(-9),
+        timeout_seconds=None if seconds is None else float(members["seconds"]),
+    )
+
+
+def _now() -> float:
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()  # as event loops count
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else max(int(float(text)), -1)
+    except (ValueError, OverflowError):
+        return None

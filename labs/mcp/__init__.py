@@ -1,0 +1,1 @@
+"""MCP servers under random kills, and the protocol's own conformance suite."""

@@ -1,0 +1,7 @@
+"""Servers are real processes, so these tests run in real time."""
+
+from __future__ import annotations
+
+from tests.support.virtual_time import runs_on
+
+anyio_backend = runs_on("asyncio")

@@ -1,0 +1,471 @@
+"""Turns that tools of other turns start: their edges, costs, limits and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from callboard import (
+    AdapterConfig,
+    Budget,
+    BudgetExceededError,
+    CancelledError,
+    Engine,
+    PriceTable,
+    Session,
+    Tool,
+    ToolResultBlock,
+    TurnLimitError,
+    TurnLimits,
+    agent_tool,
+    attach_trace_context,
+    detached,
+    generate_sync,
+    handoff,
+    run_sync,
+    tool,
+    trace_context,
+)
+from callboard.bus import LlmCallStarted, ToolProgress
+from callboard.bus.values.usage import CostSum
+from callboard.tracestore import CallFilter, CallRow
+from callboard.tracestore.prices.rows import PriceRow
+from callboard.tracestore.trees import trees
+from tests.support import engines
+from tests.support.engines import entry, keeping, registry, serving
+from tests.support.programs import ended
+from tests.support.scripted import Say, scripted_type
+
+pytestmark = pytest.mark.anyio
+
+PRICES = PriceTable([PriceRow(model=f"{name}:m", input=1_000_000, output=1_000_000) for name in "sabc"], "test")
+DOUBLE = PriceTable([PriceRow(model=f"{name}:m", input=2_000_000, output=2_000_000) for name in "sabc"], "double")
+running = functools.partial(engines.running, prices=PRICES)
+A_CALL = 15_000
+"""The cost of a scripted call in nano-USD: 15 tokens."""
+
+
+def asks(*names: str) -> Say:
+    """A reply that calls tools without arguments."""
+    return Say(calls=[(name, {}) for name in names])
+
+
+def runs(name: str, work: Callable[[], Awaitable[object]], *, timeout: float | None = None) -> Tool:
+    """An async tool of that name, which does the work and returns its result."""
+
+    async def run() -> object:
+        return await work()
+
+    return tool(run, name=name, description="Works.", timeout=timeout)
+
+
+def results_of(session: Session) -> list[ToolResultBlock]:
+    """The results of all tools in a session's history."""
+    return [each for message in session.messages for each in message.content if isinstance(each, ToolResultBlock)]
+
+
+async def rows_of(engine: Engine) -> dict[str, CallRow]:
+    """The calls in the trace by the name of their adapter."""
+    await engine.flush()
+    assert engine.store is not None
+    return {row.provider: row for row in await engine.store.calls(CallFilter(), 1000)}
+
+
+async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> None:
+    """Its row names the request, the turn and the root above it. The root's own rows name none."""
+    trace = tmp_path / "trace.db"
+    async with running(asks("look"), Say("Done."), a=[Say("found")], store=trace) as (engine, _):
+        look = runs("look", lambda: engine.generate("a:m", "Look."))
+        reply = await engine.session("s:m", tools=[look]).send("Go.")
+        rows = await rows_of(engine)
+        assert engine.store is not None
+        first = (await engine.store.calls(CallFilter(provider="s"), 10))[-1]
+        sums = await engine.store.costs(CallFilter(), ("root",))
+    child = rows["a"]
+    assert (child.parent_call_id, child.parent_turn_id) == (first.request_id, first.turn_id)
+    assert (child.root_turn_id, child.depth) == (first.turn_id, 1)
+    assert rows["s"].root_turn_id is rows["s"].parent_turn_id is rows["s"].depth is None
+    assert reply.total_cost.nano_usd == 2 * A_CALL
+    assert reply.tree_cost == CostSum(3 * A_CALL, 3)
+    assert reply.tree_usage.total_tokens == 45
+    assert [(row.key, row.calls, row.cost_nano_usd) for row in sums] == [((first.turn_id,), 3, 3 * A_CALL)]
+
+
+async def test_edges_go_down_all_levels_and_each_turn_sums_what_is_below_it() -> None:
+    """A grandchild names the root as its root and its own parent as its parent."""
+    script = {"b": [asks("c"), Say(".")], "c": [Say(".")]}
+    async with running(asks("b"), Say("."), **script) as (engine, events):
+        totals: list[CostSum] = []
+
+        async def middle() -> str:
+            made = await engine.generate("b:m", "Go.", tools=[runs("c", lambda: engine.generate("c:m", "Go."))])
+            totals.append(made.tree_cost)
+            return made.text
+
+        reply = await engine.session("s:m", tools=[runs("b", middle)]).send("Go.")
+        started = [each for each in events.take() if isinstance(each.data, LlmCallStarted)]
+    turns = {data.provider: each.turn_id for each in started if isinstance(data := each.data, LlmCallStarted)}
+    lowest = next(data for each in started if (data := each.data).provider == "c")
+    assert (lowest.parent_turn_id, lowest.root_turn_id, lowest.depth) == (turns["b"], turns["s"], 2)
+    assert [total.calls for total in totals] == [3]
+    assert reply.tree_cost.calls == 5
+
+
+async def test_parallel_tools_give_each_child_its_own_place(tmp_path: Path) -> None:
+    """Each child names the tool's call that made it, and the turn lists both with their streams."""
+    script = {"a": [Say("one")], "b": [Say("two")]}
+    async with running(asks("a", "b"), Say("."), store=tmp_path / "t.db", **script) as (engine, events):
+        tools = [runs(name, lambda name=name: engine.generate(f"{name}:m", "Go.")) for name in "ab"]
+        async with engine.session("s:m", tools=tools).stream("Go.") as turn:
+            await turn.message()
+        rows = await rows_of(engine)
+        children = turn.children
+        progress = [each.data for each in events.take() if isinstance(each.data, ToolProgress)]
+    assert rows["a"].parent_tool_use_id != rows["b"].parent_tool_use_id
+    assert [(child.tool_name, child.turn_id) for child in children] == [
+        (name, rows[name].turn_id) for name in ("a", "b")
+    ]
+    assert [each.stream_id for each in progress] == [child.stream_id for child in children]
+
+
+async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
+    """The context goes into the thread, and to the engine of the sync functions that runs there."""
+    async with running(asks("look"), Say("."), a=[Say("found")]) as (engine, _):
+        seen: list[dict[str, str]] = []
+
+        @tool
+        def look() -> str:
+            """Look."""
+            seen.append(trace_context())
+            return "found"
+
+        await engine.session("s:m", tools=[look]).send("Go.")
+    assert "callboard-turn=trn_" in seen[0]["baggage"]
+
+
+async def test_work_that_is_detached_is_no_child(tmp_path: Path) -> None:
+    """It is in no total of the turn, and its row names no parent."""
+    async with running(asks("look"), Say("."), a=[Say("found")], store=tmp_path / "t.db") as (engine, _):
+
+        async def look() -> str:
+            with detached():
+                return (await engine.generate("a:m", "Look.")).text
+
+        reply = await engine.session("s:m", tools=[runs("look", look)]).send("Go.")
+        rows = await rows_of(engine)
+    assert rows["a"].parent_turn_id is None
+    assert reply.tree_cost.calls == 2
+
+
+async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
+    """What `trace_context` gives, as headers or environment variables, makes its calls children there."""
+    carried: dict[str, str] = {}
+
+    async def look() -> str:
+        carried.update(trace_context())
+        return "."
+
+    async with running(asks("look"), Say(".")) as (engine, _):
+        session = engine.session("s:m", tools=[runs("look", look)])
+        await session.send("Go.", limits=TurnLimits(max_calls=4, max_cost_usd="1"), max_output_tokens=5)
+    there = tmp_path / "there.db"
+    environment = {name.upper(): value for name, value in carried.items()}
+    async with running(a=[Say("."), Say("."), Say(".")], store=there) as (other, _):
+        with attach_trace_context(environment):
+            await other.generate("a:m", "Go.", max_output_tokens=5)
+            await other.generate("a:m", "Go.", max_output_tokens=5)
+            with pytest.raises(TurnLimitError, match="max_calls"):
+                await other.generate("a:m", "Go.", max_output_tokens=5)
+        row = (await rows_of(other))["a"]
+    assert row.parent_turn_id == row.root_turn_id
+    assert row.depth == 1
+    assert f"callboard-turn={row.parent_turn_id}" in carried["baggage"]
+
+
+# --- Limits ---
+
+
+async def test_a_child_above_the_limit_fails_in_its_tool_and_the_parent_goes_on() -> None:
+    """The model is told which limit was reached."""
+    script = {"a": [Say("one"), Say("never")]}
+    async with running(asks("a", "a"), Say("Done."), **script) as (engine, _):
+        session = engine.session("s:m", tools=[runs("a", lambda: engine.generate("a:m", "Go."))])
+        reply = await session.send("Go.", limits=TurnLimits(max_calls=3))
+        results = results_of(session)
+    assert reply.text == "Done."
+    assert [result.is_error for result in results] == [False, True]
+    assert "TurnLimitError" in results[1].text
+    assert "max_calls=3" in results[1].text
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (TurnLimits(max_depth=0), "max_depth=0"),
+        (TurnLimits(max_children=0), "max_children=0"),
+        (TurnLimits(max_cost_usd="0.0003"), "budget of 0.0003 USD per turn"),
+    ],
+)
+async def test_each_limit_refuses_a_child(limits: TurnLimits, told: str) -> None:
+    """The child's call is not sent."""
+    async with running(asks("a"), Say("Done."), a=[Say("x")]) as (engine, _):
+        work = runs("a", lambda: engine.generate("a:m", "Go.", max_output_tokens=1000))
+        session = engine.session("s:m", tools=[work])
+        reply = await session.send("Go.", limits=limits, max_output_tokens=5)
+        (result,) = results_of(session)
+    assert reply.text == "Done."
+    assert told in result.text
+
+
+async def test_a_grandchild_holds_to_the_limits_of_the_root() -> None:
+    """What a child may do is what all turns above have left."""
+    script = {"b": [asks("c"), Say("b")], "c": [Say("never")]}
+    async with running(asks("b"), Say("Done."), **script) as (engine, _):
+        deep = runs("c", lambda: engine.generate("c:m", "Go."))
+        middle = runs("b", lambda: engine.generate("b:m", "Go.", tools=[deep]))
+        reply = await engine.session("s:m", tools=[middle]).send("Go.", limits=TurnLimits(max_depth=1))
+    assert reply.tree_cost.calls == 4
+
+
+async def test_a_budget_per_root_counts_the_tree_and_forgets_it_at_its_end() -> None:
+    """The next turn has the whole budget again. Neither budget keeps an account of a turn that is over."""
+    budgets = [Budget(max_tokens=300, per="root"), Budget(max_tokens=200, per="turn")]
+    said = [asks("a"), Say("Done.")]
+    script = {"a": [Say("x")] * 4}
+    async with running(*said, *said, budgets=budgets, **script) as (engine, _):
+        work = runs("a", lambda: engine.generate("a:m", "Go.", max_output_tokens=50))
+        for _ in range(2):
+            await engine.session("s:m", tools=[work]).send("Go.", max_output_tokens=50)
+        await engine.generate("a:m", "Go.", max_output_tokens=50)
+        with pytest.raises(BudgetExceededError, match="per root"):
+            await engine.generate("a:m", "Go.", max_output_tokens=500)
+        assert engine._runtime.budgets.states() == []
+
+
+async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
+    """It ends when the time of the turn above is up, and the turn above as well."""
+    async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (engine, _):
+        ended: list[float] = []
+
+        async def work() -> str:
+            try:
+                return (await engine.generate("a:m", "Go.")).text
+            finally:
+                ended.append(anyio.current_time())
+
+        began = anyio.current_time()
+        with pytest.raises(Exception, match="longer than 5 s"):
+            await engine.session("s:m", tools=[runs("a", work)]).send("Go.", limits=TurnLimits(timeout_seconds=5))
+        assert ended[0] - began == pytest.approx(5, abs=0.1)
+
+
+# --- Ends ---
+
+
+async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) -> None:
+    """Also one that its tool does not wait for. Their ends come before the parent's."""
+    slow = Say("some", pause=lambda: anyio.sleep(60))
+    async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (engine, events):
+        kept: list[asyncio.Task[object]] = []
+
+        async def work() -> object:
+            kept.append(asyncio.create_task(engine.generate("a:m", "Go.")))
+            return await engine.generate("a:m", "Go.")
+
+        session = engine.session("s:m", tools=[runs("a", work)])
+        sending = asyncio.create_task(session.send("Go."))
+        await anyio.sleep(1)
+        await session.cancel()
+        with pytest.raises(CancelledError):
+            await sending
+        await asyncio.gather(*kept, return_exceptions=True)
+        await engine.flush()
+        assert engine.store is not None
+        rows = await engine.store.calls(CallFilter(provider="a"), 10)
+        ends = [each.turn_id for each in events.take() if each.topic == "session.turn_completed"]
+    assert [row.status for row in rows] == ["cancelled", "cancelled"]
+    assert all(row.cost is not None and row.cost.nano_usd for row in rows)
+    assert ends[-1] == rows[0].root_turn_id
+
+
+async def test_a_childs_failure_is_its_tools_error() -> None:
+    """The parent goes on, and its cost has what the child had used."""
+    async with running(asks("a"), Say("Done."), a=[Say(fails=ValueError("broken"))]) as (engine, _):
+        session = engine.session("s:m", tools=[runs("a", lambda: engine.generate("a:m", "Go."))])
+        reply = await session.send("Go.")
+        (result,) = results_of(session)
+    assert (reply.text, result.is_error) == ("Done.", True)
+
+
+async def test_a_tool_that_takes_too_long_ends_its_children() -> None:
+    """The child is cancelled with the call of the tool, and the turn goes on."""
+    slow = Say("some", pause=lambda: anyio.sleep(600))
+    async with running(asks("a"), Say("Done."), a=[slow]) as (engine, events):
+        work = runs("a", lambda: engine.generate("a:m", "Go."), timeout=2)
+        reply = await engine.session("s:m", tools=[work]).send("Go.")
+        ends = [each.data for each in events.take() if each.topic == "session.turn_completed"]
+    assert reply.text == "Done."
+    assert [getattr(end, "status", "") for end in ends] == ["cancelled", "completed"]
+
+
+async def test_what_a_tool_starts_after_its_turn_was_cut_off_is_refused() -> None:
+    """It could be cancelled by no one. After a turn that ended well, it is a root of its own."""
+    async with running(asks("a"), Say("Done."), Say("x"), Say("x"), a=[Say("late")]) as (engine, _):
+        late: list[asyncio.Task[str]] = []
+
+        async def later() -> str:
+            await anyio.sleep(10)
+            return (await engine.generate("a:m", "Go.")).text
+
+        async def work() -> str:
+            late.append(asyncio.create_task(later()))
+            return "."
+
+        reply = await engine.session("s:m", tools=[runs("a", work)]).send("Go.")
+        assert await late[0] == "late"
+    assert reply.tree_cost.calls == 2
+
+
+# --- Agents ---
+
+
+async def test_an_agent_tool_runs_a_session_of_its_own(tmp_path: Path) -> None:
+    """It has the tags of its parent. Deleting the parent's session deletes the agent's."""
+    trace = tmp_path / "t.db"
+    researcher = agent_tool("researcher", model="a:m", system_prompt="You research.")
+    async with running(
+        Say(calls=[("researcher", {"task": "Find it."})]),
+        Say("Done."),
+        a=[Say("Found.")],
+        store=trace,
+        prices=PRICES,
+    ) as (engine, _):
+        session = engine.session("s:m", tools=[researcher], tags={"tenant": "red"})
+        await session.send("Go.")
+        row = (await rows_of(engine))["a"]
+        results = [each.text for each in results_of(session)]
+    assert results == ["Found."]
+    assert row.session_id not in (None, session.id)
+    assert row.tags["tenant"] == "red"
+    assert row.parent_turn_id is not None
+
+
+async def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its session has the key of the tool's call. A tool of its own that ran then is not run again."""
+    program = Path(__file__).with_name("dying_agent.py")
+    died = ended(program.read_text(), tmp_path)
+    assert died.returncode == 9, died.stderr
+    ran: list[str] = []
+    agent = agent_tool("agent", model="a:m", tools=[runs("act", lambda: ran.append("again"))])  # type: ignore[arg-type,func-returns-value]
+    models = registry(Say("Done."), a=[Say("Nothing known.")])
+    async with keeping(tmp_path / "t.db", models=models) as engine:
+        session = await engine.resume("lead", tools=[agent])
+        (call,) = session.pending_calls
+        reply = await session.approve(call)
+        answers = [each.text for each in results_of(session)]
+        sessions = await engine.sessions()
+        assert len(sessions) == 2
+        await engine.delete_session("lead")
+        assert await engine.sessions() == []
+    assert (reply.text, answers, ran) == ("Done.", ["Nothing known."], [])
+
+
+async def test_a_handoff_goes_on_with_the_other_agent() -> None:
+    """The session's next turn is with that agent, too."""
+    helper = handoff("helper", model="a:m", system_prompt="You help.")
+    async with running(asks("transfer_to_helper"), a=[Say("Here."), Say("Still here.")]) as (engine, _):
+        session = engine.session("s:m", tools=[helper])
+        first, second = await session.send("Hi."), await session.send("And now?")
+    assert (first.text, second.text) == ("Here.", "Still here.")
+    assert session.model == "a:m"
+    assert session.system_prompt == "You help."
+
+
+async def test_the_text_of_the_whole_tree_is_read_in_one_place() -> None:
+    """Each piece says whose it is. The turn's own text is read as before."""
+    agent = agent_tool("agent", model="a:m")
+    calls = Say("Wait. ", calls=[("agent", {"task": "Do it."})])
+    async with running(calls, Say("Done."), a=[Say("By ", "me.")]) as (engine, _):
+        async with engine.session("s:m", tools=[agent]).stream("Go.") as turn:
+            pieces = [(piece.depth, piece.text) async for piece in turn.text_stream(tree=True)]
+            own = [text async for text in turn.text_stream]
+    assert "".join(text for depth, text in pieces if depth == 0) == "".join(own) == "Wait. Done."
+    assert "".join(text for depth, text in pieces if depth == 1) == "By me."
+
+
+async def test_the_trees_of_a_trace_show_what_each_turn_cost_with_its_children(tmp_path: Path) -> None:
+    """By the library and by `callboard traces --tree`; a repricing moves own and whole sums alike."""
+    path = tmp_path / "t.db"
+    script = {"b": [asks("c"), Say("b")], "c": [Say("c")]}
+    async with running(asks("b"), Say("Done."), store=path, **script) as (engine, _):
+        deep = runs("c", lambda: engine.generate("c:m", "Go."))
+        await engine.session("s:m", tools=[runs("b", lambda: engine.generate("b:m", "Go.", tools=[deep]))]).send(
+            "Go."
+        )
+        await engine.flush()
+        assert engine.store is not None
+        await engine.store.reprice(DOUBLE)
+        (tree,) = trees(await engine.store.calls(CallFilter(), 100))
+        (row,) = await engine.store.costs(CallFilter(), ("root",))
+    assert [(node.depth, node.own.nano_usd, node.whole.nano_usd) for node in tree.walk()] == [
+        (0, 4 * A_CALL, 10 * A_CALL),
+        (1, 4 * A_CALL, 6 * A_CALL),
+        (2, 2 * A_CALL, 2 * A_CALL),
+    ]
+    assert (row.cost_nano_usd, row.calls) == (10 * A_CALL, 5)
+
+
+async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
+    """It has no turn of its own. It counts in the tree and in the limits of the turn above."""
+    config = AdapterConfig(options={"replies": ["none"]})
+    vectors = "callboard.adapters.providers.scripted:ScriptedAdapter"
+    models = serving(s=scripted_type(asks("look", "look"), Say("Done.")), e=entry("e", vectors, config))
+    async with Engine(models=models, store=tmp_path / "t.db", prices=PRICES) as engine:
+
+        async def embed() -> int:
+            return len((await engine.embed("a cello", model="e:m")).vectors)
+
+        look = runs("look", embed)
+        session = engine.session("s:m", tools=[look])
+        reply = await session.send("Go.", limits=TurnLimits(max_calls=3))
+        rows = await rows_of(engine)
+    assert rows["e"].operation == "embeddings"
+    assert (rows["e"].parent_turn_id, rows["e"].turn_id) == (rows["s"].turn_id, None)
+    assert reply.tree_cost.calls == 3
+    assert [result.is_error for result in results_of(session)] == [False, True]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_child_on_the_loop_of_the_sync_functions_counts_and_ends_with_its_parent() -> None:
+    """A tool in a thread uses another engine there. Cancelling the parent cancels it on its own loop."""
+    begun = threading.Event()
+
+    async def hang() -> None:
+        begun.set()
+        await anyio.sleep(60)
+
+    other = Engine(models=registry(a=[Say("one"), Say("part", pause=hang)]), trace=False, prices=PRICES)
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return generate_sync("a:m", "Look.", engine=other).text
+
+    async with running(asks("look"), Say("Done."), asks("look")) as (engine, _):
+        session = engine.session("s:m", tools=[look])
+        reply = await session.send("Go.")
+        assert reply.tree_cost == CostSum(3 * A_CALL, 3)
+        async with session.stream("Again.") as turn:
+            await anyio.to_thread.run_sync(begun.wait)
+            await session.cancel()
+            with pytest.raises(CancelledError):
+                await turn.message()
+        assert turn.tree_cost.calls == 2
+        assert turn.tree_cost.estimated == 1
+    await anyio.to_thread.run_sync(lambda: run_sync(other.aclose()))

@@ -1,0 +1,52 @@
+"""A small part of the MCP lab, and the protocol's own judges where Node and their packages are there.
+
+`CALLBOARD_NPM` names a folder with `@modelcontextprotocol/conformance` and the reference servers in its
+`node_modules`; see `labs/mcp`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs callboard[mcp]")
+
+from labs.mcp import __main__ as lab
+from labs.mcp.conformance import passed, scenarios, suite
+
+NPM = os.environ.get("CALLBOARD_NPM")
+
+needs_npm = pytest.mark.skipif(NPM is None, reason="CALLBOARD_NPM names no folder with the judges of npm")
+
+
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, npm: str | None) -> None:
+    monkeypatch.setattr(lab, "ROUND_SECONDS", 1.0)
+    options = argparse.Namespace(npm=npm, time=None)
+    counts, failures = asyncio.run(lab.round_of(1, options, tmp_path.resolve()))
+    assert failures == []
+    assert counts["kills"] > 0
+    assert counts["restarts"] > 0
+
+
+@pytest.mark.deep("kills servers of the tests at random")
+def test_killed_servers_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(tmp_path, monkeypatch, None)
+
+
+@needs_npm
+def test_killed_reference_servers_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(tmp_path, monkeypatch, NPM)
+
+
+@needs_npm
+@pytest.mark.timeout(600)
+def test_the_client_passes_the_conformance_suite() -> None:
+    """Each of its scenarios. One of version 0.1.16 contradicts RFC 8414; its authors have corrected it since."""
+    command = suite(Path(str(NPM)))
+    contradicts = {"auth/2025-03-26-oauth-metadata-backcompat"}
+    failed = {name: faults for name in scenarios(command) if (faults := passed(command, name)[2])}
+    assert failed.keys() <= contradicts, failed
