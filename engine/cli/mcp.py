@@ -141,7 +141,7 @@ def value_of(word: str, schema: dict[str, Any]) -> object:
             try:
                 return int(word) if kind == "integer" else float(word)
             except ValueError:
-                raise ValueError(f"this is no {kind}") from None
+                raise ValueError(f"this is not a {kind}") from None
         case "array":
             words = [part.strip() for part in word.split(",") if part.strip()]
             if choices and (wrong := [part for part in words if part not in choices]):
@@ -191,7 +191,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--name", default="callboard", metavar="NAME", help="the server's name (default callboard)"
     )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
-    parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"default {PORT}; 0 takes a free one")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        metavar="N",
+        help=f"listen on this port (default: {PORT}; 0: any free port)",
+    )
     parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     parser.add_argument(
         "--allow-network",

@@ -174,7 +174,7 @@ def test_another_database_is_not_touched(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE calls (id)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="is no file of collections"), CollectionFile(path):
+    with pytest.raises(StoreError, match="is not a collections file"), CollectionFile(path):
         pass
     assert path.read_bytes() == before
 

@@ -280,12 +280,12 @@ def test_a_value_is_put_in_as_it_is(value: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("prompt: costs $5", "prompt: a \\$ begins no parameter"),
+        ("prompt: costs $5", "prompt: invalid parameter after \\$"),
         ("defaults: {a: 1}", "defaults.a: system and prompt have no \\$a"),
         ("prompts: hello", "unknown field `prompts`"),
         ("options: [1]", "Expected `object`, got `array` - at `options`"),
         ("extract: all", "Invalid enum value 'all' - at `extract`"),
-        ("prompt: [", "is no YAML"),
+        ("prompt: [", "is not valid YAML"),
         ("[1]", "Expected `object`, got `array`"),
     ],
 )

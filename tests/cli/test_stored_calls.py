@@ -120,7 +120,7 @@ def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_pa
         text
     )
     assert "1 call without a price in this table, not included in sums." in text
-    assert "Beside them: 1 no longer priced ($0.000003600 before)" in page.read_text()
+    assert "In addition: 1 no longer priced ($0.000003600 before)" in page.read_text()
     (chat, messages) = map(json.loads, call(*command, "--json", home=traced).stdout.splitlines())
     assert (chat["compared"], chat["before_nano_usd"], chat["no_longer_priced"]) == (1, 3000, 0)
     assert (messages["compared"], messages["before_nano_usd"], messages["difference_nano_usd"]) == (0, 0, None)
@@ -169,7 +169,7 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
     call("reprice", "--prices", str(PRICES), "--discount", "local-chat:*=0.5", home=traced, exits=0)
     assert costs(traced)[2] == 1200
     missing = call("reprice", "--discount", "nobody:*=0.5", home=traced, exits=2)
-    assert "no price row is for 'nobody:*'" in missing.stderr
+    assert "no price row matches 'nobody:*'" in missing.stderr
 
 
 @pytest.mark.parametrize("command", [("traces",), ("reprice", "--prices", str(PRICES))])
@@ -179,7 +179,7 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
         ("missing", "no trace file at "),
         ("text", "is not a database"),
         ("foreign", "is a database of another application"),
-        ("newer", "this Callboard knows versions up to "),
+        ("newer", "this Callboard supports versions up to "),
     ],
 )
 def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(

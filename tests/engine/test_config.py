@@ -324,7 +324,7 @@ def test_a_file_for_one_alias_leaves_what_the_environment_offers(tmp_path: Path)
     assert registry.resolve("openai:gpt-5.2").model.adapter == "openai"
     assert registry.resolve("local-chat").model.adapter == "local-chat"
     assert registry.default_provider == registry_from_env(KEYS).default_provider
-    assert "gemini" not in registry.adapters, "it has no key"
+    assert "gemini" not in registry.adapters, "it has no named key"
     text = "only: true\nadapters:\n  mine: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}\n"
     registry = read_models_yaml(written(tmp_path, text), KEYS)
     assert ([*registry.adapters], registry.models, registry.default_provider) == (["mine"], {}, None)

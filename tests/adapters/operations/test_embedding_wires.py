@@ -138,7 +138,7 @@ async def test_bedrock_s_region_is_in_its_address_and_unknown_families_and_optio
     adapter, transport = maker("bedrock", answer("bedrock", [[1.0]]), options={"region": "eu-west-1"})
     await adapter.embed(request("bedrock", "hello"))
     assert transport.requests[0].url.startswith("https://bedrock-runtime.eu-west-1.amazonaws.com/model/")
-    with pytest.raises(CapabilityError, match="no family"):
+    with pytest.raises(CapabilityError, match="not a known embedding model"):
         await adapter.embed(request("bedrock", "hello", model="bedrock:a.model"))
     assert len(transport.requests) == 1
     with pytest.raises(ConfigurationError, match="options of type bedrock"):
@@ -209,7 +209,7 @@ async def test_a_request_that_cannot_be_is_refused() -> None:
         await maker("cohere")[0].embed(request("cohere", *["x"] * 97))
     with pytest.raises(InvalidRequestError, match="no text"):
         await maker("openai")[0].embed(request("openai", inputs=()))
-    with pytest.raises(TypeError, match="put a single one into a list"):
+    with pytest.raises(TypeError, match="Put a single text into a list"):
         EmbeddingRequest(request_id="r", model="m", inputs="hello")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="none of query, document"):
         EmbeddingRequest(request_id="r", model="m", inputs=("x",), input_type="search")  # type: ignore[arg-type]
@@ -290,8 +290,8 @@ async def test_vectors_are_put_in_the_order_of_their_indices(numbers: tuple[int,
     ({"data": [{"embedding": []}, {"embedding": []}]}, "empty"),
     ({"data": [{"embedding": "AAA"}, {"embedding": "AAA"}]}, "base64"),
     ({"data": [{"embedding": "AAAA"}, {"embedding": "AAAA"}]}, "float32"),
-    ({"data": [{"embedding": [None]}, {"embedding": [1.0]}]}, "none of its protocol"),
-    ({"choices": []}, "none of its protocol"),
+    ({"data": [{"embedding": [None]}, {"embedding": [1.0]}]}, "not follow its protocol"),
+    ({"choices": []}, "not follow its protocol"),
 ])  # fmt: skip
 async def test_a_reply_without_the_vectors_is_an_error(value: JsonObject, what: str) -> None:
     adapter, _ = maker("openai", reply(value))
