@@ -480,12 +480,7 @@ _LARGE = 16
 
 
 def is_whole_mp4(file: BinaryIO, size: int) -> bool:
-    """Whether the boxes fill the file exactly and make it playable.
-
-    Args:
-        file: The file. Its position is moved.
-        size: The size of the file in bytes.
-    """
+    """Whether the boxes fill the file exactly and make it playable."""
     at = 0
     kinds: set[bytes] = set()
     while at < size:

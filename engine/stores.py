@@ -14,10 +14,10 @@ from callboard.bus import Bus, ConfigurationError, StoreError
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.tracestore import PriceTable, Store
 from callboard.tracestore.home import home_folder
+from callboard.tracestore.reports import Check
 
 if TYPE_CHECKING:
     from callboard.tracestore import PostgresStore, TraceShipper
-    from callboard.tracestore.shipping.marks import Backlog
 
 
 # --- Addresses of database servers ---
@@ -146,61 +146,19 @@ async def existing_store(place: TracePlace) -> Store:
 
 def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, prices: PriceTable) -> TraceShipper:
     from callboard.tracestore import TraceShipper
-    from callboard.tracestore.shipping.source import Recent
 
     if not isinstance(store, tracestore.TraceStore):
         raise ConfigurationError("ship_to copies a trace file to a server. The store must be a file")
     dsn = StoreAddress(ship_to).dsn
-    recent = Recent()
     adopts = home_folder() / "shipping"
-    shipper = TraceShipper(
-        *(store.path, dsn), clock=clock, on_change=bus.publish, prices=prices, adopts=adopts, recent=recent
-    )
-    store.tell(recent.keep)
-    return shipper
+    return TraceShipper.beside(store, dsn, clock=clock, on_change=bus.publish, prices=prices, adopts=adopts)
 
 
-def shipped_to(place: TracePlace) -> list[str]:
-    """The names of the shared stores that the trace at a place is shipped to."""
-    from callboard.tracestore.shipping.marks import marks
+async def shipping_checks(trace: Path) -> list[Check]:
+    """How far each shared store is that a trace file is shipped to. No store is asked."""
+    from callboard.tracestore.shipping.marks import check_shipping
 
-    return [mark.target for mark in marks(place)] if isinstance(place, Path) else []
-
-
-async def backlog_of(trace: Path) -> list[Backlog]:
-    """The rows of a trace file that wait for each shared store. Raises StoreError."""
-    from callboard.tracestore.shipping.marks import backlogs
-
-    return await backlogs(trace)
-
-
-def forget_target(trace: Path, target: StoreAddress) -> bool:
-    """Note that a trace file is not shipped to a store any more. Returns whether it ever was."""
-    from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
-    from callboard.tracestore.shipping.shipper import receiver
-
-    name = receiver(target.dsn).name
-    LookForFiles(home_folder() / "shipping", trace, name, None).done()
-    return forget_mark(trace, name)
-
-
-async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
-    """Ship a trace file, and the files that dead processes left next to it."""
-    from callboard.tracestore import TraceShipper
-    from callboard.tracestore.shipping.marks import take_over
-
-    from .current_prices import load_prices
-
-    prices = load_prices(None)
-    shipper = TraceShipper(trace, target.dsn, prices=prices, adopts=home_folder() / "shipping")
-    try:
-        async with tracestore.TraceStore(trace, clock=SYSTEM_CLOCK) as store:
-            await take_over(store, prices)
-        if not once:
-            await shipper.run()
-        return await shipper.ship()
-    finally:
-        await shipper.close()
+    return await check_shipping(trace)
 
 
 def _on_server(address: StoreAddress, clock: Clock) -> Store:

@@ -335,7 +335,7 @@ class Caller:
         """End the run of the tool. With a refusal, cancel what it has left in progress, and refuse all further
         calls.
         """
-        self._tell = None
+        self._tell = self._key = self.runtime = None  # Tasks that it has left behind keep this object.
         if refusal:
             self._refusal = refusal
             self.node.cancel_open(self)

@@ -40,6 +40,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def elsewhere(tmp_path: Path) -> Path:
     """A stranger's folder, with the example as a package of its own."""
     shutil.copytree(EXAMPLE, tmp_path / "my_provider", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # so that pytest reads no settings of a folder above
     return tmp_path
 
 

@@ -23,7 +23,7 @@ for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
 ROOT = Path(__file__).parents[1]
 HOST = ROOT / "examples" / "agent_host"
 PAGE = DOCS / "how-to" / "agent-host.md"
-TENANTS = ("acme", "beta", "poor", "traced", "seen")
+TENANTS = ("acme", "beta", "poor", "traced", "seen", "lead")
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -157,6 +157,18 @@ def test_a_tool_of_the_mcp_server_is_run(host: Host) -> None:
     with host.tenant("acme") as browser:
         ended(browser, say(browser, "order", "Where is my order?"))
         assert "a music stand" in browser.get("/api/chats/order").json()["messages"][-1]["text"]
+
+
+def test_two_researchers_work_for_one_turn(host: Host) -> None:
+    """Their calls are the tenant's, and in the sum of the turn that asked them. Their sessions are no chats."""
+    with host.tenant("lead") as lead:
+        events = say(lead, "cellos", "Compare cellos.")
+        text = lead.get(events).text
+        assert "the prices of cellos" in text
+        assert "the reviews of cellos" in text
+        (root,) = lead.get("/api/costs?by=root").json()
+        assert root["calls"] == 4
+        assert lead.get("/api/chats").json() == ["cellos"]
 
 
 def test_what_waits_and_what_was_said_survive_a_kill(host: Host) -> None:

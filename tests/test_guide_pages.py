@@ -492,7 +492,7 @@ async def test_the_example_reads_people_with_the_local_model(
 # The programs of docs/tools.md and examples/tools.py run as they stand.
 
 
-SERVER = Path(__file__).parent / "engine" / "tools" / "mcp_server.py"
+SERVER = Path(__file__).parent / "engine" / "mcp" / "mcp_server.py"
 
 
 @pytest.fixture

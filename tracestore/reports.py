@@ -369,6 +369,17 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     shrinkable: bool
     """Whether a pruning can give such pages back to the disk without rewriting the file."""
 
+    def leftovers(self, where: str) -> list[Check]:
+        """The checks of what dead processes left. It is no fault: the next start deals with it."""
+        lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
+        spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
+        start = f"The next start that writes to {where}"
+        ends, stores = (f"{start} ends them." if self.lost else ""), (f"{start} stores it." if spilled else "")
+        return [
+            Check("store:runs", True, f"{self.living} live{lost}", ends),
+            Check("store:spill", True, spilled or "no files left over", stores),
+        ]
+
 
 class SqlResult(msgspec.Struct, frozen=True):
     """The answer to a statement."""

@@ -25,7 +25,7 @@ from callboard.tracestore.search import Term, excerpt, terms_of
 from callboard.tracestore.writing.content import encode_json, encode_metadata
 
 from ..sessions.stored import document_of
-from ..stores import TracePlace, shipped_to, store_to_read, store_to_write
+from ..stores import TracePlace, store_to_read, store_to_write
 from .chat.lines import forget_lines
 from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
 from .common.sanitize import note, say, write_json
@@ -65,9 +65,11 @@ def run_sessions(arguments: argparse.Namespace) -> int:
             raise CallboardError(f"{arguments.export}: {error.strerror or error}. Nothing was deleted") from error
         tell(f"Exported {arguments.session} to {arguments.export}.")
     if arguments.delete:
+        from callboard.tracestore.shipping.marks import marks
+
         anyio.run(_delete, trace, arguments.session)
         tell(f"Deleted {arguments.session}; the tokens and costs of its calls are kept.")
-        for target in shipped_to(trace):
+        for target in [mark.target for mark in marks(trace)] if isinstance(trace, Path) else ():
             tell(f"The next shipping deletes it from {target}: run a program with ship_to, or `callboard ship`.")
     if arguments.delete or arguments.export is not None:
         return 0

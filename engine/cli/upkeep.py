@@ -14,8 +14,10 @@ import anyio
 
 from callboard.bus import ConfigurationError, StoreError
 from callboard.tracestore import PruneReport
+from callboard.tracestore.home import home_folder
 
-from ..stores import StoreAddress, TracePlace, backlog_of, existing_store, forget_target, ship_file, store_to_read
+from ..current_prices import load_prices
+from ..stores import StoreAddress, TracePlace, existing_store, store_to_read, store_to_write
 from .common.options import (
     STORE_VARIABLE,
     add_trace,
@@ -82,10 +84,12 @@ async def kept_back(trace: TracePlace) -> list[str]:
     """The rows that stay at any age, because a shared store still lacks them."""
     if not isinstance(trace, Path):
         return []
+    from callboard.tracestore.shipping.marks import backlogs
+
     return [
         f"Kept {plural(each.behind, 'event')} that {each.target} has not received yet. To drop them: "
         f"callboard ship --forget --db {short(trace)} --store URL"
-        for each in await backlog_of(trace)
+        for each in await backlogs(trace)
         if each.behind
     ]
 
@@ -211,7 +215,7 @@ def ship(arguments: argparse.Namespace) -> int:
         raise StoreError(f"no trace file at {trace}. Choose another with --db")
     console = make_console()
     if arguments.forget:
-        known = forget_target(trace, target)
+        known = _forget(trace, target)
         console.print(
             f"{trace} is no longer copied to {target}."
             if known
@@ -221,9 +225,36 @@ def ship(arguments: argparse.Namespace) -> int:
         return 0 if known else 1
     if not arguments.once:
         console.print(f"{trace} -> {target}, until it is interrupted", soft_wrap=True)
-    events = anyio.run(ship_file, trace, target, arguments.once)
+    events = anyio.run(_ship, trace, target, arguments.once)
     console.print(f"{plural(events, 'event')} sent to {target}", soft_wrap=True)
     return 0
+
+
+def _forget(trace: Path, target: StoreAddress) -> bool:
+    """Note that a trace file is not shipped to a store any more. Returns whether it ever was."""
+    from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
+    from callboard.tracestore.shipping.shipper import receiver
+
+    name = receiver(target.dsn).name
+    LookForFiles(home_folder() / "shipping", trace, name, None).done()
+    return forget_mark(trace, name)
+
+
+async def _ship(trace: Path, target: StoreAddress, once: bool) -> int:
+    """Ship a trace file, and the files that dead processes left next to it."""
+    from callboard.tracestore import TraceShipper
+    from callboard.tracestore.shipping.marks import take_over
+
+    prices = load_prices(None)
+    shipper = TraceShipper(trace, target.dsn, prices=prices, adopts=home_folder() / "shipping")
+    try:
+        async with store_to_write(trace) as store:
+            await take_over(store, prices)
+        if not once:
+            await shipper.run()
+        return await shipper.ship()
+    finally:
+        await shipper.close()
 
 
 def _target(arguments: argparse.Namespace) -> StoreAddress:

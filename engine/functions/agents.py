@@ -86,8 +86,8 @@ def agent_tool(
             str, "The whole task, with everything that the agent needs to know. It sees nothing else."
         ],
     ) -> object:
-        runtime, session = await _session(engine, model, system_prompt, own_tools)
-        reply = await _answer(runtime, session, task, asked)
+        session = await _session(engine, model, system_prompt, own_tools)
+        reply = await _answer(session, task, asked)
         if schema is None:
             return reply.text
         try:
@@ -101,26 +101,24 @@ def agent_tool(
 
 async def _session(
     engine: Engine | None, model: Model, system_prompt: str | None, tools: Sequence[Tool]
-) -> tuple[Runtime, Session]:
+) -> Session:
     """The agent's session for the call of the tool that runs here."""
     caller = current_tool.get()
     if caller is None or not isinstance(caller.runtime, Runtime):
         used = engine or default_engine()
-        return used._runtime, used.session(model, system_prompt=system_prompt, tools=tools)
+        return used.session(model, system_prompt=system_prompt, tools=tools)
     runtime = caller.runtime
-    tags = dict(caller.tags)
-    if caller.session_id:
-        tags[PARENT_TAG] = caller.session_id
+    tags = {PARENT_TAG: caller.session_id} if caller.session_id else {}
     session_id = "ses_" + caller.key.replace("-", "")
     if runtime.capture is None:
         state = SessionState(runtime.clock.new_id("ses"), model, system_prompt, tools, tags)
         runtime.sessions.open(state)
-        return runtime, Session(runtime, state)
+        return Session(runtime, state)
     wanted = Wanted(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
-    return runtime, Session(runtime, await opened(runtime, wanted, New(tags=tags)))
+    return Session(runtime, await opened(runtime, wanted, New(tags=tags)))
 
 
-async def _answer(runtime: Runtime, session: Session, task: str, options: TurnOptions) -> Reply:
+async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
     """The agent's answer: the one that an earlier process got, or that of a turn that starts or goes on now."""
     messages = session.messages
     if messages and messages[-1].role is Role.ASSISTANT and not session.pending_calls:
@@ -128,6 +126,8 @@ async def _answer(runtime: Runtime, session: Session, task: str, options: TurnOp
     answers = {call.id: ToolError(OUTCOME_UNKNOWN) for call in session.pending_calls}
     going_on = bool(answers) or (bool(messages) and messages[-1].role is Role.TOOL)
     caller = current_tool.get()
+    if caller is not None:
+        options = merged(options, {"tags": {**caller.tags, **(options.get("tags") or {})}})
     if caller is not None and caller.streamed:
         stream = session.submit_stream(answers, **options) if going_on else session.stream(task, **options)
         async with stream as turn:

@@ -43,7 +43,7 @@ async def costs(
     """Sum the usage and cost of stored calls by group, the most expensive group first.
 
     Args:
-        by: The dimension or dimensions to group by: day (UTC), provider, model, session_id, turn_id, status,
+        by: The dimension or dimensions to group by: day (UTC), provider, model, session_id, turn_id, root, status,
             served_model, error_class, stop_reason, operation, key, or ``tag:KEY``. ``()`` gives one total.
         since: The earliest start of a call.
         until: The moment before which a call started.

@@ -190,11 +190,7 @@ class _Steps(Middleware):
 
 
 def middleware_of(given: MiddlewareLike) -> Middleware:
-    """A middleware of any of the three forms as a `Middleware`.
-
-    Raises:
-        ConfigurationError: The object has none of the forms.
-    """
+    """A middleware of any of the three forms as a `Middleware`."""
     if isinstance(given, Middleware):
         return given
     call: Any = given if inspect.isroutine(given) or isinstance(given, partial) else type(given).__call__
@@ -218,12 +214,7 @@ class Chain:
         return bool(self._layers)
 
     async def around(self, request: CanonicalRequest, send: Next) -> CallOutcome:
-        """The outcome of a call as all layers leave it.
-
-        Args:
-            request: The request, fitted to its model.
-            send: Makes the call.
-        """
+        """The outcome of a call as all layers leave it."""
         inner = send
         for layer in reversed(self._layers):
             inner = partial(layer.call, next=inner)
@@ -233,10 +224,6 @@ class Chain:
         """The filter for the events of a call, from the innermost layer outwards; None if no layer has one.
 
         It is async if a layer's is.
-
-        Args:
-            request: The request.
-            report: Called with each piece of text that a layer has changed or stopped.
         """
         layers = reversed(self._layers)
         found = [each for layer in layers if (each := layer.guarded(request, report)) is not None]

@@ -373,22 +373,14 @@ class Node:
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     async def shared_trace(self) -> Store:
-        """The trace that the nodes share, to be read. It is the engine's own where that is on the server.
-
-        Raises:
-            StoreError: There is none, or it can't be used.
-        """
+        """The trace that the nodes share, to be read. It is the engine's own where that is on the server."""
         if self._trace is None:
             raise StoreError("this cluster has no shared store. Pass it as Cluster(store=...)")
         await self._trace.open()
         return self._trace
 
     async def delete_shared(self, session_id: str) -> bool:
-        """Delete a session from the trace that the nodes share. Returns whether it was there.
-
-        Raises:
-            StoreError: It can't be written.
-        """
+        """Delete a session from the trace that the nodes share. Returns whether it was there."""
         if self.database is None:
             return False
         dsn, schema = self.database
@@ -462,11 +454,7 @@ class Node:
             await _in_time(part.name, part.drain)
 
     async def close(self, *, shared: bool) -> None:
-        """Let go of everything, the last part first. It never raises.
-
-        Args:
-            shared: Whether all that this engine has in its trace is in the shared store, too.
-        """
+        """Let go of everything, the last part first. It never raises."""
         if self.ownership is not None:
             self.ownership.shared = shared
         if self.budgets is not None:

@@ -10,6 +10,7 @@ can leave it.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -43,6 +44,7 @@ from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
 from ..routing.availability import WATCHED, AvailabilityActor
 from ..sessions.open import ApplyCosts, SessionManager
+from ..tree import current_tool
 from .adapters import CallSlots, RunningAdapter, Startable, come_up
 from .in_flight import require_asyncio, require_loop
 from .process import LivingEngine, engines
@@ -437,7 +439,10 @@ class EngineHost:
         """The running life. The exceptions are those of `start`."""
         require_asyncio()
         if self._life is None:
-            self._life = Life(self._runtime, self._forget)
+            # An engine that a tool starts serves others as well, so its tasks are no part of the tool's run.
+            around = contextvars.copy_context()
+            around.run(current_tool.set, None)
+            self._life = around.run(Life, self._runtime, self._forget)
         life = self._life
         require_loop(life.loop)
         await life.ready()

@@ -6,10 +6,7 @@ what to do. Its text never contains a key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -29,14 +26,8 @@ from ..models.configured import FROM_ENVIRONMENT, read_models_yaml
 from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..runtime.runtime import Runtime
-from ..stores import server_store, store_to_read
+from ..stores import server_store, shipping_checks, store_to_read
 from .now import live_adapter
-
-if TYPE_CHECKING:
-    from callboard.tracestore import PostgresStore
-    from callboard.tracestore.nodes import NodeRow
-    from callboard.tracestore.postgres.upkeep import ServerFacts
-
 
 FILE_SECONDS = 30.0
 """The time in seconds for reading the trace file. A larger file is checked in part."""
@@ -245,9 +236,9 @@ async def check_store(store: Store | None, writer: WriterStatistics | None = Non
     if store is None:
         return [Check("store", True, "no trace is kept")]
     on_server = server_store(store)
-    checks = await (_in_file(store.path) if on_server is None else check_server(on_server))
+    checks = await (_in_file(store.path) if on_server is None else on_server.checks())
     if on_server is None and store.path.exists() and checks[0].ok:
-        checks += await check_shipping(store.path)
+        checks += await shipping_checks(store.path)
     if writer is not None:
         checks.append(_writer(writer))
     return checks
@@ -305,7 +296,7 @@ def _journal(mode: str) -> Check:
 
 
 def _condition(found: StoreCondition) -> list[Check]:
-    return [*leftovers(found, "this file"), _space(found)]
+    return [*found.leftovers("this file"), _space(found)]
 
 
 def _space(found: StoreCondition) -> Check:
@@ -366,107 +357,3 @@ def _writer(writer: WriterStatistics) -> Check:
         detail + reason,
         "Correct the problem. The waiting events are then written automatically.",
     )
-
-
-# --- A trace on a server ---
-
-
-async def check_server(store: PostgresStore) -> list[Check]:
-    """The checks of a server, of the way to it, and of the trace on it. Nothing is made there."""
-    from callboard.tracestore.postgres.upkeep import server_facts
-
-    try:
-        facts = await server_facts(store.dsn, store.schema)
-    except StoreError as error:
-        return [Check("store", False, str(error), "Check the network, the address, and the password in it.")]
-    return [*await _trace(store, facts), _server_writable(facts), _way(facts)]
-
-
-async def _trace(store: PostgresStore, facts: ServerFacts) -> list[Check]:
-    server = f"{facts.name}: PostgreSQL {facts.version}"
-    if not facts.schema_version:
-        return [
-            Check("store", True, f"{server}, no trace in schema {facts.schema} yet; the first call creates it")
-        ]
-    try:
-        async with store.open_readonly(store.dsn, schema=store.schema, take_in=False) as reader:
-            condition = await reader.condition()
-            nodes = await reader.nodes()
-    except StoreError as error:
-        return [Check("store", False, str(error), "Upgrade the older of the two.")]
-    detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
-    size = f"{condition.file_bytes / 1_000_000:,.1f} MB"
-    found = [Check("store", True, f"{detail}, {size}"), *leftovers(condition, "this database")]
-    return [*found, _nodes(nodes)] if nodes else found
-
-
-def _nodes(rows: Sequence[NodeRow]) -> Check:
-    """The nodes of clusters that share the trace. One that is gone is no fault: others take its sessions over."""
-    living = [row for row in rows if row.lives]
-    said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
-    gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
-    detail = ", ".join(said) or "none lives"
-    fix = "Their sessions continue when they are resumed." if gone else ""
-    return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
-
-
-def leftovers(found: StoreCondition, where: str) -> list[Check]:
-    """The checks of what dead processes left. It is no fault: the next start deals with it."""
-    lost = f", {found.lost} lost with {found.open_calls} calls without an end" if found.lost else ", none lost"
-    spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in found.spilled)
-    next_start = f"The next start that writes to {where}"
-    return [
-        Check("store:runs", True, f"{found.living} live{lost}", f"{next_start} ends them." if found.lost else ""),
-        Check("store:spill", True, spilled or "no files left over", f"{next_start} stores it." if spilled else ""),
-    ]
-
-
-def _server_writable(facts: ServerFacts) -> Check:
-    if facts.writable:
-        return Check("store:writable", True, f"as {facts.user}")
-    if facts.standby:
-        return Check("store:writable", False, "this server is a replica", "To write, use the primary server.")
-    return Check(
-        "store:writable",
-        False,
-        f"{facts.user} may only read",
-        "This is enough for reading. To write, grant that role the rights listed in the guide to many hosts.",
-    )
-
-
-def _way(facts: ServerFacts) -> Check:
-    """Whether others on the network could read along, or pretend to be the server."""
-    name = "store:tls"
-    if facts.local:
-        return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")
-    better = "sslmode=verify-full in the address, with sslrootcert, also verifies the server."
-    if facts.encrypted is None:
-        return Check(name, False, "not encrypted: others on the network can read the traffic", f"Add {better}")
-    return Check(name, True, facts.encrypted, "" if facts.verified else better)
-
-
-# --- A shipped trace file ---
-
-
-async def check_shipping(trace: Path) -> list[Check]:
-    """How far each shared store is that the file is shipped to. No store is asked."""
-    from callboard.tracestore.shipping.marks import backlogs
-
-    try:
-        found = await backlogs(trace)
-    except StoreError as error:
-        return [Check("store:shipping", False, str(error), "Make the trace file readable.")]
-    checks = []
-    for each in found:
-        last = f", last at {datetime.fromtimestamp(each.shipped_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        erasures = f" and {each.erasures:,} deletions" if each.erasures else ""
-        last = last if each.shipped_us else ", never reached"
-        detail = f"{each.behind:,} events{erasures} wait for {each.target}{last}"
-        if each.failing:
-            fix = "Correct that problem. The waiting events are in the trace file and are then sent automatically."
-            checks.append(Check("store:shipping", False, f"{detail}: {each.failing}", fix))
-        else:
-            waits = each.behind or each.erasures
-            fix = "To send them, run a program with ship_to, or `callboard ship`." if waits else ""
-            checks.append(Check("store:shipping", True, detail, fix))
-    return checks

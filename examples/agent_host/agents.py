@@ -22,7 +22,9 @@ from callboard import (
     Tool,
     ToolUseBlock,
     TurnEvent,
+    TurnLimits,
     TurnStream,
+    agent_tool,
     costs,
 )
 
@@ -40,9 +42,27 @@ def make_engine(settings: Settings) -> Engine:
         store=settings.folder / "trace.db",
         capture_content=True,
         prices=settings.prices,
-        budgets=[Budget(max_cost_usd=settings.daily_usd, per="tag:tenant", window="day")],
+        budgets=[
+            Budget(max_cost_usd=settings.daily_usd, per="tag:tenant", window="day"),
+            Budget(max_cost_usd=settings.turn_usd, per="root"),
+        ],
         providers={"local": LocalAdapter(on_this_machine), "understudy": Understudy()},
     )
+
+
+def researchers(model: str) -> list[Tool]:
+    """Two agents to which the shop's agent gives questions, both at the same time if it likes."""
+    limits = TurnLimits(max_calls=3, max_depth=0)
+    return [
+        agent_tool(
+            f"research_{subject}",
+            model=model,
+            system_prompt=f"You research the {subject} of musical instruments. Answer in two sentences.",
+            max_output_tokens=200,
+            limits=limits,
+        )
+        for subject in ("prices", "reviews")
+    ]
 
 
 class NoSuchChat(Exception):
@@ -88,7 +108,7 @@ class Agents:
             f"{tenant}/{chat}",
             model=self._settings.model,
             system_prompt=SYSTEM_PROMPT,
-            tools=[*self._shop, refund_tool(self._refunds, tenant)],
+            tools=[*self._shop, refund_tool(self._refunds, tenant), *researchers(self._settings.model)],
             tags={"tenant": tenant, "owner": f"{tenant}/{chat}"},
         )
 

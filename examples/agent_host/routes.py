@@ -142,7 +142,7 @@ async def events(reader: Annotated[StreamReader[TurnEvent], Depends(reader_of)])
 # -- money
 
 
-Dimension: TypeAlias = Literal["day", "model", "session_id", "operation", "status"]
+Dimension: TypeAlias = Literal["day", "model", "session_id", "operation", "status", "root"]
 
 
 @routes.get("/costs")

@@ -26,6 +26,8 @@ class Settings:
     """The key of whoever may see the live view."""
     daily_usd: str
     """The US dollars that each tenant may spend in a day."""
+    turn_usd: str
+    """The US dollars that one turn may spend, with the agents that it asks."""
     prices: Path = PRICES
     """The prices that go before the published ones."""
 
@@ -44,6 +46,7 @@ class Settings:
             tenants=dict(pair.split("=", 1) for pair in pairs.split(",")),
             operator_key=os.environ.get("AGENT_OPERATOR_KEY", "key-of-operator"),
             daily_usd=os.environ.get("AGENT_DAILY_USD", "0.05"),
+            turn_usd=os.environ.get("AGENT_TURN_USD", "0.02"),
         )
 
 

@@ -13,7 +13,7 @@ from callboard import (
 
 
 class Understudy(ScriptedAdapter):
-    """Looks an order up when it hears of one, refunds it, breaks off, and else repeats what was said."""
+    """Looks orders up, refunds them, asks researchers to compare, breaks off, and else repeats what was said."""
 
     def __init__(self) -> None:
         super().__init__(name="understudy", replies=answer)
@@ -25,6 +25,11 @@ def answer(request: CanonicalRequest) -> ScriptedReply:
     if results := [block.text for block in last.content if isinstance(block, ToolResultBlock)]:
         return ScriptedReply(f"Done: {' '.join(results)}")
     said = last.text
+    if "compare" in said.lower():
+        tasks = {subject: f"Tell me about the {subject} of cellos." for subject in ("prices", "reviews")}
+        return ScriptedReply(
+            calls=tuple(ScriptedCall(f"research_{name}", {"task": tasks[name]}) for name in tasks)
+        )
     if "refund" in said.lower():
         return ScriptedReply(calls=(ScriptedCall("refund", {"order": "A-17", "cents": 1250}),))
     if "break off" in said.lower():

@@ -108,8 +108,8 @@ def test_the_makefile_names_tests_that_exist() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-COMPOSE = {"engine/stores.py", "engine/runtime/runtime.py", "engine/watching/health.py"}
-"""Files of the core that look for an annex when a host asks for one: a store by its address, a node, a report."""
+COMPOSE = {"engine/stores.py"}
+"""The file of the core that looks for an annex when a host asks for one: a store by its address."""
 
 
 def test_the_core_needs_no_annex() -> None:

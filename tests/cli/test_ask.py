@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -45,7 +46,7 @@ def test_nothing_to_ask_and_what_is_no_text_are_badly_asked(talkative: Path) -> 
     with start("ask", home=talkative) as process:
         out, err = process.communicate(b"\xff\xfe\0", timeout=40)
     assert (process.returncode, out) == (2, b"")
-    assert b"-a - attaches it" in err
+    assert b"Attach it with -a -" in err
 
 
 def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talkative: Path) -> None:
@@ -60,42 +61,27 @@ def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talk
     assert stat.S_IMODE((talkative / "last-session.json").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("-o", "temperature", "0.5"),
-        ("-o", "temperature=0.5"),
-        ("-otemperature=0.5",),
-        ("--option", "temperature=0.5"),
-        ("--option=temperature=0.5",),
-    ],
-)
-def test_an_option_is_two_words_or_one_with_an_equals_sign(words: tuple[str, ...], talkative: Path) -> None:
+def test_an_option_is_two_words_or_one_with_an_equals_sign(talkative: Path) -> None:
     """The word that follows is the question, and not the option's value."""
-    done = call("ask", "-m", "obedient:m", "-s", "short", *words, "what", home=talkative, exits=0)
-    assert done.stdout == "TextBlock|short|0.5|\n"
+    for words in ("-o temperature 0.5", "-o temperature=0.5", "-otemperature=0.5", "--option=temperature=0.5"):
+        done = call("ask", "-m", "obedient:m", "-s", "short", *words.split(), "what", home=talkative, exits=0)
+        assert done.stdout == "TextBlock|short|0.5|\n"
 
 
 def test_nothing_of_what_is_said_is_kept_if_that_is_not_wanted(talkative: Path) -> None:
-    """The call is in the trace all the same, and the last conversation is still the one before."""
-    call("ask", "kept", home=talkative, exits=0)
-    call("ask", "--no-save", "my secret", home=talkative, exits=0)
-    done = call("ask", "-c", "more", home=talkative, exits=0)
-    assert done.stdout == "one heard 3 messages, last: more\n"
-    assert b"my secret" not in b"".join(file.read_bytes() for file in talkative.glob("trace.db*"))
-    assert "3 calls" in call("traces", home=talkative).stdout
-    assert "--no-save" in call("ask", "--no-save", "--session", "x", "y", home=talkative, exits=2).stderr
-
-
-def test_a_variable_says_that_nothing_is_ever_kept(talkative: Path) -> None:
-    """But for a conversation that is named or goes on, which needs what was said."""
+    """Nor ever, by a variable, but for a conversation that is named or goes on; the call is in the trace."""
     never = {"CALLBOARD_NO_SAVE": "1"}
     call("ask", "my secret", home=talkative, more=never, exits=0)
     assert "there is no" in call("ask", "-c", "more", home=talkative, more=never, exits=2).stderr
     for heard in (1, 3):
         done = call("ask", "--session", "mine", "hello", home=talkative, more=never, exits=0)
         assert done.stdout == f"one heard {heard} messages, last: hello\n"
+    call("ask", "--no-save", "my secret", home=talkative, exits=0)
+    done = call("ask", "-c", "more", home=talkative, exits=0)
+    assert done.stdout == "one heard 5 messages, last: more\n", "the last conversation is the one before"
     assert b"my secret" not in b"".join(file.read_bytes() for file in talkative.glob("trace.db*"))
+    assert "5 calls" in call("traces", home=talkative).stdout
+    assert "--no-save" in call("ask", "--no-save", "--session", "x", "y", home=talkative, exits=2).stderr
 
 
 def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Path, tmp_path: Path) -> None:
@@ -118,18 +104,18 @@ def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...])
     assert "callboard: the reply does not follow the schema" in bad.stderr
 
 
-@pytest.mark.parametrize(("option", "code"), [("-x", "x = 1\n"), ("--extract-last", "y = 2\n")])
-def test_a_block_of_code_is_extracted(talkative: Path, option: str, code: str) -> None:
+def test_a_block_of_code_is_extracted(talkative: Path) -> None:
     """The first or the last; without any, stdout stays empty, so that nothing else is run by mistake."""
     text = "say Here:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nBye."
-    assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
-    none = call("ask", "-m", "obedient:m", option, "say rm -rf /", home=talkative, exits=1)
-    assert none.stdout == ""
-    assert none.stderr.splitlines() == ["callboard: the reply has no code block", "rm -rf /"]
+    for option, code in (("-x", "x = 1\n"), ("--extract-last", "y = 2\n")):
+        assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
+        none = call("ask", "-m", "obedient:m", option, "say rm -rf /", home=talkative, exits=1)
+        assert none.stdout == ""
+        assert none.stderr.splitlines() == ["callboard: the reply has no code block", "rm -rf /"]
 
 
 def test_all_that_is_known_of_a_reply_comes_as_json(talkative: Path) -> None:
-    """Text, model, usage, cost; with a schema, the object, too."""
+    """Text, model, usage, cost; with a schema, the object, too; the line of usage comes on request, on stderr."""
     ask = ("ask", "-m", "obedient:m", "--json")
     reply = msgspec.json.decode(call(*ask, "say hi", home=talkative, exits=0).stdout)
     assert (reply["text"], reply["model"], reply["usage"]["output_tokens"]) == ("hi", "obedient:m", 5)
@@ -138,13 +124,8 @@ def test_all_that_is_known_of_a_reply_comes_as_json(talkative: Path) -> None:
     assert "raw" not in reply
     reply = msgspec.json.decode(call(*ask, "-o", "include_raw", "true", "say hi", home=talkative, exits=0).stdout)
     assert [event["piece"] for event in reply["raw"]["events"] if event["type"] == "said"] == ["hi"]
-
-
-def test_usage_is_told_on_request(talkative: Path) -> None:
-    """Tokens, seconds and cost, on stderr."""
     (line,) = call("ask", "-u", "hi", home=talkative, exits=0).stderr.splitlines()
-    assert line.startswith("one:parrot: 10 in, 5 out, ")
-    assert line.endswith("unpriced")
+    assert re.fullmatch(r"one:parrot: 10 in, 5 out, .*unpriced", line)
 
 
 INTERRUPTED_EARLY = """
@@ -194,27 +175,21 @@ def test_a_model_that_cannot_call_tools_is_told_with_what_to_do(tmp_path: Path) 
     assert "`callboard models`" in line
 
 
-@pytest.mark.parametrize(
-    ("text", "tool", "said"),
-    [
-        ("x = (", "{file}", "{file}:1: SyntaxError"),
-        ("\nimport nothing_such\n", "{file}", "{file}:2: ModuleNotFoundError"),
-        ("def f(a): pass", "{file}", "tool 'f': parameter 'a'"),
-        ("x = 1", "{file}", "has no tool"),
-        ("x = 1", "{file}:f", "has no 'f'"),
-        ("", "nothing.such", "no such plugin or module"),
-        ("", "/nowhere.py", "/nowhere.py: there is no such file"),
-    ],
-)
-def test_a_tool_that_cannot_be_had_says_why(
-    talkative: Path, tmp_path: Path, text: str, tool: str, said: str
-) -> None:
+def test_a_tool_that_cannot_be_had_says_why(talkative: Path, tmp_path: Path) -> None:
     """One line with the file and its line, no frames of the library, exit code 2."""
     file = tmp_path / "mine.py"
-    file.write_text(text)
-    done = call("ask", "-T", tool.format(file=file), "hi", home=talkative, exits=2)
-    (line,) = done.stderr.splitlines()
-    assert said.format(file=file) in line
+    for text, tool, said in (
+        ("x = (", f"{file}", f"{file}:1: SyntaxError"),
+        ("\nimport nothing_such\n", f"{file}", f"{file}:2: ModuleNotFoundError"),
+        ("def f(a): pass", f"{file}", "tool 'f': parameter 'a'"),
+        ("x = 1", f"{file}", "has no tool"),
+        ("x = 1", f"{file}:f", "has no 'f'"),
+        ("", "nothing.such", "no such plugin or module"),
+        ("", "/nowhere.py", "/nowhere.py: there is no such file"),
+    ):
+        file.write_text(text)
+        (line,) = call("ask", "-T", tool, "hi", home=talkative, exits=2).stderr.splitlines()
+        assert said in line
 
 
 MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/mcp_server.py'}"
@@ -230,7 +205,7 @@ def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: P
     assert '"sum": 3' in done.stdout
     for command, code, words in (
         ("false", 1, "can't be reached"),
-        ("", 2, "unknown command"),
+        ("", 2, "names no command"),
         ("'", 2, "quotation"),
     ):
         for name in ("ask", "chat"):
@@ -288,14 +263,8 @@ def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     reads, writes = os.pipe()
     words = (*ASK, "-m", "endless:m", "Tell me a story.")
     os.close(reads)
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=writes,
-        stderr=subprocess.PIPE,
-        env=environment(talkative),
-        cwd=CHECKOUT,
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": writes, "stderr": subprocess.PIPE}
+    done = subprocess.run(words, **streams, env=environment(talkative), cwd=CHECKOUT)
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
     row = msgspec.json.decode(call("traces", "--json", home=talkative, exits=0).stdout)
@@ -325,13 +294,8 @@ def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path
 
 def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
     """No frames, although nothing of the command has begun."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_EARLY],
-        capture_output=True,
-        env=environment(talkative),
-        cwd=CHECKOUT,
-        check=False,
-    )
+    words = [sys.executable, "-c", INTERRUPTED_EARLY]
+    done = subprocess.run(words, capture_output=True, env=environment(talkative), cwd=CHECKOUT)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
@@ -388,24 +352,19 @@ def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "code", "said"),
+    ("status", "kind", "message", "code", "said"),
     [
-        (
-            401,
-            '{"error": {"type": "authentication_error", "message": "invalid x-api-key"}}',
-            2,
-            "ANTHROPIC_API_KEY",
-        ),
-        (404, '{"error": {"type": "not_found_error", "message": "model: nope"}}', 2, "callboard models"),
-        (403, '{"error": {"type": "permission_error", "message": "no"}}', 1, "--key"),
-        (400, '{"error": {"type": "invalid_request_error", "message": "bad"}}', 1, "bad"),
+        (401, "authentication_error", "invalid x-api-key", 2, "ANTHROPIC_API_KEY"),
+        (404, "not_found_error", "model: nope", 2, "callboard models"),
+        (403, "permission_error", "no", 1, "--key"),
+        (400, "invalid_request_error", "bad", 1, "bad"),
     ],
 )
 def test_a_refusal_is_one_line_that_says_what_to_do(
-    home: Path, status: int, body: str, code: int, said: str
+    home: Path, status: int, kind: str, message: str, code: int, said: str
 ) -> None:
     """No key in it, no frames; 2 for what the person mends."""
-    with provider_server(status, body.encode()) as server:
+    with provider_server(status, msgspec.json.encode({"error": {"type": kind, "message": message}})) as server:
         more = {**KEY, "ANTHROPIC_BASE_URL": server.url}
         done = call("ask", "-m", "anthropic:claude-nope", "hi", home=home, more=more, exits=code)
     assert done.stdout == ""

@@ -80,7 +80,7 @@ def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
             **environment(home),
             "MISSING": without,
             "TERM": "xterm",
-            "VISUAL": "sh -c 'echo from the editor > $0'",
+            "VISUAL": EDITOR,
         },
         start_new_session=True,
     ) as process:
@@ -124,7 +124,7 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
         assert terminal.ended() == 0
     shown = call("sessions", session, home=talkative, exits=0)
     assert [line for line in shown.stdout.splitlines() if line.startswith("user>")] == [
-        *("user> line 1", "user> pasted 1", "user> from the editor"),
+        *("user> line 1", "user> pasted 1", "user> from the editor")
     ]
     assert b"+pasted 2" in (talkative / "chat-history").read_bytes()
 

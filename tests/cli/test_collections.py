@@ -108,8 +108,11 @@ def test_a_collection_keeps_its_model(embedding: Path) -> None:
     assert rows("collections", "list", home=embedding)[0]["items"] == 3
 
 
-def test_a_model_without_input_types_is_no_matter_of_who_adds(embedding: Path) -> None:
-    """Nobody has asked for any; who does, with `embed`, is told."""
+def test_looking_makes_no_file(embedding: Path) -> None:
+    """A list of nothing is empty. A model without input types is no matter of who adds: nobody asked for any."""
+    assert rows("collections", "list", home=embedding) == []
+    assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=embedding, exits=1).stderr
+    assert [path.name for path in embedding.iterdir()] == ["models.yaml"]
     said = call("collections", "add", "n", "-m", "plain:words", home=embedding, said="a\n", exits=0).stderr
     assert said.startswith("n: 1 text embedded")
     done = call("embed", "-m", "plain:words", "--input-type", "query", "a", home=embedding, exits=0)
@@ -138,27 +141,17 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
     assert rows("collections", "list", home=embedding) == []
 
 
-def test_looking_makes_no_file(home: Path) -> None:
-    """A list of nothing is empty."""
-    assert rows("collections", "list", home=home) == []
-    assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=home, exits=1).stderr
-    assert list(home.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "fault"),
-    [
-        ('{"text": "x"}', "jsonl", "row 1 has no id"),
-        ('{"id": 1}', "jsonl", "row 1 has no text"),
-        ("[1]", "json", "row 1 is not an object"),
-        ("no json", "json", "is not JSON"),
-        ("a,b\n1,2\n", "csv", "row 1 has no id"),
-    ],
-)
-def test_a_row_that_lacks_something_is_named(text: str, kind: str, fault: str) -> None:
+def test_a_row_that_lacks_something_is_named() -> None:
     """By its source and its number."""
-    with pytest.raises(CallboardError, match=f"here: {fault}"):
-        list(records_of(text, kind, Fields(), "here"))  # type: ignore[arg-type]
+    for kind, text, fault in (
+        ("jsonl", '{"text": "x"}', "row 1 has no id"),
+        ("jsonl", '{"id": 1}', "row 1 has no text"),
+        ("json", "[1]", "row 1 is not an object"),
+        ("json", "no json", "is not JSON"),
+        ("csv", "a,b\n1,2\n", "row 1 has no id"),
+    ):
+        with pytest.raises(CallboardError, match=f"here: {fault}"):
+            list(records_of(text, kind, Fields(), "here"))  # type: ignore[arg-type]
 
 
 def test_no_half_of_a_batch_is_kept(tmp_path: Path) -> None:
@@ -220,8 +213,18 @@ def test_the_texts_of_the_command_line_come_out_as_vectors(embedding: Path) -> N
 
 
 def test_without_a_text_it_is_the_lines_of_stdin(embedding: Path) -> None:
+    """An unknown model is a matter of configuration."""
     done = call("embed", "--model", "words", home=embedding, said="one\ntwo\nthree")
     assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1, 2]
+    assert "did you mean words" in call("embed", "--model", "word", "x", home=embedding, exits=2).stderr
+
+
+def test_a_record_without_the_text_is_named_by_its_line(embedding: Path) -> None:
+    for wrong in ("no json", '{"id": 1}', '"text"', '{"body": 5}'):
+        said = f'{{"body": "x"}}\n{wrong}\n'
+        done = call("embed", "--model", "words", "--jsonl", "body", home=embedding, said=said, exits=1)
+        assert done.stderr.startswith("callboard: line 2 of the input ")
+        assert done.stdout == ""
 
 
 def test_records_come_out_with_their_vectors(embedding: Path) -> None:
@@ -237,22 +240,6 @@ def test_records_come_out_with_their_vectors(embedding: Path) -> None:
         assert array("f", b64decode(other["embedding"])) == array("f", one["embedding"])
 
 
-@pytest.mark.parametrize("said", ["no json", '{"id": 1}', '"text"', '{"body": 5}'])
-def test_a_record_without_the_text_is_named_by_its_line(embedding: Path, said: str) -> None:
-    done = call(
-        "embed",
-        "--model",
-        "words",
-        "--jsonl",
-        "body",
-        home=embedding,
-        said=f'{{"body": "x"}}\n{said}\n',
-        exits=1,
-    )
-    assert done.stderr.startswith("callboard: line 2 of the input ")
-    assert done.stdout == ""
-
-
 def test_what_could_not_be_embedded_stands_in_its_place(embedding: Path) -> None:
     """The others are there all the same, and the exit code tells."""
     done = call("embed", "--model", "poor:words", "fine", "bad", "good", home=embedding)
@@ -260,8 +247,3 @@ def test_what_could_not_be_embedded_stands_in_its_place(embedding: Path) -> None
     assert [sorted(line) for line in lines] == [["embedding", "index"], ["error", "index"], ["embedding", "index"]]
     assert done.returncode == 1
     assert "1 of 3 texts were not embedded (number 1)" in done.stderr
-
-
-def test_an_unknown_model_is_a_matter_of_configuration(embedding: Path) -> None:
-    done = call("embed", "--model", "word", "x", home=embedding, exits=2)
-    assert "did you mean words" in done.stderr

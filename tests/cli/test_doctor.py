@@ -88,13 +88,8 @@ def test_a_malformed_models_file_is_named_and_the_rest_is_checked_all_the_same(t
     assert "models.yaml: is not valid YAML: line 2" in line(done.stdout, "configuration")
     assert line(done.stdout, "store").startswith("ok")
     assert KEY not in done.stdout + done.stderr
-
-
-def test_a_models_file_with_an_unknown_key_is_a_configuration_that_can_not_be_read(home: Path) -> None:
-    """The finding names file, key and what was expected."""
-    path = home / "elsewhere.yaml"
-    path.write_text("adapters:\n  a: {typ: openai}\n")
-    done = call("doctor", "--models-file", str(path), home=home, exits=2)
+    (traced / "elsewhere.yaml").write_text("adapters:\n  a: {typ: openai}\n")
+    done = call("doctor", "--models-file", str(traced / "elsewhere.yaml"), home=traced, exits=2)
     assert "adapters.a.typ: unknown key; did you mean 'type'?" in line(done.stdout, "configuration")
 
 
@@ -104,10 +99,8 @@ def test_a_key_that_the_configuration_wants_and_the_environment_lacks_fails(home
         configure(home, server.url, "  there: {type: openai, api_key_env: A_KEY_THAT_IS_NOT_SET}\n")
         done = call("doctor", home=home)
     assert done.returncode == 1
-    assert line(done.stdout, "key:there").split(maxsplit=2)[::2] == [
-        "FAIL",
-        "not_configured: A_KEY_THAT_IS_NOT_SET is not set",
-    ]
+    fault, _, said = line(done.stdout, "key:there").split(maxsplit=2)
+    assert (fault, said) == ("FAIL", "not_configured: A_KEY_THAT_IS_NOT_SET is not set")
     assert "-> Set A_KEY_THAT_IS_NOT_SET" in done.stdout
     assert "provider:there" not in done.stdout
     assert line(done.stdout, "usable").split()[2].startswith("here")
@@ -150,16 +143,12 @@ def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
 
 
 def test_offline_asks_nobody(home: Path) -> None:
-    """What can be told without the network is told; the server would have refused."""
+    """What can be told without the network is told: a misspelt option is found before the first call."""
     configure(home, refusing_url())
     call("doctor", home=home, exits=1)
     done = call("doctor", "--offline", home=home, exits=0)
     assert "provider:here" not in done.stdout
     assert "not contacted" in line(done.stdout, "usable")
-
-
-def test_an_adapter_that_can_not_be_made_fails_offline_too(home: Path) -> None:
-    """A misspelt option is found before the first call."""
     configure(home, refusing_url(), "  odd: {type: openai_compatible, options: {quirks: no-such-server}}\n")
     done = call("doctor", "--offline", home=home, exits=1)
     assert "no-such-server" in line(done.stdout, "adapter:odd")
@@ -186,13 +175,13 @@ def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> N
 
 
 def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
-    """Signs for people, words for pipes."""
+    """Signs for people, words for pipes; no color means not even bold, whatever the terminal."""
     configure(home, refusing_url())
     code, shown, _ = at_terminal("doctor", home=home, on="stdout stderr")
-    assert code == 1
-    assert "✓" in shown
-    assert "✗" in shown
-    assert "FAIL" not in shown
+    assert (code, "✓" in shown, "✗" in shown, "FAIL" in shown) == (1, True, True, False)
+    forced = {"FORCE_COLOR": "1", "TERM": "xterm"}
+    assert "\x1b[" in call("doctor", "--offline", home=home, more=forced).stdout
+    assert "\x1b" not in call("doctor", "--offline", home=home, more={**forced, "NO_COLOR": "1"}).stdout
 
 
 def test_it_says_which_prices_there_are_and_how_old(home: Path) -> None:
@@ -207,14 +196,6 @@ def test_it_says_which_prices_there_are_and_how_old(home: Path) -> None:
 def test_the_age_of_prices_is_counted_in_days(day: str, days: int | None) -> None:
     """By the clock in UTC, and never below zero."""
     assert age_in_days(day, FakeClock(epoch_us=1_767_225_600_000_000)) == days
-
-
-def test_no_color_means_none(home: Path) -> None:
-    """Not even bold, whatever the terminal; without it there are styles."""
-    styled = call("doctor", "--offline", home=home, more={"FORCE_COLOR": "1", "TERM": "xterm"})
-    plain = call("doctor", "--offline", home=home, more={"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": "1"})
-    assert "\x1b[" in styled.stdout
-    assert "\x1b" not in plain.stdout
 
 
 # -- A configuration that is wrong: one line that says where and what to do, by whichever command one meets it.
@@ -344,43 +325,30 @@ def test_without_the_plugin_the_type_is_unknown(home: Path) -> None:
         read_models_yaml(written(home), {})
 
 
-def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path) -> None:
-    """A function, or several tools under one name."""
-    (lamp,) = plugin_tools("lamp") or ()
-    assert (lamp.name, lamp.definition.description) == ("light_lamp", "Light the lamp.")
-    assert [tool.name for tool in plugin_tools("harbour") or ()] == ["open_harbour", "light_lamp"]
-    assert plugin_tools("no_such") is None
-
-
-def test_a_broken_tool_is_one_warning_that_names_it(installed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who asks for it by its name is told in an error; the others are there all the same."""
+def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A function, or several tools under one name; a broken one is one warning, and an error when asked for."""
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with pytest.raises(ConfigurationError, match=r"'fog' of callboard-lighthouse 1\.2 can't be loaded"):
                 plugin_tools("fog")
     assert caplog.text.count("plugin_broken") == 1
     assert "fog" in caplog.text
-    assert plugin_tools("lamp") is not None
+    (lamp,) = plugin_tools("lamp") or ()
+    assert (lamp.name, lamp.definition.description) == ("light_lamp", "Light the lamp.")
+    assert [tool.name for tool in plugin_tools("harbour") or ()] == ["open_harbour", "light_lamp"]
+    assert plugin_tools("no_such") is None
 
 
 def test_a_command_of_a_plugin_runs(packages: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own errors have the exit codes of all commands."""
-    code, out, _ = run("beam", "--at", "you", home=home, packages=packages, monkeypatch=monkeypatch)
-    assert (code, out) == (0, "the beam points at you\n")
-    code, _, err = run("beam", "--at", "rocks", home=home, packages=packages, monkeypatch=monkeypatch)
+    """Its own errors have the exit codes of all commands; a broken one, even one that exits, is a warning."""
+    place = {"home": home, "packages": packages, "monkeypatch": monkeypatch}
+    assert run("beam", "--at", "you", **place)[:2] == (0, "the beam points at you\n")
+    code, _, err = run("beam", "--at", "rocks", **place)
     assert (code, err) == (1, "callboard: the beam points at rocks\n")
-
-
-def test_a_broken_command_is_one_warning_and_an_unknown_command(
-    packages: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if its module would end the process."""
-    code, _, err = run("wreck", home=home, packages=packages, monkeypatch=monkeypatch)
-    assert code == 2
-    assert err.count("plugin_broken") == 1
+    code, _, err = run("wreck", **place)
+    assert (code, err.count("plugin_broken"), "Traceback" in err) == (2, 1, False)
     assert "SystemExit: the ship is lost" in err
     assert "unknown command 'wreck'" in err
-    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("words", [["traces", "--help"], ["--help"], ["--version"]])

@@ -25,18 +25,13 @@ QUESTIONS = (
 
 @pytest.mark.parametrize("words", QUESTIONS, ids=repr)
 def test_a_question_in_place_of_a_command_is_asked(talkative: Path, words: tuple[str, ...]) -> None:
-    """It gets the reply, the options and the trace of `callboard ask`."""
-    done = call(*words, home=talkative, exits=0)
-    assert (done.stdout, done.stderr) == (call("ask", *words, home=talkative, exits=0).stdout, "")
+    """It gets the reply, the options, the pipe and the trace of `callboard ask`."""
+    said = "a long text\n" if words == ("tell me",) else ""
+    done = call(*words, home=talkative, said=said, exits=0)
+    assert (done.stdout, done.stderr) == (call("ask", *words, home=talkative, said=said, exits=0).stdout, "")
+    assert said in done.stdout
     rows = [msgspec.json.decode(line) for line in call("traces", "--json", home=talkative).stdout.splitlines()]
     assert [row["model"] for row in rows] == ["one:parrot"] * 2
-
-
-def test_a_question_takes_what_comes_through_a_pipe(talkative: Path) -> None:
-    """The text of the pipe stands before the question."""
-    said = call("sum it up", home=talkative, said="a long text\n", exits=0).stdout
-    assert said == call("ask", "sum it up", home=talkative, said="a long text\n", exits=0).stdout
-    assert "a long text" in said
 
 
 @pytest.mark.parametrize(
@@ -70,23 +65,18 @@ def printed(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return out
 
 
-@pytest.mark.parametrize(
-    ("words", "same"),
-    [
-        (("help",), ("--help",)),
-        (("help", "traces"), ("traces", "--help")),
-        (("help", "collections", "add"), ("collections", "add", "--help")),
-        (("help", "help"), ("--help",)),
-        (("help", "--help"), ("--help",)),
-        (("help", "sql", "select 1"), ("sql", "--help")),
-    ],
-    ids=repr,
-)
-def test_help_of_a_command_is_its_option_help(
-    words: tuple[str, ...], same: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It goes to stdout, and the exit code is 0."""
-    assert printed(*words, capsys=capsys) == printed(*same, capsys=capsys)
+def test_help_of_a_command_is_its_option_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes to stdout, with exit code 0; without a description of its own it shows its line of the list."""
+    for words, same in {
+        ("help",): ("--help",),
+        ("help", "traces"): ("traces", "--help"),
+        ("help", "collections", "add"): ("collections", "add", "--help"),
+        ("help", "help"): ("--help",),
+        ("help", "--help"): ("--help",),
+        ("help", "sql", "select 1"): ("sql", "--help"),
+    }.items():
+        assert printed(*words, capsys=capsys) == printed(*same, capsys=capsys)
+    assert "Show recorded calls with tokens, latency and cost." in printed("help", "traces", capsys=capsys)
 
 
 def test_help_lists_the_commands_in_their_groups(
@@ -98,9 +88,8 @@ def test_help_lists_the_commands_in_their_groups(
     listed = [block.splitlines() for block in text.split("\n\n") if re.match(r"[A-Z].*:\n", block)]
     found = {head.removesuffix(":"): [line.split(maxsplit=1) for line in lines] for head, *lines in listed}
     del found["Options"]
-    assert found == {
-        title: [[name, entry.help] for name, entry in group.items()] for title, group in GROUPS.items()
-    }
+    groups = {title: [[name, entry.help] for name, entry in group.items()] for title, group in GROUPS.items()}
+    assert found == groups
 
 
 def test_each_line_of_help_begins_with_a_verb() -> None:
@@ -110,11 +99,6 @@ def test_each_line_of_help_begins_with_a_verb() -> None:
         assert first.istitle(), name
         assert first not in ("A", "An", "The", "What", "Which", "Many", "One", "Texts", "Prompts"), name
         assert not entry.help.endswith("."), name
-
-
-def test_help_of_every_command_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command without a description of its own shows its line of the list."""
-    assert "Show recorded calls with tokens, latency and cost." in printed("help", "traces", capsys=capsys)
 
 
 def test_help_is_completed_with_the_commands() -> None:
@@ -138,48 +122,34 @@ def known(traced: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return traced
 
 
-@pytest.mark.parametrize(
-    ("line", "some"),
-    [
-        ("callboard ", {"ask", "chat", "templates"}),
-        ("callboard tra", {"traces"}),
-        ("callboard templates ", {"list", "show", "edit", "path"}),
-        ("callboard traces --st", {"--status", "--store"}),
-        ("callboard traces --status ", {"completed", "failed"}),
-        ("callboard traces --status=fa", {"--status=failed"}),
-        ("callboard traces --json --session ", {"ses_under_test"}),
-        ("callboard sessions ses_", {"ses_under_test"}),
-        ("callboard ask -m fi", {"first"}),
-        ("callboard ask --model one:", {"one:parrot"}),
-        ("callboard ask -t ", {"translate"}),
-        ("callboard templates show t", {"translate"}),
-        ("callboard keys set open", {"openai"}),
-        ("callboard keys remove MY", {"MY_KEY"}),
-        ("callboard ask -o temperature 0.5 -m se", {"second"}),
-        ("callboard -", {"--help", "--version"}),
-    ],
-)
-def test_what_may_come_is_proposed(line: str, some: set[str], known: Path) -> None:
-    """And nothing that begins otherwise."""
-    words = in_words(line)
-    found = proposals(words)
-    assert some <= set(found)
-    assert all(each.startswith(words[-1]) for each in found)
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["callboard ask -s ", "callboard ask -o temperature ", "callboard nonsense ", "callboard traces --limit "],
-)
-def test_where_anything_may_come_nothing_is_proposed(line: str, known: Path) -> None:
-    """The shell then proposes files."""
-    assert proposals(in_words(line)) == []
-
-
-def test_a_value_is_not_taken_for_a_command(known: Path) -> None:
-    """Behind the value of an option the command goes on."""
-    assert "list" in proposals(["callboard", "templates", ""])
-    assert "--json" in proposals(["callboard", "traces", "--session", "--status", "--js"])
+def test_what_may_come_is_proposed(known: Path) -> None:
+    """And nothing that begins otherwise. Where anything may come nothing is proposed: the shell proposes files."""
+    for line, some in {
+        "": {"ask", "chat", "templates"},
+        "tra": {"traces"},
+        "templates ": {"list", "show", "edit", "path"},
+        "traces --st": {"--status", "--store"},
+        "traces --status ": {"completed", "failed"},
+        "traces --status=fa": {"--status=failed"},
+        "traces --json --session ": {"ses_under_test"},
+        "traces --session --status --js": {"--json"},
+        "sessions ses_": {"ses_under_test"},
+        "ask -m fi": {"first"},
+        "ask --model one:": {"one:parrot"},
+        "ask -t ": {"translate"},
+        "templates show t": {"translate"},
+        "keys set open": {"openai"},
+        "keys remove MY": {"MY_KEY"},
+        "ask -o temperature 0.5 -m se": {"second"},
+        "-": {"--help", "--version"},
+        **{f"{command} --he": {"--help"} for command in COMMANDS},
+    }.items():
+        words = in_words(f"callboard {line}")
+        found = proposals(words)
+        assert some <= set(found)
+        assert all(each.startswith(words[-1]) for each in found)
+    for line in ("ask -s ", "ask -o temperature ", "nonsense ", "traces --limit "):
+        assert proposals(in_words(f"callboard {line}")) == []
 
 
 def test_without_a_home_there_is_nothing_to_propose(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +165,6 @@ def test_a_value_that_a_shell_could_run_is_not_proposed(known: Path) -> None:
     """Names come from elsewhere."""
     (known / "models.yaml").write_text(MODELS.replace("[first]", '[first, "fi;rm -rf x", "fi$(x)", "fi x"]'))
     assert proposals(["callboard", "ask", "-m", "fi"]) == ["first"]
-
-
-def test_every_command_can_be_completed(known: Path) -> None:
-    """Each has at least its help."""
-    for command in COMMANDS:
-        assert "--help" in proposals(["callboard", command, "--he"])
 
 
 @pytest.mark.parametrize(
@@ -270,13 +234,7 @@ def test_a_shell_takes_it(shell: str, known: Path, tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m callboard "$@"\n')
     program.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{environment(known)['PATH']}"
-    done = subprocess.run(
-        [shell, "-c", ASK[shell]],
-        env={**environment(known), "PATH": path},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    place = {"env": {**environment(known), "PATH": path}, "cwd": Path(__file__).parents[2]}
+    done = subprocess.run([shell, "-c", ASK[shell]], **place, capture_output=True, text=True, check=True)
     model = "parrot" if shell == "bash" else "one:parrot"
     assert (done.stdout.split(), done.stderr) == (["show", model, "ses_under_test"], "")

@@ -70,30 +70,16 @@ def test_a_short_form_is_a_schema(text: str, schema: JsonObject) -> None:
     assert ObjectSchema(schema_of(text)).sent  # a provider is given it
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "no field"),
-        ("[]", "no field"),
-        ("age inch", "'inch' is no type"),
-        ("a b c", "'a b c' is no field"),
-        ("{", "is not JSON"),
-        ("/nowhere/x.json", "No such file"),
-    ],
-)
-def test_what_is_no_schema_says_why(text: str, said: str) -> None:
-    """In one sentence."""
-    with pytest.raises(ConfigurationError, match=said):
-        schema_of(text)
-
-
-def test_a_schema_may_stand_in_a_file(tmp_path: Path) -> None:
-    """By its name, which ends with .json."""
+def test_what_is_no_schema_says_why(tmp_path: Path) -> None:
+    """In one sentence. A schema may stand in a file, whose name ends with .json."""
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
-    with pytest.raises(ConfigurationError, match="not a JSON Schema"):
-        schema_of(str(tmp_path / "l.json"))
+    wrong = {"": "no field", "[]": "no field", "age inch": "'inch' is no type", "a b c": "'a b c' is no field"}
+    wrong |= {"{": "is not JSON", "/nowhere/x.json": "No such file", str(tmp_path / "l.json"): "not a JSON Schema"}
+    for text, said in wrong.items():
+        with pytest.raises(ConfigurationError, match=said):
+            schema_of(text)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +106,13 @@ def test_an_option_with_a_dot_is_a_providers() -> None:
     assert options_of(as_said(options).items()) == options
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("temprature", "1", "did you mean temperature"),
-        ("seed", "x", "takes a whole number"),
-        ("", "", "unknown option"),
-    ],
-)
-def test_a_wrong_option_says_what_is_right(name: str, value: str, said: str) -> None:
-    """Its name, or its value."""
-    with pytest.raises(ConfigurationError, match=said):
-        options_of([(name, value)])
-
-
-def test_every_option_is_one_of_a_turn() -> None:
-    """None is renamed without notice here."""
+def test_a_wrong_option_says_what_is_right() -> None:
+    """Its name, or its value; every option is one of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
+    wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "takes a whole number"}
+    for option, said in {**wrong, ("", ""): "unknown option"}.items():
+        with pytest.raises(ConfigurationError, match=said):
+            options_of([option])
 
 
 PNG = b"\x89PNG\r\n\x1a\n...."
@@ -159,33 +135,25 @@ def test_an_attachment_is_what_its_content_shows_and_else_its_name(data: bytes, 
     assert of_bytes(data, name) == block
 
 
-def test_a_type_that_is_said_stands_over_both() -> None:
-    """For formats that nothing else shows."""
+def test_an_address_is_what_its_name_shows() -> None:
+    """The provider fetches it; a type that is said stands over name and content."""
+    kinds = {"https://h/a.JPG?x=1": ImageBlock, "http://h/a.mp3": AudioBlock, "https://h/a.pdf": DocumentBlock}
+    for url, kind in kinds.items():
+        assert isinstance(attachment(url, None, lambda: b""), kind)
     assert of_bytes(b"\0x", "photo", "image/heic") == ImageBlock(data=b"\0x", media_type="image/heic")
     assert of_address("https://h/p", "image/png") == ImageBlock(url="https://h/p", media_type="image/png")
 
 
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [("https://h/a.JPG?x=1", ImageBlock), ("http://h/a.mp3", AudioBlock), ("https://h/a.pdf", DocumentBlock)],
-)
-def test_an_address_is_what_its_name_shows(url: str, kind: type) -> None:
-    """The provider fetches it."""
-    assert isinstance(attachment(url, None, lambda: b""), kind)
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("/nowhere/x", "No such file"),
-        ("https://h/x", "say it with --at https://h/x TYPE"),
-        ("-", "stdin: is empty"),
-    ],
-)
-def test_an_attachment_that_cannot_be_had_says_why(source: str, said: str) -> None:
+def test_an_attachment_that_cannot_be_had_says_why() -> None:
     """In one sentence, with what to do."""
-    with pytest.raises(ConfigurationError, match=said):
-        attachment(source, None, lambda: b"")
+    wrong = {
+        "/nowhere/x": "No such file",
+        "https://h/x": "say it with --at https://h/x TYPE",
+        "-": "stdin: is empty",
+    }
+    for source, said in wrong.items():
+        with pytest.raises(ConfigurationError, match=said):
+            attachment(source, None, lambda: b"")
     with pytest.raises(ConfigurationError, match="say it with --at x TYPE"):
         of_bytes(b"\0", "x")
 
@@ -231,20 +199,11 @@ def test_fenced_code_comes_back(codes: list[str]) -> None:
 def test_the_pace_of_a_reply_is_that_of_its_tokens_once_it_had_begun() -> None:
     """Nothing is said of one that came whole, in no time, or with tools in the middle."""
     assert per_second(101, Pace(0, 1, 3), 1) == 50
-    assert [
-        per_second(9, Pace(0, None, 3), 1),
-        per_second(9, Pace(0, 3, 3), 1),
-        per_second(9, Pace(0, 1, 3), 2),
-    ] == [
-        None,
-        None,
-        None,
-    ]
+    for pace, replies in ((Pace(0, None, 3), 1), (Pace(0, 3, 3), 1), (Pace(0, 1, 3), 2)):
+        assert per_second(9, pace, replies) is None
     line = usage_line("p:m", TokenUsage(10, 101, cached_input_tokens=2000), None, Pace(0, 1, 3))
-    assert (
-        line
-        == "p:m: 2,010 in (2,000 cached), 101 out, 50 tokens a second, the first after 1.0 s, 3.0 s in total, -"
-    )
+    told = "2,010 in (2,000 cached), 101 out, 50 tokens a second, the first after 1.0 s, 3.0 s in total, -"
+    assert line == f"p:m: {told}"
     whole = usage_line("p:m", TokenUsage(1, 1), Cost(1_000_000, CostSource.COMPUTED), Pace(0, None, 3), replies=2)
     assert whole == "p:m in 2 calls: 1 in, 1 out, 3.0 s in total, $0.001000000"
 
@@ -278,18 +237,18 @@ def folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
-    """And ``$input`` from what is asked."""
+    """And ``$input`` from what is asked; a missing and a strange parameter are refused by their names."""
     template = read("translate", TRANSLATE)
     assert template.parameters == ("language", "reader")
     assert template.filled("dog", {"language": "French"}).prompt == "Into French, for a child: dog"
     assert template.filled("dog", {"language": "French", "reader": "me"}).prompt == "Into French, for me: dog"
-
-
-def test_all_that_a_file_says_is_there() -> None:
-    """Model, options, schema, tools and what to extract."""
-    template = read("translate", TRANSLATE)
     assert (template.model, template.options, template.schema) == ("first", {"temperature": 0}, {"type": "object"})
     assert (template.tools, template.extract) == (("clock",), "last")
+    with pytest.raises(ConfigurationError, match="needs a value for language: -p language VALUE"):
+        template.filled("", {})
+    with pytest.raises(ConfigurationError, match="has no parameter 'tongue': they are language, reader"):
+        template.filled("", {"language": "x", "tongue": "y"})
+    assert read("t", "prompt: Tell a joke.").filled("", {}).prompt == "Tell a joke.", "without blank lines"
 
 
 @pytest.mark.parametrize(
@@ -311,25 +270,11 @@ def test_the_input_goes_where_it_is_named_or_else_below_the_prompt(
     assert read("t", text).filled("the input", {}) == (prompt, system)
 
 
-def test_a_prompt_without_an_input_is_asked_as_it_is() -> None:
-    """No blank lines are added for an input that isn't there."""
-    assert read("t", "prompt: Tell a joke.").filled("", {}).prompt == "Tell a joke."
-
-
 @given(st.text(), st.text())
 def test_a_value_is_put_in_as_it_is(value: str, said: str) -> None:
     """Also one that looks like a parameter itself."""
     filled = Template(name="t", prompt="$a|$input").filled(said, {"a": value})
     assert filled.prompt == f"{value}|{said}"
-
-
-def test_a_missing_and_a_strange_parameter_are_refused() -> None:
-    """By their names."""
-    template = read("translate", TRANSLATE)
-    with pytest.raises(ConfigurationError, match="needs a value for language: -p language VALUE"):
-        template.filled("", {})
-    with pytest.raises(ConfigurationError, match="has no parameter 'tongue': they are language, reader"):
-        template.filled("", {"language": "x", "tongue": "y"})
 
 
 @pytest.mark.parametrize(
@@ -353,15 +298,11 @@ def test_a_wrong_file_is_told_by_its_place(text: str, fault: str, folder: Path) 
     assert str(folder / "t.yaml") in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["../models", "a/b", "", ".hidden", "/etc/passwd"])
-def test_a_name_leads_nowhere_but_into_the_folder(name: str, folder: Path) -> None:
-    """A path is no name."""
-    with pytest.raises(ConfigurationError, match="is not a template name"):
-        path_of(name)
-
-
-def test_an_unknown_template_is_answered_with_the_nearest(folder: Path) -> None:
-    """Or with how to make one."""
+def test_a_name_leads_nowhere_but_into_the_folder(folder: Path) -> None:
+    """A path is no name; an unknown template is answered with the nearest, or with how to make one."""
+    for name in ("../models", "a/b", "", ".hidden", "/etc/passwd"):
+        with pytest.raises(ConfigurationError, match="is not a template name"):
+            path_of(name)
     save(Template(name="translate", prompt="x"))
     with pytest.raises(ConfigurationError, match="did you mean 'translate'"):
         load("transalte")
@@ -371,9 +312,8 @@ def test_an_unknown_template_is_answered_with_the_nearest(folder: Path) -> None:
 
 def test_a_saved_template_is_read_again_as_it_was(folder: Path) -> None:
     """Its file is its owner's alone, and isn't replaced unless that is said."""
-    template = Template(
-        name="t", prompt="two\nlines $a", defaults={"a": 1}, schema="name, age int", tools=("x",), extract="first"
-    )
+    more = {"defaults": {"a": 1}, "schema": "name, age int", "tools": ("x",), "extract": "first"}
+    template = Template(name="t", prompt="two\nlines $a", **more)
     path = save(template)
     assert load("t") == template
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -415,23 +355,15 @@ def test_an_edited_template_is_checked(home: Path) -> None:
     assert (home / "templates" / "new.yaml").read_text() == "prompt: $5"
 
 
-def test_an_editor_that_is_not_there_leaves_nothing(home: Path) -> None:
-    """The error names the editor."""
-    done = call("templates", "edit", "new", home=home, exits=2, more={"VISUAL": "no-such-editor"})
-    assert "no-such-editor" in done.stderr
-    assert not (home / "templates" / "new.yaml").exists()
-
-
 def test_an_editor_that_fails_leaves_what_was_written_and_no_example(home: Path) -> None:
-    """The exit code is 1."""
-    call("templates", "edit", "new", home=home, exits=1, more={"VISUAL": "false"})
-    assert not (home / "templates" / "new.yaml").exists()
+    """The exit code is 1; for one that is not there it is 2, and the error names it."""
+    new = home / "templates" / "new.yaml"
+    edit = ("templates", "edit", "new")
+    assert "no-such-editor" in call(*edit, home=home, exits=2, more={"VISUAL": "no-such-editor"}).stderr
+    call(*edit, home=home, exits=1, more={"VISUAL": "false"})
+    assert not new.exists()
     spoil = {"VISUAL": """sh -c 'printf "prompt: hi" > "$0"; exit 3'"""}
-    call("templates", "edit", "new", home=home, exits=1, more=spoil)
-    assert (home / "templates" / "new.yaml").read_text() == "prompt: hi"
-
-
-def test_the_path_is_where_templates_are(home: Path) -> None:
-    """Of the folder, or of one of them."""
+    call(*edit, home=home, exits=1, more=spoil)
+    assert new.read_text() == "prompt: hi"
     assert call("templates", "path", home=home, exits=0).stdout.strip() == str(home / "templates")
-    assert call("templates", "path", "a", home=home, exits=0).stdout.strip() == str(home / "templates/a.yaml")
+    assert call("templates", "path", "new", home=home, exits=0).stdout.strip() == str(new)

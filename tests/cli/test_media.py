@@ -54,16 +54,14 @@ def test_an_image_is_written_to_a_file(home_with_media: Path, tmp_path: Path) ->
 def test_several_images_get_a_number_each_and_an_edit_takes_files(
     home_with_media: Path, tmp_path: Path, server: MediaServer
 ) -> None:
+    """What cannot be made is said in one line."""
     (tmp_path / "in.png").write_bytes(png())
-    arguments = ("image", "Blue.", "--model", "draw", "-o", str(tmp_path / "out.png"), "-n", "2")
-    done = call(*arguments, "--edit", str(tmp_path / "in.png"), home=home_with_media, exits=0)
+    arguments = ("image", "Blue.", "--model", "draw", "-o", str(tmp_path / "out.png"))
+    edit = ("-n", "2", "--edit", str(tmp_path / "in.png"))
+    done = call(*arguments, *edit, home=home_with_media, exits=0)
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out-1.png", "out-2.png"]
     assert "2 of edit, openai:gpt-image-2: " in done.stderr
     assert server.of("image")[0].path == "/v1/images/edits"
-
-
-def test_what_cannot_be_made_is_said_in_one_line(home_with_media: Path, tmp_path: Path) -> None:
-    arguments = ("image", "A boat.", "--model", "draw", "-o", str(tmp_path / "x.png"))
     assert "at most 10" in call(*arguments, "-n", "11", home=home_with_media).stderr
     assert "needs an image" in call(*arguments, "--mask", "m.png", home=home_with_media).stderr
     missing = call(*arguments, "--edit", "nowhere.png", home=home_with_media)
@@ -106,23 +104,16 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
     assert costs.count('"video"') == 1
 
 
-def test_without_waiting_its_id_is_printed(home_with_media: Path, server: MediaServer) -> None:
+def test_without_waiting_its_id_is_printed(home_with_media: Path, tmp_path: Path, server: MediaServer) -> None:
+    """A job that fails is an error and nothing to come back to; too little said is refused."""
     done = call("video", "A red boat.", "--model", "film", "--no-wait", home=home_with_media)
     assert (done.returncode, done.stdout) == (0, "video_1\n")
     assert server.of("look") == []
-
-
-def test_a_job_that_fails_is_an_error_and_nothing_to_come_back_to(
-    home_with_media: Path, tmp_path: Path, server: MediaServer
-) -> None:
     server.ends, server.steps = "failed", []
     arguments = ("video", "A boat.", "--model", "film", "--every", "0.01", "-o", str(tmp_path / "x.mp4"))
     done = call(*arguments, home=home_with_media, exits=1)
     assert "not that" in done.stderr
     assert "--resume" not in done.stderr
-
-
-def test_a_command_that_does_not_say_enough_is_refused(home_with_media: Path) -> None:
     call("video", "--model", "film", "-o", "x.mp4", home=home_with_media, exits=2)
     call("video", "A boat.", "--model", "film", home=home_with_media, exits=2)
 
@@ -154,47 +145,31 @@ def test_a_named_key_is_sent_and_the_way_back_to_a_video_names_it(
     assert "0123456789" not in rows
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("image", "A boat.", "-o", "x.png"),
-        ("video", "A boat.", "-o", "x.mp4"),
-        ("embed", "A boat."),
-        ("chat",),
-    ],
-    ids=lambda command: command[0],
-)
-def test_a_key_that_nobody_has_is_refused_by_name(home: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
-    (home / "models.yaml").write_text(
-        "adapters:\n  openai: {type: openai, api_key: sk-0123456789, base_url: 'http://127.0.0.1:9/v1'}\n"
-        "models:\n"
-        "  'openai:image': {adapter: openai, kind: image}\n"
-        "  'openai:video': {adapter: openai, kind: video}\n"
-        "  'openai:embed': {adapter: openai, kind: embedding}\n"
-        "  'openai:chat': {adapter: openai}\n"
-    )
-    done = call(*command, "--model", f"openai:{command[0]}", "--key", "nobody", home=home, said="Hi\n")
-    assert "openai has no key 'nobody'" in done.stdout + done.stderr
+def test_a_key_that_nobody_has_is_refused_by_name(home: Path) -> None:
+    kinds = {"image": ("-o", "x.png"), "video": ("-o", "x.mp4"), "embedding": (), "chat": ()}
+    models = "".join(f"  'openai:{kind}': {{adapter: openai, kind: {kind}}}\n" for kind in kinds)
+    openai = "openai: {type: openai, api_key: sk-0123456789, base_url: 'http://127.0.0.1:9/v1'}"
+    (home / "models.yaml").write_text(f"adapters:\n  {openai}\nmodels:\n{models}")
+    for kind, options in kinds.items():
+        words = {"chat": ("chat",), "embedding": ("embed", "A boat.")}.get(kind, (kind, "A boat."))
+        done = call(*words, *options, "--model", f"openai:{kind}", "--key", "nobody", home=home, said="Hi\n")
+        assert "openai has no key 'nobody'" in done.stdout + done.stderr
 
 
 # -- Every command that only reads works on a closed trace on read-only media, as it does elsewhere.
 
 READING = (
-    ("traces",),
-    ("traces", "--json"),
-    ("sessions",),
-    ("sessions", "ses_under_test"),
-    ("cost",),
-    ("cost", "--csv"),
-    ("stats",),
-    ("errors",),
-    ("sql", "select count(*) from calls"),
-    ("reprice", "--prices", str(PRICES), "--dry-run"),
-    ("reprice", "--history"),
-    ("replay",),
-    ("replay", "--json"),
-    ("prune", "--older-than", "1d", "--dry-run"),
-    ("export", "--format", "csv", "-"),
+    *(
+        ("traces",),
+        ("traces", "--json"),
+        ("sessions",),
+        ("sessions", "ses_under_test"),
+        ("cost",),
+        ("cost", "--csv"),
+    ),
+    *(("stats",), ("errors",), ("sql", "select count(*) from calls"), ("replay",), ("replay", "--json")),
+    *(("reprice", "--prices", str(PRICES), "--dry-run"), ("reprice", "--history")),
+    *(("prune", "--older-than", "1d", "--dry-run"), ("export", "--format", "csv", "-")),
 )
 
 
@@ -284,12 +259,15 @@ def test_what_was_recorded_replays(provided: Path, tmp_path: Path) -> None:
 
 
 def test_the_prompts_are_those_of_stdin_and_streams_by_default(provided: Path, tmp_path: Path) -> None:
-    """In one session: the second request has the first reply."""
-    file = tmp_path / "near.json"
+    """In one session. A file that is there stays, and nobody is asked, unless it is to be replaced."""
+    file = tmp_path / "mine.json"
+    file.write_text("mine")
     done = record("--model", "near", "-o", str(file), home=provided, said="Hi\n\n")
-    (exchange, *_) = load_cassette(file).exchanges
-    assert isinstance(exchange.request.body, dict)
-    assert exchange.request.body["stream"] is True
+    assert (done.returncode, file.read_text()) == (1, "mine")
+    assert "--replace" in done.stderr
+    done = record("--replace", "--model", "near", "-o", str(file), home=provided, said="Hi\n\n")
+    (exchange,) = load_cassette(file).exchanges
+    assert exchange.request.body["stream"] is True  # type: ignore[call-overload,index]
     assert done.stderr.splitlines()[-2] == f"1 exchange written to {file}"
 
 
@@ -305,18 +283,6 @@ def test_an_error_of_the_provider_is_recorded(provided: Path, tmp_path: Path, ho
     assert done.stderr.startswith("callboard: ServerError")
     (exchange,) = load_cassette(file).exchanges
     assert exchange.reply.status == 500
-
-
-def test_nothing_is_replaced_unless_asked(provided: Path, tmp_path: Path) -> None:
-    """A file that is there stays, and nobody is asked."""
-    file = tmp_path / "mine.json"
-    file.write_text("mine")
-    done = record("Hi", "--whole", "--model", "near", "-o", str(file), home=provided)
-    assert (done.returncode, file.read_text()) == (1, "mine")
-    assert "--replace" in done.stderr
-    done = record("Hi", "--whole", "--replace", "--model", "near", "-o", str(file), home=provided)
-    assert done.returncode == 0, done.stderr
-    assert len(load_cassette(file).exchanges) == 1
 
 
 @pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "goes over no HTTP")])

@@ -69,30 +69,25 @@ def test_a_model_that_embeds_calls_no_tools(here: Path, capsys: pytest.CaptureFi
 
 
 def test_it_is_narrowed_by_provider_and_by_capability(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All are all that are known; no models are no empty table."""
     assert set(rows(capsys, "--provider", "locked")) == {"locked:gpt-5.2"}
     thinking = rows(capsys, "--provider", "openai", "--capability", "reasoning")
     assert "openai:gpt-6.2-sol" in thinking, "no adapter is called so: the catalogue's"
     assert "openai:gpt-4o" not in thinking
     assert all(row["supports_reasoning"] for row in thinking.values())
-
-
-def test_all_are_all_that_are_known(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     everything = rows(capsys, "--all")
     assert len(everything) > 1000
     unknown = everything["groq:llama-3.3-70b-versatile"]
-    assert unknown["supports_tools"] is None
-    assert unknown["input_cost_per_million"] == "0.59"
+    assert (unknown["supports_tools"], unknown["input_cost_per_million"]) == (None, "0.59")
+    assert told(capsys, "--provider", "nobody").startswith("No matching models.")
 
 
-@pytest.mark.parametrize(
-    "name", ["mine", "claude-opus-4-6", "work:claude-opus-4-6", "work:claude-opus-4-6-20260205"]
-)
-def test_one_model_is_told_in_full(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    text = told(capsys, name)
-    assert text.startswith("work:claude-opus-4-6 (Claude Opus 4.6)\n")
-    assert "1,000,000 tokens" in text
-    assert "$5 for a million tokens in, $25 out" in text
-    assert "2026-02-05" in text
+def test_one_model_is_told_in_full(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("mine", "claude-opus-4-6", "work:claude-opus-4-6", "work:claude-opus-4-6-20260205"):
+        text = told(capsys, name)
+        assert text.startswith("work:claude-opus-4-6 (Claude Opus 4.6)\n")
+        for part in ("1,000,000 tokens", "$5 for a million tokens in, $25 out", "2026-02-05"):
+            assert part in text
 
 
 def test_a_model_that_isnt_configured_is_told_as_it_is_known(
@@ -115,10 +110,6 @@ def test_a_model_that_nobody_knows_is_told_with_the_nearest(
     assert "claude-opus-4-6" in error
     assert main(["models", "--capability", "visoin"]) == 1
     assert "did you mean 'vision'?" in capsys.readouterr().err
-
-
-def test_no_models_are_no_empty_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "--provider", "nobody").startswith("No matching models.")
 
 
 def test_csv_has_every_field_in_every_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,43 +157,32 @@ def updated(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
     return file
 
 
-def test_a_new_model_is_known_with_its_source_and_date(updated: Path) -> None:
-    """With what it can do; what the list doesn't say is not known."""
+def test_a_new_model_is_known_with_its_source_and_date(updated: Path, home: Path) -> None:
+    """With what it can do; what the list doesn't say is not known, and what does not chat is left out."""
     info = get_model_info("openai:gpt-9")
     assert (info.context_window, info.max_output, info.retires) == (2_000_000, 99_000, "2099-01-31")
     assert (info.supports_tools, info.supports_vision, info.supports_reasoning) == (True, False, None)
     assert info.source == f"LiteLLM, {updated}"
     assert len(info.date) == len("2026-11-22")
     assert "gpt-9" in [each.id for each in list_models("openai")]
-    newcomer = get_model_info("newcomer:m-1")
-    assert present(newcomer).context_window is None
+    assert present(get_model_info("newcomer:m-1")).context_window is None
+    known = decode((home / FILE_NAME).read_bytes(), "x")
+    ids = ["groq:llama-3.3-70b-versatile", "newcomer:m-1", "openai:gpt-5.2", "openai:gpt-9"]
+    assert [model.id for model in known.models] == ids
+    assert decode(encode(known), "x") == known
+    assert convert(LIST, source=known.source, day=known.date) == known
 
 
 def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
-    """Beside its name and its price."""
+    """Beside its name and its price; but an adapter's own table stands before it, and says what is the latest."""
     info = get_model_info("groq:llama-3.3-70b-versatile")
     assert (info.supports_tools, info.supports_structured_output, info.max_output) == (True, False, 32_768)
     assert info.display_name != info.id
     assert info.input_cost_per_million is not None
     assert info in list_models("groq", "tools")
-
-
-def test_an_adapters_own_table_stands_before_it(updated: Path) -> None:
-    """It is what the adapter goes by; and what nobody has judged is never the one to take."""
-    info = get_model_info("gpt-5.2")
-    assert info.context_window != 7
-    assert info.supports_vision is True
-    latest = get_latest_model("openai")
-    assert present(latest).id != "gpt-9"
-
-
-def test_what_does_not_chat_or_is_no_model_is_left_out(updated: Path, home: Path) -> None:
-    """And the file has each model once, sorted."""
-    known = decode((home / FILE_NAME).read_bytes(), "x")
-    ids = [model.id for model in known.models]
-    assert ids == ["groq:llama-3.3-70b-versatile", "newcomer:m-1", "openai:gpt-5.2", "openai:gpt-9"]
-    assert decode(encode(known), "x") == known
-    assert convert(LIST, source=known.source, day=known.date) == known
+    tabled = get_model_info("gpt-5.2")
+    assert (tabled.context_window != 7, tabled.supports_vision) == (True, True)
+    assert present(get_latest_model("openai")).id != "gpt-9"
 
 
 def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
@@ -230,24 +210,18 @@ def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
     assert not (home / FILE_NAME).exists()
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"format": 9}', b"no json", b'{"a": {"mode": "chat"}}'])
 def test_what_is_no_such_list_changes_nothing(
-    updated: Path, home: Path, content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Badly asked, in one line that names the source."""
-    before = (home / FILE_NAME).read_bytes()
-    updated.write_bytes(content)
-    assert main(["models", "update", "--from", str(updated)]) == 2
-    assert str(updated) in capsys.readouterr().err
-    assert (home / FILE_NAME).read_bytes() == before
-    assert main(["models", "update", "--from", "http://x.test/list.json"]) == 2
-    assert "an https address" in capsys.readouterr().err
-
-
-def test_a_broken_file_in_the_home_folder_is_named(
     updated: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As that of the prices is."""
+    """Badly asked, in one line that names the source; so is a broken file in the home folder."""
+    before = (home / FILE_NAME).read_bytes()
+    for content in (b"[]", b"{}", b'{"format": 9}', b"no json", b'{"a": {"mode": "chat"}}'):
+        updated.write_bytes(content)
+        assert main(["models", "update", "--from", str(updated)]) == 2
+        assert str(updated) in capsys.readouterr().err
+        assert (home / FILE_NAME).read_bytes() == before
+    assert main(["models", "update", "--from", "http://x.test/list.json"]) == 2
+    assert "an https address" in capsys.readouterr().err
     (home / FILE_NAME).write_text("{")
     assert main(["models", "--all"]) == 2
     assert FILE_NAME in capsys.readouterr().err

@@ -85,14 +85,9 @@ def test_a_pipe_to_a_program_that_reads_no_more_ends_with_141(captured: Path, wo
     """A new interpreter writes nothing about the pipe at its end either."""
     reads, writes = os.pipe()
     os.close(reads)
-    done = subprocess.run(
-        [sys.executable, "-m", "callboard", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=writes,
-        stderr=subprocess.PIPE,
-        env=environment(captured),
-        cwd=CHECKOUT,
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": writes, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "callboard", *words]
+    done = subprocess.run(command, **streams, env=environment(captured), cwd=CHECKOUT)
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -111,24 +106,12 @@ def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple
 # -- How things are written: money, and text that comes in pieces.
 
 
-@pytest.mark.parametrize(
-    ("nano", "text"),
-    [
-        (0, "$0"),
-        (1, "$0.000000001"),
-        (-2_500, "-$0.000002500"),
-        (12_345_678, "$0.012346"),
-        (1_234_567_890, "$1.2346"),
-        (1_234_567_890_123_456, "$1,234,567.89"),
-    ],
-)
-def test_money_has_the_digits_that_matter_at_its_size(nano: int, text: str) -> None:
-    """Small amounts to the nano-dollar, large ones to the cent."""
-    assert usd(nano) == text
-
-
-def test_an_unknown_cost_is_never_shown_as_an_amount() -> None:
-    """Unpriced, and not known at all, are words."""
+def test_money_has_the_digits_that_matter_at_its_size() -> None:
+    """Small amounts to the nano-dollar, large ones to the cent; unpriced, and not known at all, are words."""
+    small = {0: "$0", 1: "$0.000000001", -2_500: "-$0.000002500"}
+    large = {12_345_678: "$0.012346", 1_234_567_890: "$1.2346", 1_234_567_890_123_456: "$1,234,567.89"}
+    for nano, text in {**small, **large}.items():
+        assert usd(nano) == text
     assert cost_text(Cost(None, CostSource.UNPRICED, reason="no price")) == "unpriced"
     assert cost_text(Cost(0, CostSource.COMPUTED)) == "$0"
     assert cost_text(None) == "-"
@@ -272,11 +255,7 @@ def test_an_export_to_a_terminal_is_harmless(format: str, monkeypatch: pytest.Mo
 
 
 def test_nothing_else_writes_to_the_streams() -> None:
-    """`print` and the streams' own `write` are in one module, but for what no terminal gets as text of others.
-
-    That is what erases a line of progress, the end of a line after ^C, a key for a pipe, a reply for a file, and
-    the words of a shell.
-    """
+    """`print` and the streams' own `write` are in one module, but for what no terminal gets as text of others."""
     writing = ("print", "sys.stdout.write", "sys.stderr.write")
     found = {
         path.name
@@ -284,6 +263,7 @@ def test_nothing_else_writes_to_the_streams() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }
+    # What erases a line of progress, the end of a line after ^C, a key for a pipe, a reply for a file, shell words
     ours = {"command_line.py", "keys.py", "completion.py", "answers.py"}
     assert found == {"sanitize.py", "traces.py", "upkeep.py", *ours}
 
@@ -321,16 +301,12 @@ def test_what_was_said_is_shown_and_found(home: Path) -> None:
 
 
 def test_a_deleted_session_is_found_no_more(home: Path) -> None:
-    """Not by its words, and not among the latest."""
+    """Not by its words, and not among the latest. A search makes no trace where there is none."""
+    for words in ((), ("--db", str(home / "no.db"))):
+        assert "no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
+    assert list(home.iterdir()) == []
     talk(home / "trace.db")
     assert call("logs", "-q", "goodbye", home=home, exits=0).stdout
     call("sessions", "ses_talk", "--delete", home=home, exits=0)
     assert call("logs", "-q", "goodbye", home=home, exits=0).stdout == ""
     assert call("logs", home=home, exits=0).stdout == ""
-
-
-def test_a_search_makes_no_trace(home: Path) -> None:
-    """Where there is none it says so."""
-    assert "no trace file" in call("logs", "-q", "x", home=home, exits=1).stderr
-    assert "no trace file" in call("logs", "-q", "x", "--db", str(home / "no.db"), home=home, exits=1).stderr
-    assert list(home.iterdir()) == []

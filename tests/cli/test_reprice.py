@@ -136,10 +136,7 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 def test_engines_in_two_processes_see_what_a_third_reprices(
     trace: tuple[str, str], home: Path, dear: Path
 ) -> None:
-    """At their next turns: live messages, their event, budgets that follow; new calls keep the engine's prices.
-
-    And the way back, too.
-    """
+    """At their next turns, there and back: live messages, their event, budgets; new calls keep their prices."""
     with ExitStack() as hosts:
         both = [hosts.enter_context(host(trace[1], name, home)) for name in ("frankfurt", "zurich")]
         before = [each.told() for each in both]
@@ -207,17 +204,9 @@ def test_its_head_says_what_was_compared() -> None:
 
 def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside_them() -> None:
     """In the totals, the tables and the note, with what they cost on the side that prices them."""
-    partly = RepriceSums(
-        calls=9,
-        unpriced=5,
-        unpriced_before=2,
-        before_nano_usd=10,
-        after_nano_usd=4,
-        newly_priced=1,
-        newly_priced_nano_usd=7,
-        no_longer_priced=4,
-        no_longer_priced_nano_usd=90,
-    )
+    counts = {"calls": 9, "unpriced": 5, "unpriced_before": 2}
+    newly, lost = {"newly_priced": 1, "newly_priced_nano_usd": 7}, {"no_longer_priced_nano_usd": 90}
+    partly = RepriceSums(**counts, before_nano_usd=10, after_nano_usd=4, no_longer_priced=4, **newly, **lost)
     text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
     assert "Both sums are over the 4 calls with a cost before and after." in text
     beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
@@ -228,17 +217,9 @@ def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside
 
 def test_calls_that_only_one_side_prices_are_not_compared() -> None:
     """A model without a call that both sides price has no sums, and no difference is made up."""
-    lost = RepriceSums(
-        calls=5,
-        unpriced=5,
-        unpriced_before=0,
-        before_nano_usd=0,
-        after_nano_usd=0,
-        no_longer_priced=5,
-        no_longer_priced_nano_usd=90,
-    )
-    text = written(report(Line("mine:m", lost)))
-    assert "<span>Difference</span><b>not comparable" in text
+    none = {"unpriced_before": 0, "before_nano_usd": 0, "after_nano_usd": 0}
+    lost = RepriceSums(calls=5, unpriced=5, **none, no_longer_priced=5, no_longer_priced_nano_usd=90)
+    assert "<span>Difference</span><b>not comparable" in written(report(Line("mine:m", lost)))
 
 
 def test_amounts_of_a_page_have_the_same_number_of_decimals() -> None:
@@ -257,18 +238,17 @@ def test_names_are_text_and_never_markup() -> None:
 
 
 def test_a_repricing_of_no_calls_is_a_page_without_tables() -> None:
-    """It says that there are none."""
+    """It says that there are none; and a single day needs no chart, as its line in the table says it."""
     text = written(report())
     assert "0 calls: all calls" in text
     assert "<table" not in text
+    assert columns([priced("2026-07-01", 5, 6)]) == ""
 
 
-@pytest.mark.parametrize(
-    ("longest", "step"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 5), (26, 10), (10**9, 2 * 10**8)]
-)
-def test_ticks_are_round_amounts(longest: int, step: int) -> None:
+def test_ticks_are_round_amounts() -> None:
     """One, two or five times a power of ten."""
-    assert tick_step(longest) == step
+    steps = {1: 1, 5: 1, 6: 2, 10: 2, 11: 5, 26: 10, 10**9: 2 * 10**8}
+    assert {longest: tick_step(longest) for longest in steps} == steps
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=2, max_size=5))
@@ -282,11 +262,6 @@ def test_charts_stay_within_their_field(amounts: list[tuple[int, int]]) -> None:
             continue
         assert max(parts) == 100
         assert len(re.findall(r"(?:left|bottom):([\d.]+)%", chart)) in range(3, 7) or max(map(max, amounts)) < 5
-
-
-def test_a_single_day_needs_no_chart() -> None:
-    """Its line in the table says it."""
-    assert columns([priced("2026-07-01", 5, 6)]) == ""
 
 
 # -- `callboard budget`: the accounts of a budget, read from a trace file.
@@ -309,21 +284,14 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_each_account_has_what_is_spent_and_left(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The dearest account first, as an engine with that budget would count."""
+    """The dearest account first, as an engine with that budget would count; its scope's earlier name stays."""
     asked = ("--per", "tag:tenant", "--window", "day", "--max-cost-usd", "0.0001", "--db", str(file), "--json")
     assert main(("budget", *asked)) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["value"], row["calls"], row["spent_nano_usd"], row["left_nano_usd"]) for row in rows] == [
-        ("acme", 2, 40_000, 60_000),
-        ("zoo", 1, 20_000, 80_000),
-    ]
-
-
-def test_a_row_names_its_scope(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The earlier name stays beside it."""
-    assert main(("budget", "--per", "tag:tenant", "--max-cost-usd", "0.0001", "--db", str(file), "--json")) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["scope"], row["value"]) for row in rows] == [("acme", "acme"), ("zoo", "zoo")]
+    acme, zoo = ("acme", 2, 40_000, 60_000), ("zoo", 1, 20_000, 80_000)
+    told = [(row["value"], row["calls"], row["spent_nano_usd"], row["left_nano_usd"]) for row in rows]
+    assert told == [acme, zoo]
+    assert [row["scope"] for row in rows] == ["acme", "zoo"]
 
 
 def test_a_budget_that_makes_no_sense_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

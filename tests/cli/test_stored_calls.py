@@ -25,43 +25,34 @@ LABELS = ("example prices, first version", "example prices, second version")
 
 
 def test_traces_lists_every_call_with_its_model_tokens_and_cost(traced: Path) -> None:
-    """A call that succeeded shows what it used and cost, one that failed that it did."""
+    """One that succeeded shows what it used and cost, one that failed that it did; JSON is one object a line."""
     done = call("traces", home=traced, exits=0)
     lines = done.stdout.splitlines()
     (chat,) = [line for line in lines if "local-chat:m" in line]
     assert re.search(r"completed +local-chat:m +1 .* 10 +5 +\$0\.000003000$", chat), chat
     assert len([line for line in lines if "local-messages:m" in line and "failed" in line]) == 1
     assert "3 calls" in lines[-1]
-
-
-def test_traces_as_json_is_one_object_a_line_and_needs_no_rich(traced: Path) -> None:
-    """Scripts get every field, newest first."""
     done = call("traces", "--json", "--limit", "2", home=traced)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["status"] for row in rows] == ["failed", "completed"]
-    assert rows[1]["usage"]["input_tokens"] == 10
-    assert rows[1]["cost"]["nano_usd"] == 3600
+    assert (rows[1]["usage"]["input_tokens"], rows[1]["cost"]["nano_usd"]) == (10, 3600)
 
 
-@pytest.mark.parametrize(
-    ("options", "models"),
-    [
-        (("--model", "local-chat:m"), ["local-chat:m"]),
-        (("--model", "local-m*", "--status", "failed"), []),
-        (("--model", "local-messages:*", "--status", "failed"), ["local-messages:m"]),
-        (("--provider", "local-messages"), ["local-messages:m", "local-messages:m"]),
-        (("--session", "ses_other"), []),
-        (("--session", "ses_under_test", "--limit", "1"), ["local-messages:m"]),
-        (("--since", "2020-01-01"), ["local-messages:m", "local-messages:m", "local-chat:m"]),
-        (("--until", "2020-01-01T00:00+02:00"), []),
-    ],
-)
-def test_traces_shows_only_what_the_filters_leave(
-    traced: Path, options: tuple[str, ...], models: list[str]
-) -> None:
+def test_traces_shows_only_what_the_filters_leave(traced: Path) -> None:
     """Filters combine, and an empty answer is no failure."""
-    done = call("traces", "--json", *options, home=traced, exits=0)
-    assert [json.loads(line)["model"] for line in done.stdout.splitlines()] == models
+    chat, messages = ["local-chat:m"], ["local-messages:m"]
+    for options, models in {
+        "--model local-chat:m": chat,
+        "--model local-m* --status failed": [],
+        "--model local-messages:* --status failed": messages,
+        "--provider local-messages": messages * 2,
+        "--session ses_other": [],
+        "--session ses_under_test --limit 1": messages,
+        "--since 2020-01-01": [*messages * 2, *chat],
+        "--until 2020-01-01T00:00+02:00": [],
+    }.items():
+        done = call("traces", "--json", *options.split(), home=traced, exits=0)
+        assert [json.loads(line)["model"] for line in done.stdout.splitlines()] == models
 
 
 def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) -> None:
@@ -76,15 +67,11 @@ def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) 
 
 
 def test_a_dry_run_and_a_what_if_change_nothing(traced: Path) -> None:
-    """They only report, and say so."""
+    """They only report, and say so; only prices can be tried: going back with --dry-run is refused."""
     for option in (["--dry-run"], ["--as-model", "anthropic:claude-sonnet-4-6"]):
         done = call("reprice", "--prices", str(PRICES), *option, home=traced, exits=0)
         assert "Nothing was changed." in done.stdout
         assert costs(traced) == [None, 3600, 3000]
-
-
-def test_only_prices_can_be_tried(traced: Path) -> None:
-    """Going back with --dry-run is refused, and the costs stay as they are."""
     call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     for option in (["--undo"], ["--use", "call-time"], ["--resume"]):
         done = call("reprice", *option, "--dry-run", home=traced, exits=2)
@@ -128,22 +115,21 @@ def test_repricing_some_calls_leaves_the_others(traced: Path) -> None:
     assert costs(traced) == [None, 3600, 2400]
 
 
-@pytest.mark.parametrize(
-    ("choice", "code", "said"),
-    [
-        (("--label", "First"), 0, LABELS[0]),
-        (("--label", "example"), 2, "several tables have label 'example'; there are "),
-        (("--label", "third"), 2, "no table has label 'third'; there are "),
-        (("--version", "zz"), 2, "no table has version 'zz'; there are "),
-    ],
-)
-def test_a_table_of_a_price_file_is_chosen_by_label_or_version(
-    traced: Path, choice: tuple[str, ...], code: int, said: str
-) -> None:
-    """What fits no table, or several, is refused with what there is."""
-    done = call("reprice", "--prices", str(PRICES), *choice, home=traced)
-    assert done.returncode == code
-    assert said in (done.stderr if code else done.stdout)
+def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> None:
+    """What fits no table, or several, is refused with what there is, and what means nothing with what to say."""
+    file = ("--prices", str(PRICES))
+    assert LABELS[0] in call("reprice", *file, "--label", "First", home=traced, exits=0).stdout
+    for choice, said in {
+        (*file, "--label", "example"): "several tables have label 'example'; there are ",
+        (*file, "--label", "third"): "no table has label 'third'; there are ",
+        (*file, "--version", "zz"): "no table has version 'zz'; there are ",
+        (): "nothing to reprice with",
+        ("--undo", "--discount", "a:*=1"): "--discount changes prices",
+        ("--discount", "a:*=1", "--label", "first"): "add --prices FILE",
+        ("--discount", "a:*"): "is not a factor such as",
+        ("--discount", "a:*=x"): "the factor on 'a:*' is 'x'",
+    }.items():
+        assert said in call("reprice", *choice, home=traced, exits=2).stderr
 
 
 def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -> None:
@@ -155,23 +141,6 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
     assert costs(traced)[2] == 1200
     missing = call("reprice", "--discount", "nobody:*=0.5", home=traced, exits=2)
     assert "no price row is for 'nobody:*'" in missing.stderr
-
-
-@pytest.mark.parametrize(
-    ("choice", "said"),
-    [
-        ((), "nothing to reprice with"),
-        (("--undo", "--discount", "a:*=1"), "--discount changes prices"),
-        (("--discount", "a:*=1", "--label", "first"), "add --prices FILE"),
-        (("--discount", "a:*"), "is not a factor such as"),
-        (("--discount", "a:*=x"), "the factor on 'a:*' is 'x'"),
-    ],
-)
-def test_a_choice_of_prices_that_means_nothing_is_refused(
-    traced: Path, choice: tuple[str, ...], said: str
-) -> None:
-    """With what to say instead."""
-    assert said in call("reprice", *choice, home=traced, exits=2).stderr
 
 
 @pytest.mark.parametrize("command", [("traces",), ("reprice", "--prices", str(PRICES))])
@@ -215,15 +184,10 @@ def test_without_a_trace_file_of_its_own_the_demos_is_taken(traced: Path) -> Non
     assert "demo-trace.db" in done.stdout
 
 
-@pytest.mark.parametrize("wrong", [(), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon")])
-def test_arguments_that_mean_nothing_are_a_usage_error(home: Path, wrong: tuple[str, ...]) -> None:
-    """argparse says what was expected, and the exit code is 2."""
-    done = call(*wrong, home=home, exits=2)
-    assert "usage: callboard" in done.stderr
-
-
-def test_sql_without_a_statement_says_where_the_tables_are_told(home: Path) -> None:
-    """And the exit code is that of a usage error."""
+def test_arguments_that_mean_nothing_are_a_usage_error(home: Path) -> None:
+    """argparse says what was expected, and the exit code is 2; sql says where the tables are told."""
+    for wrong in ((), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon")):
+        assert "usage: callboard" in call(*wrong, home=home, exits=2).stderr
     assert "`callboard sql --schema` shows the tables" in call("sql", home=home, exits=2).stderr
 
 
@@ -308,24 +272,19 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
     assert [(row["calls"], row["cost_nano_usd"]) for row in found] == [(3, 6_600)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("cost", "--by", "colour"), "there are session"),
-        (("cost", "--since", "yesterdayish"), "24h or 7d ago"),
-        (("cost", "--min-cost", "much"), "not an amount"),
-        (("traces", "--tag", "team"), "team=search"),
-        (("sql", "DELETE FROM calls"), "only reading is allowed"),
-    ],
-)
-def test_what_means_nothing_is_answered_with_what_would(
-    traced: Path, arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_means_nothing_is_answered_with_what_would(traced: Path) -> None:
     """The error names what there is."""
-    done = call(*arguments, home=traced)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    for arguments, said in {
+        ("cost", "--by", "colour"): "there are session",
+        ("cost", "--since", "yesterdayish"): "24h or 7d ago",
+        ("cost", "--min-cost", "much"): "not an amount",
+        ("traces", "--tag", "team"): "team=search",
+        ("sql", "DELETE FROM calls"): "only reading is allowed",
+    }.items():
+        done = call(*arguments, home=traced)
+        assert done.returncode != 0
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
@@ -446,11 +405,12 @@ def test_a_chat_is_not_kept_unless_asked(talkative: Path) -> None:
 
 
 def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
-    """What a model wrote is shown without control characters."""
+    """What a model wrote is shown without control characters. What to delete must be named."""
     saved = call("chat", "--save", "--model", "rude:m", home=talkative, said="hello\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     shown = call("sessions", session, home=talkative)
     assert shown.stdout.splitlines()[-1] == "rude:m> a[2Jbc31md"
+    assert "callboard sessions SESSION" in call("sessions", "--delete", home=talkative, exits=1).stderr
 
 
 def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -> None:
@@ -465,12 +425,6 @@ def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -
     call("sessions", session, home=talkative, exits=1)
     assert len(call("traces", "--json", home=talkative).stdout.splitlines()) == 1
     call("sessions", session, "--delete", home=talkative, exits=1)
-
-
-def test_what_to_export_or_delete_must_be_named(talkative: Path) -> None:
-    """The error shows how."""
-    refused = call("sessions", "--delete", home=talkative, exits=1)
-    assert "callboard sessions SESSION" in refused.stderr
 
 
 def test_a_session_that_there_isnt_and_one_whose_words_were_not_kept_are_told_apart(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import os
 import random
@@ -25,6 +26,7 @@ import msgspec
 import pytest
 
 from callboard.adapters.cassettes import load_cassette
+from callboard.adapters.conformance import TOOLS
 from callboard.adapters.contract import CanonicalRequest
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import MessageComplete, StreamEvent
@@ -32,11 +34,12 @@ from callboard.bus.values.base import Json
 from callboard.bus.values.content import ContentBlock
 from callboard.bus.values.messages import Message, Role
 
+from ..support import fake_http
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream
 from ..support.recordings import FOLDER
 from ..support.virtual_time import FakeClock, run_virtual
-from ..support.wires import WIRES, Wire
+from ..support.wires import CALLING_WIRES, WIRES, Wire
 
 SECONDS = float(os.environ.get("CALLBOARD_FUZZ_SECONDS", "0"))
 CASES = 300
@@ -252,3 +255,49 @@ def test_damaged_replies_are_understood_or_refused_and_never_spoil_a_history(wir
         fuzz(wire, seeds.randrange(2**32), AT_ONCE, own, others)
         cases += AT_ONCE
     print(f"{wire.name}: {cases} cases over {len(own)} replies of its own and {len(others)} others")  # noqa: T201
+
+
+# -- Any adapter can stand in for any other: one conversation, whoever the provider is.
+
+
+REPLIES = [
+    ("Hello, ☃!", 0, "end"),
+    ("", 1, "tools"),
+    ("Let me look.", 1, "tools"),
+    ("Let me look.", 2, "tools"),
+    ("Once upon a", 0, "length"),
+    ("", 0, "end"),
+]
+
+
+def asked_of(wire: Wire) -> CanonicalRequest:
+    tools = TOOLS if wire.calls_tools else ()
+    return fake_http.ask(model=f"{wire.name}:some-model", tools=tools, message_id="msg_1")
+
+
+async def read(wire: Wire, reply: FakeReply) -> tuple[list[StreamEvent], AdapterError | None]:
+    adapter = wire.make(FakeTransport(reply), FakeClock(), max_retries=0)
+    events: list[StreamEvent] = []
+    try:
+        async for event in adapter.stream(asked_of(wire)):
+            events.append(event)  # noqa: PERF401  (what came before an error counts)
+    except AdapterError as error:
+        return events, error
+    return events, None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("text", "calls", "stop"), REPLIES)
+async def test_the_same_reply_is_the_same_events(text: str, calls: int, stop: str) -> None:
+    """Type by type and index by index, with the same text; only fragments of arguments may be fewer."""
+    sequences = []
+    for wire in WIRES if not calls else CALLING_WIRES:
+        events, error = await read(wire, wire.streamed(text, calls, stop))
+        assert error is None
+        sequence = [
+            (event.type, getattr(event, "content_block_index", None), getattr(event, "text", None))
+            for event in events
+        ]
+        sequences.append([one for one, _ in itertools.groupby(sequence)])
+    for one, other in itertools.pairwise(sequences):
+        assert one == other

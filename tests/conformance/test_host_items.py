@@ -10,9 +10,6 @@ import pytest
 from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
-from callboard.adapters.providers.gemini.adapter import GeminiAdapter
-from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.requests.fitted import WireCall
@@ -132,24 +129,6 @@ def test_neither_half_goes_back_without_the_other(call: JsonObject, answer: Json
     assert len(dropped(wire)) == 1
 
 
-@pytest.mark.parametrize("adapter", [
-    AnthropicAdapter, GeminiAdapter, OllamaAdapter, OpenAICompatibleAdapter,
-], ids=lambda adapter: str(adapter.__name__))  # fmt: skip
-def test_another_provider_is_told_nothing_of_them_and_the_loss_is_reported(adapter: type[HttpAdapter]) -> None:
-    history = (
-        Message.user("Go"),
-        Message.assistant([TextBlock("Clicking."), opaque(CLICK)]),
-        Message.user([opaque(SHOT), TextBlock("Go on")]),
-    )
-    wire, body = written(adapter(AdapterConfig()), *history, model="m")
-    assert "computer" not in msgspec.json.encode(body).decode()
-    assert len(dropped(wire)) == 2
-    # and back home all is there again
-    wire, body = written(OpenAIAdapter(AdapterConfig()), *history)
-    assert [one.get("type") for one in body["input"][2:]] == ["computer_call", "computer_call_output", None]
-    assert dropped(wire) == []
-
-
 def test_a_part_of_a_users_message_that_we_have_no_name_for_goes_as_it_is() -> None:
     file = item("input_file", file_id="file_1")
     _, body = written(OpenAIAdapter(AdapterConfig()), Message.user([TextBlock("Read"), opaque(file)]))
@@ -162,30 +141,6 @@ def test_a_part_of_a_users_message_that_we_have_no_name_for_goes_as_it_is() -> N
     )
     assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "Read"}, stored]}]
     assert chat_faults(body) == []
-
-
-def test_a_program_goes_back_before_the_calls_that_it_made() -> None:
-    """Its calls name it as their caller, and so do their results."""
-    program = item("program", id="prog_1", call_id="call_p", code="look()", fingerprint="f")
-    caller = {"type": "program", "caller_id": "call_p"}
-    made = r.call("look", "{}", caller=caller)
-    reading = read_whole(WIRES[1], r.response(output=[program, made]), model=f"openai:{MODEL}")
-    [call] = reading.reply.tool_uses
-    wire, body = written(
-        OpenAIAdapter(AdapterConfig()),
-        Message.user("Go"),
-        Message.assistant(reading.content),
-        Message.tool_result(call.id, "seen"),
-        Message.assistant(
-            [opaque(item("program_output", id="po_1", call_id="call_p", result="x", status="completed"))]
-        ),
-        Message.user("Thanks"),
-    )
-    assert body["input"][1] == program
-    assert [one.get("caller") for one in body["input"][2:4]] == [caller, caller]
-    assert body["input"][4]["type"] == "program_output"
-    assert dropped(wire) == []
-    assert responses_faults(body) == []
 
 
 def sent_by(model: str, *messages: Message) -> tuple[list[str], list[JsonObject]]:

@@ -7,7 +7,7 @@ What they reply is hand-written, after their real traffic (`tests.support.wires`
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +89,22 @@ async def asking(wire: Wire, *replies: FakeReply | Exception, **config: object) 
     made = wire.make(transport, FakeClock(randomness=0.0), **{"max_retries": 0, **config})
     async with Engine(models=ModelRegistry({}, {}), providers={wire.name: made}, trace=False) as engine:
         yield Asked(engine, f"{wire.name}:{MODELS[wire.name]}", transport)
+
+
+async def answering(arguments: JsonObject) -> str:
+    """A tool that answers R."""
+    return "R"
+
+
+def noting() -> tuple[list[JsonObject], Callable[[JsonObject], Awaitable[str]]]:
+    """The arguments with which a tool is run, and the tool, which answers R."""
+    ran: list[JsonObject] = []
+
+    async def note(arguments: JsonObject) -> str:
+        ran.append(arguments)
+        return "R"
+
+    return ran, note
 
 
 def counted(usage: TokenUsage) -> tuple[int, ...]:

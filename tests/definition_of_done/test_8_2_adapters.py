@@ -19,9 +19,9 @@ from callboard import (
 )
 from callboard.adapters.conformance import CALLS, CONDITIONS
 
+from ..support import fake_http
 from ..support.wires.wire import Wire
-from .providers import ANTHROPIC, Asked, asking, counted, each_provider, holds
-from .recorded import Exchange, exchanges, play, recorded
+from .providers import ANTHROPIC, asking, counted, each_provider, holds
 from .rows import row
 
 pytestmark = pytest.mark.anyio
@@ -40,12 +40,7 @@ PATHS = {
 
 
 def canonical(model: str, **more: object) -> CanonicalRequest:
-    fields: dict[str, object] = {
-        "request_id": "req_1",
-        "messages": (Message.user("Hi"),),
-        "max_output_tokens": 1024,
-    }
-    return CanonicalRequest(model=model, **{**fields, **more})  # type: ignore[arg-type]
+    return fake_http.ask(Message.user("Hi"), model=model, max_output_tokens=1024, **more)
 
 
 @each_provider
@@ -118,30 +113,6 @@ async def test_stream_gives_typed_events_that_add_up(wire: Wire) -> None:
         (call.name, call.input) for call in whole.tool_uses
     ]
     assert counted(got.usage) == counted(whole.usage)
-
-
-@recorded
-@each_provider
-@row("8.2.3")
-@row("8.2.4")
-async def test_what_was_recorded_is_understood_whole_and_streamed(wire: Wire) -> None:
-    """Text, calls, stop reason and model of every recorded reply, through `complete` and `stream`."""
-    found = exchanges(wire)
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        request = canonical(f"{wire.name}:{exchange.asked.get('model', 'gemini-2.5-flash')}")
-        if exchange.streamed:
-            response = await at.engine.stream(request).response()
-        else:
-            response = await at.engine.complete(request)
-        where, contract = exchange.case["id"], exchange.oracle["contract"]
-        assert response.text == exchange.oracle["final_text"], where
-        calls = [(call["name"], call["arguments"] or {}) for call in exchange.oracle["tool_calls"]]
-        assert [(call.name, call.input) for call in response.tool_uses] == calls, where
-        stops = (contract["stop_reason"], *contract["stop_reason_also_ok"])
-        assert contract["stop_reason"] is None or response.stop_reason in stops, where
-
-    await play(wire, found, check)
 
 
 SYSTEM: dict[str, Json] = {
@@ -254,22 +225,6 @@ async def test_a_refusal_becomes_the_right_exception(wire: Wire, condition: str)
             assert type(error) is CONDITIONS[condition]
             assert (error.provider, error.provider_status) == (wire.name, status)
             assert error.turn.status == "failed"  # type: ignore[attr-defined]
-
-
-@recorded
-@each_provider
-@row("8.2.9")
-async def test_a_recorded_refusal_has_its_class(wire: Wire) -> None:
-    found = exchanges(wire, lambda exchange: exchange.case["response_status"] >= 400)
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        with pytest.raises(AdapterError) as raised:
-            await at.engine.generate(at.model, "Hi")
-        contract = exchange.oracle["contract"]
-        classes = (contract["error_class"], *contract["error_class_also_ok"])
-        assert raised.value.error_class.value in classes, exchange.case["id"]
-
-    await play(wire, found, check)
 
 
 @each_provider

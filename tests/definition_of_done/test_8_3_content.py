@@ -23,7 +23,7 @@ from callboard import (
 from callboard.adapters.conformance import TOOLS
 
 from ..support.wires.wire import Wire
-from .providers import ANTHROPIC, Asked, asking, each_provider, holds
+from .providers import ANTHROPIC, Asked, answering, asking, each_provider, holds
 from .recorded import Exchange, exchanges, most_agree, play, recorded
 from .rows import row
 
@@ -190,15 +190,12 @@ HIDDEN = {"type": "redacted_thinking", "data": ANTHROPIC.secrets[1]}
 async def test_thinking_goes_back_as_it_came(streamed: bool) -> None:
     """Before the call that it led to: the text, its signature, and what is hidden, whole or streamed."""
 
-    async def answer(arguments: JsonObject) -> str:
-        return "R"
-
     wire = ANTHROPIC
     body = wire.reasoned("Hm ☃", "Let me see.", 1, "tools")
     called = wire.stream_of(*streaming(body)) if streamed else wire._whole(body)
     done = wire.streamed("Done.") if streamed else wire.whole("Done.")
     async with asking(wire, called, done) as at:
-        session = at.engine.session(at.model, tools=[Tool(TOOLS[0], answer)])
+        session = at.engine.session(at.model, tools=[Tool(TOOLS[0], answering)])
         if streamed:
             async with session.stream("Go", reasoning_effort="high") as turn:
                 await turn.message()

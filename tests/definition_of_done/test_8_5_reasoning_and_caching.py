@@ -13,7 +13,6 @@ from callboard import (
     JsonObject,
     ModelRegistry,
     Session,
-    ThinkingBlock,
     TokenUsage,
     Tool,
     ToolDefinition,
@@ -67,34 +66,6 @@ async def test_cached_tokens_are_counted_apart(wire: Wire) -> None:
         usage = (await generate(at.model, "Hi", engine=at.engine)).usage
     assert (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens) == counted
     assert (usage.total_input_tokens, usage.output_tokens) == (2000, 9)
-
-
-@recorded
-@each_provider
-@row("8.6.2", of="openai")
-@row("8.6.5", of="anthropic")
-@row("8.6.8", of="gemini")
-@row("8.9.14")
-async def test_recorded_cache_reads_are_counted(wire: Wire) -> None:
-    """As the provider told them, whole or streamed."""
-    found = exchanges(wire, lambda exchange: exchange.ok and cached_of(exchange.oracle["usage"] or {}) > 0)
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
-        assert result.usage.cached_input_tokens == cached_of(exchange.oracle["usage"]), exchange.case["id"]
-
-    await play(wire, found, check)
-
-
-def cached_of(usage: JsonObject) -> int:
-    """As a provider tells it."""
-    match usage:
-        case {"input_tokens_details": {"cached_tokens": count}}:
-            return int(count)
-        case {"cache_read_input_tokens": int(count)} | {"cachedContentTokenCount": int(count)}:
-            return count
-        case _:
-            return 0
 
 
 @row("8.6.4", of="anthropic")
@@ -318,24 +289,3 @@ async def test_recorded_reasoning_is_counted(wire: Wire) -> None:
         return bool(exchange.oracle["thinking_text"] or reasoning_of(exchange.oracle["usage"] or {}))
 
     await played(wire, exchanges(wire, reasons))
-
-
-@recorded
-@row("8.5.4", of="anthropic")
-async def test_recorded_signatures_are_kept() -> None:
-    """Each as it came, with its thought; whole replies."""
-    found = exchanges(
-        ANTHROPIC,
-        lambda each: (
-            each.ok and not each.streamed and "thinking" in each.features and not each.tags & {"server_tools"}
-        ),
-    )
-
-    async def check(at: Asked, exchange: Exchange) -> None:
-        result = await generate(name_of(ANTHROPIC, exchange), "?", engine=at.engine, max_tool_rounds=0)
-        came = msgspec.json.decode(exchange.case["response_body"])["content"]
-        thoughts = [(block["thinking"], block["signature"]) for block in came if block["type"] == "thinking"]
-        kept = [block for block in result.response.content if isinstance(block, ThinkingBlock)]
-        assert [(block.text, block.signature) for block in kept] == thoughts, exchange.case["id"]
-
-    await play(ANTHROPIC, found, check)

@@ -24,7 +24,7 @@ from callboard.adapters.conformance import CALLS, TOOLS
 
 from ..support.wires.wire import Wire
 from .conversations import read
-from .providers import OPENAI, Asked, asking, counted, each_provider, holds
+from .providers import OPENAI, Asked, asking, counted, each_provider, holds, noting
 from .recorded import Exchange, Loop, exchanges, loops, most_agree, play, recorded
 from .rows import row
 from .test_8_4_generation import name_of
@@ -83,12 +83,7 @@ async def test_calls_of_a_passive_tool_are_returned(wire: Wire) -> None:
 @row("8.7.4")
 async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> None:
     """A model that never stops calling is asked once more after the last round; with none, no tool is run."""
-    ran: list[JsonObject] = []
-
-    async def count(arguments: JsonObject) -> str:
-        ran.append(arguments)
-        return "R"
-
+    ran, count = noting()
     async with asking(wire, *[wire.whole("", 1, "tools") for _ in range(requests)]) as at:
         result = await generate(
             at.model, "Go", tools=[Tool(TOOLS[0], count)], engine=at.engine, max_tool_rounds=rounds
@@ -183,12 +178,7 @@ async def test_a_tool_choice_is_said_in_the_providers_words(wire: Wire, mode: An
 @row("8.7.10")
 async def test_arguments_are_validated_before_a_tool_runs(wire: Wire) -> None:
     """What doesn't fit the schema is told to the model; what fits arrives parsed."""
-    ran: list[JsonObject] = []
-
-    async def note(arguments: JsonObject) -> str:
-        ran.append(arguments)
-        return "R"
-
+    ran, note = noting()
     wrong: JsonObject = {"type": "object", "properties": {"path": {"type": "integer"}}, "required": ["path"]}
     tools = [Tool(ToolDefinition("read_file", "", wrong), note), Tool(TOOLS[1], note)]
     async with asking(wire, wire.whole("", 2, "tools"), wire.whole("Done.")) as at:
@@ -253,20 +243,6 @@ async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
             assert [(call.name, call.input) for call in step.tool_uses] == wanted
 
     await most_agree(loops(wire, lambda loop: not loop.streamed), check)
-
-
-@recorded
-@each_provider
-@row("8.7.6")
-@row("8.9.6")
-async def test_recorded_parallel_calls_go_back_together(wire: Wire) -> None:
-    """In one request, as another client did it."""
-
-    async def check(loop: Loop) -> None:
-        result = await replayed(wire, loop)
-        assert len(result.steps[0].tool_results) == len(loop.exchanges[0].oracle["tool_calls"])
-
-    await most_agree(loops(wire, lambda loop: loop.most_calls > 1), check)
 
 
 @recorded
@@ -341,6 +317,9 @@ async def test_usage_is_what_the_provider_says(wire: Wire) -> None:
 
 @recorded
 @each_provider
+@row("8.6.2", of="openai")
+@row("8.6.5", of="anthropic")
+@row("8.6.8", of="gemini")
 @row("8.9.13")
 async def test_recorded_usage_is_exact(wire: Wire) -> None:
     """Every count of every recorded reply, and never an estimate."""
@@ -362,6 +341,7 @@ async def test_recorded_usage_is_exact(wire: Wire) -> None:
         else:  # Gemini's: the sums
             tools = raw.get("toolUsePromptTokenCount", 0)
             assert usage.total_input_tokens == raw["promptTokenCount"] + tools, exchange.case["id"]
+            assert usage.cached_input_tokens == raw.get("cachedContentTokenCount", 0), exchange.case["id"]
             generated = raw.get("candidatesTokenCount", 0) + raw.get("thoughtsTokenCount", 0)
             assert usage.output_tokens == generated, exchange.case["id"]
 

@@ -10,7 +10,6 @@ from callboard import (
     AccessDeniedError,
     AdapterError,
     AuthError,
-    JsonObject,
     NetworkError,
     NotFoundError,
     OverloadedError,
@@ -25,7 +24,7 @@ from callboard.adapters.conformance import TOOLS
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire
-from .providers import asking, each_provider
+from .providers import asking, each_provider, noting
 from .rows import row
 
 pytestmark = pytest.mark.anyio
@@ -103,11 +102,7 @@ async def test_what_lasts_is_raised_at_once(wire: Wire, condition: str) -> None:
 @row("8.8.8")
 async def test_each_step_has_its_own_retries(wire: Wire) -> None:
     """Two failures in each of two steps pass where two retries are allowed, and no tool is run twice."""
-    ran: list[JsonObject] = []
-
-    async def note(arguments: JsonObject) -> str:
-        ran.append(arguments)
-        return "R"
+    ran, note = noting()
 
     def replies(last: FakeReply) -> list[FakeReply]:
         return [

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard import (
-    ConfigurationError,
-    KeyFile,
-    ModelDefaults,
-    RetryPolicy,
-    ToolSettings,
-    load_registry,
-)
+from callboard import ConfigurationError, KeyFile, ModelDefaults, RetryPolicy, ToolSettings, load_registry
 from callboard.engine.models.configured import read_models_yaml, registry_from_env
 from callboard.engine.routing.candidates import expand
 
@@ -127,10 +120,7 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ("adapters:\n  x: {type: 7}", r"adapters\.x\.type: expected a string, found int 7"),
         ("adapters:\n  x: {type: openai, max_retrys: 1}", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
         ("adapters:\n  x: {type: openai, max_retries: -1}", r"adapters\.x\.max_retries: expected a number"),
-        (
-            "adapters:\n  x: {type: openai, timeout: soon}",
-            r"adapters\.x\.timeout: expected a number",
-        ),
+        ("adapters:\n  x: {type: openai, timeout: soon}", r"adapters\.x\.timeout: expected a number"),
         ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
         ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),
         ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: local-chat, "),

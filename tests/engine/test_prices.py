@@ -270,7 +270,7 @@ def test_commands_say_unpriced_and_never_nothing(path: Path, command: Callable[.
     assert (exported["s:m"]["cost_nano_usd"], exported["s:m"]["cost_source"]) == ("", "unpriced")
     (home / "later.yaml").write_text("label: later\nprices:\n  - {model: 'known:m', input: 2, output: 2}\n")
     said = command(
-        *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html")),
+        *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html"))
     )
     assert "1 call without a price in this table, not included in sums." in said
     assert "unpriced" in (home / "report.html").read_text()

@@ -211,8 +211,7 @@ async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["sonnet", ("sonnet", "llama"), ModelChoice(prefer="cheapest", among=("a", "b"))],
+    "model", ["sonnet", ("sonnet", "llama"), ModelChoice(prefer="cheapest", among=("a", "b"))]
 )
 def test_how_a_session_chooses_its_model_survives_storing(model: Model) -> None:
     """Names, several names and choices; requirements and fallbacks with them."""

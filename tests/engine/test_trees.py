@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import anyio
 import pytest
 
 from callboard import (
+    AdapterConfig,
     Budget,
     BudgetExceededError,
     CancelledError,
@@ -24,7 +26,9 @@ from callboard import (
     agent_tool,
     attach_trace_context,
     detached,
+    generate_sync,
     handoff,
+    run_sync,
     tool,
     trace_context,
 )
@@ -34,9 +38,9 @@ from callboard.tracestore import CallFilter, CallRow
 from callboard.tracestore.prices.rows import PriceRow
 from callboard.tracestore.trees import trees
 from tests.support import engines
-from tests.support.engines import keeping, registry
+from tests.support.engines import entry, keeping, registry, serving
 from tests.support.programs import ended
-from tests.support.scripted import Say
+from tests.support.scripted import Say, scripted_type
 
 pytestmark = pytest.mark.anyio
 
@@ -116,10 +120,7 @@ async def test_edges_go_down_all_levels_and_each_turn_sums_what_is_below_it() ->
 async def test_parallel_tools_give_each_child_its_own_place(tmp_path: Path) -> None:
     """Each child names the tool's call that made it, and the turn lists both with their streams."""
     script = {"a": [Say("one")], "b": [Say("two")]}
-    async with running(asks("a", "b"), Say("."), store=tmp_path / "t.db", **script) as (
-        engine,
-        events,
-    ):
+    async with running(asks("a", "b"), Say("."), store=tmp_path / "t.db", **script) as (engine, events):
         tools = [runs(name, lambda name=name: engine.generate(f"{name}:m", "Go.")) for name in "ab"]
         async with engine.session("s:m", tools=tools).stream("Go.") as turn:
             await turn.message()
@@ -150,10 +151,7 @@ async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
 
 async def test_work_that_is_detached_is_no_child(tmp_path: Path) -> None:
     """It is in no total of the turn, and its row names no parent."""
-    async with running(asks("look"), Say("."), a=[Say("found")], store=tmp_path / "t.db") as (
-        engine,
-        _,
-    ):
+    async with running(asks("look"), Say("."), a=[Say("found")], store=tmp_path / "t.db") as (engine, _):
 
         async def look() -> str:
             with detached():
@@ -252,10 +250,7 @@ async def test_a_budget_per_root_counts_the_tree_and_forgets_it_at_its_end() -> 
 
 async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
     """It ends when the time of the turn above is up, and the turn above as well."""
-    async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (
-        engine,
-        _,
-    ):
+    async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (engine, _):
         ended: list[float] = []
 
         async def work() -> str:
@@ -276,10 +271,7 @@ async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
 async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) -> None:
     """Also one that its tool does not wait for. Their ends come before the parent's."""
     slow = Say("some", pause=lambda: anyio.sleep(60))
-    async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (
-        engine,
-        events,
-    ):
+    async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (engine, events):
         kept: list[asyncio.Task[object]] = []
 
         async def work() -> object:
@@ -387,10 +379,7 @@ async def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
 async def test_a_handoff_goes_on_with_the_other_agent() -> None:
     """The session's next turn is with that agent, too."""
     helper = handoff("helper", model="a:m", system_prompt="You help.")
-    async with running(asks("transfer_to_helper"), a=[Say("Here."), Say("Still here.")]) as (
-        engine,
-        _,
-    ):
+    async with running(asks("transfer_to_helper"), a=[Say("Here."), Say("Still here.")]) as (engine, _):
         session = engine.session("s:m", tools=[helper])
         first, second = await session.send("Hi."), await session.send("And now?")
     assert (first.text, second.text) == ("Here.", "Still here.")
@@ -430,3 +419,53 @@ async def test_the_trees_of_a_trace_show_what_each_turn_cost_with_its_children(t
         (2, 2 * A_CALL, 2 * A_CALL),
     ]
     assert (row.cost_nano_usd, row.calls) == (10 * A_CALL, 5)
+
+
+async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
+    """It has no turn of its own. It counts in the tree and in the limits of the turn above."""
+    config = AdapterConfig(options={"replies": ["none"]})
+    vectors = "callboard.adapters.providers.scripted:ScriptedAdapter"
+    models = serving(s=scripted_type(asks("look", "look"), Say("Done.")), e=entry("e", vectors, config))
+    async with Engine(models=models, store=tmp_path / "t.db", prices=PRICES) as engine:
+
+        async def embed() -> int:
+            return len((await engine.embed("a cello", model="e:m")).vectors)
+
+        look = runs("look", embed)
+        session = engine.session("s:m", tools=[look])
+        reply = await session.send("Go.", limits=TurnLimits(max_calls=3))
+        rows = await rows_of(engine)
+    assert rows["e"].operation == "embeddings"
+    assert (rows["e"].parent_turn_id, rows["e"].turn_id) == (rows["s"].turn_id, None)
+    assert reply.tree_cost.calls == 3
+    assert [result.is_error for result in results_of(session)] == [False, True]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_child_on_the_loop_of_the_sync_functions_counts_and_ends_with_its_parent() -> None:
+    """A tool in a thread uses another engine there. Cancelling the parent cancels it on its own loop."""
+    begun = threading.Event()
+
+    async def hang() -> None:
+        begun.set()
+        await anyio.sleep(60)
+
+    other = Engine(models=registry(a=[Say("one"), Say("part", pause=hang)]), trace=False, prices=PRICES)
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return generate_sync("a:m", "Look.", engine=other).text
+
+    async with running(asks("look"), Say("Done."), asks("look")) as (engine, _):
+        session = engine.session("s:m", tools=[look])
+        reply = await session.send("Go.")
+        assert reply.tree_cost == CostSum(3 * A_CALL, 3)
+        async with session.stream("Again.") as turn:
+            await anyio.to_thread.run_sync(begun.wait)
+            await session.cancel()
+            with pytest.raises(CancelledError):
+                await turn.message()
+        assert turn.tree_cost.calls == 2
+        assert turn.tree_cost.estimated == 1
+    await anyio.to_thread.run_sync(lambda: run_sync(other.aclose()))

@@ -358,6 +358,9 @@ async def test_a_store_that_fails_holds_nobody_up(tmp_path: Path) -> None:
         await engine.flush()
 
 
+in_virtual_time = pytest.mark.parametrize("anyio_backend", ["virtual-asyncio"], indirect=True)
+
+
 class FakeWriter:
     """A writer that says what it is told to."""
 
@@ -370,6 +373,7 @@ class FakeWriter:
         return WriterStatistics("ok", self.waiting, 0, self.committed, 0, None, None, 0, None)
 
 
+@in_virtual_time
 async def test_a_writer_that_makes_progress_holds_turns_up_and_refuses_none() -> None:
     """However long it takes to catch up: a crowd that came at once gets in, in its order."""
     writer, door, came = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[int]()
@@ -389,6 +393,7 @@ async def test_a_writer_that_makes_progress_holds_turns_up_and_refuses_none() ->
     assert came == list(range(100))
 
 
+@in_virtual_time
 async def test_a_writer_that_commits_nothing_has_all_turns_refused_together() -> None:
     """Who waited behind another one is not made to wait the same time again."""
     writer, door, refused = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[float]()

@@ -159,7 +159,11 @@ SURFACES: tuple[Callable[[Path], Awaitable[int]], ...] = (
 )
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.__name__)
+@pytest.mark.parametrize(
+    "surface",
+    first_is_quick(SURFACES, "more readers of the same journal", quick=5),
+    ids=lambda surface: surface.__name__,
+)
 async def test_each_reader_shows_the_last_answer_of_a_dead_process(
     trace: Path, surface: Callable[[Path], Awaitable[int]]
 ) -> None:
@@ -225,7 +229,11 @@ def media(tmp_path: Path) -> Iterator[Medium]:
 
 
 @pytest.mark.parametrize(
-    "surface", [*SURFACES[:5], of_live_view, of_traces, of_sql_command], ids=lambda surface: surface.__name__
+    "surface",
+    first_is_quick(
+        [*SURFACES[:5], of_live_view, of_traces, of_sql_command], "more readers of the same journal", quick=2
+    ),
+    ids=lambda surface: surface.__name__,
 )
 async def test_late_events_on_read_only_media_are_merged(
     trace: Path, media: Medium, surface: Callable[[Path], Awaitable[int]]

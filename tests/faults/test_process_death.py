@@ -23,6 +23,7 @@ from callboard.adapters import AdapterError
 from callboard.bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
 from callboard.engine import Engine
 from callboard.tracestore import TraceStore
+from tests.support.depth import first_is_quick
 
 from ..support.engines import registry, running, talking, topics
 from ..support.invariants import check_stream
@@ -239,7 +240,7 @@ def provider(book: Book) -> Iterator[str]:
         http.server_close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_is_quick(KINDS, "more kinds of calls that a kill ends", quick=4))
 async def test_a_request_that_the_provider_got_has_a_row_after_a_kill(tmp_path: Path, kind: str) -> None:
     """The provider's book of requests and the rows agree, on every path that sends one."""
     path, book = tmp_path / "trace.db", Book(BEFORE.get(kind))
@@ -293,7 +294,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("ending", ["kill", "exit", "terminate"])
+@pytest.mark.parametrize("ending", first_is_quick(["kill", "exit", "terminate"], "another end of the process"))
 @pytest.mark.parametrize("how", ["send", "stream"])
 async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
     tmp_path: Path, how: str, ending: str

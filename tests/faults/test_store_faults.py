@@ -20,6 +20,7 @@ from callboard.engine import Engine
 from callboard.engine.watching.health import check_store
 from callboard.tracestore import PriceTable, TraceStore, WriterOptions
 from callboard.tracestore.sqlite import files
+from tests.support.depth import first_is_quick
 
 from ..support.disks import Medium, attempt_mount, medium
 from ..support.engines import keeping, registry
@@ -328,7 +329,14 @@ def pages(path: Path) -> dict[str, tuple[int, int]]:
     return {"header": (16, 60), "schema": (100, 3000), **found}
 
 
-@pytest.mark.parametrize("page", ["header", "schema", "events", "calls", "runs", "events_by_request", "content"])
+@pytest.mark.parametrize(
+    "page",
+    first_is_quick(
+        ["header", "schema", "events", "calls", "runs", "events_by_request", "content"],
+        "more pages of the file",
+        quick=3,
+    ),
+)
 async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next_file(
     tmp_path: Path, page: str
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_providers_book_of_requests_equals_the_rows_after_kills() -> None:
     assert book.play(1, 3) == []
 
 
+@pytest.mark.deep("a round of a lab")
 @pytest.mark.timeout(240)
 def test_a_victim_hangs_if_one_that_starts_later_is_up_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

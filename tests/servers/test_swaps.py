@@ -167,9 +167,19 @@ def test_an_unknown_server_gets_reasoning_in_the_field_in_which_it_sent_it(
     assert kept == [{field: "Thinking."}, {}]
 
 
+OTHER_PAIRS = [
+    pytest.param(home, abroad, marks=pytest.mark.deep("all pairs of servers"))
+    for home, abroad in itertools.permutations(SERVERS, 2)
+    if SERVERS.index(abroad) != (SERVERS.index(home) + 1) % len(SERVERS)
+]
+"""A quick run swaps from each server to the next one."""
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("home", "abroad"), list(itertools.permutations(SERVERS, 2)), ids=lambda server: getattr(server, "name", None)
+    ("home", "abroad"),
+    [*itertools.pairwise([*SERVERS, SERVERS[0]]), *OTHER_PAIRS],
+    ids=lambda server: getattr(server, "name", None),
 )
 def test_a_swap_poisons_no_session(home: Server, abroad: Server, streamed: bool) -> None:
     """Both servers think, call tools, and leave calls that were not run. All requests obey the servers' rules."""

@@ -186,11 +186,9 @@ SCREENSHOT = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
 SAID = [Message.user([TextBlock("My name is Bob"), SCREENSHOT]), Message.assistant("Hi.\nBob")]
 
 
-def said(make: Maker) -> list[Envelope]:
-    return [
-        make(SessionMessageAppended(position=position, message=message), session_id="s")
-        for position, message in enumerate(SAID)
-    ]
+def said(make: Maker, messages: Sequence[Message] = SAID) -> list[Envelope]:
+    appended = [SessionMessageAppended(position=place, message=message) for place, message in enumerate(messages)]
+    return [make(event, session_id="s") for event in appended]
 
 
 def spilled_by(folder: Path, capture: Capture | None) -> Path:
@@ -272,8 +270,8 @@ async def test_content_that_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
     options = WriterOptions(first_retry=60.0, memory_bytes=250_000, spill_bytes=250_000)
     rig = Rig(tmp_path, options, Capture())
     rig.sink.failure = DISK_FULL
-    for position, message in enumerate(large):
-        rig.source.put(rig.make(SessionMessageAppended(position=position, message=message), session_id="s"))
+    for event in said(rig.make, large):
+        rig.source.put(event)
         with pytest.raises(StoreError):
             await rig.core.flush()
     statistics = rig.core.statistics()
@@ -285,8 +283,8 @@ async def test_content_that_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
 def test_few_large_events_are_read_back_at_a_time(tmp_path: Path, make: Maker) -> None:
     """Whatever number is asked for, a spill file of large messages doesn't come into memory as a whole."""
     spill = SpillFile(tmp_path / "x.jsonl", 10**8)
-    large = [SessionMessageAppended(position=n, message=Message.user(str(n) * 3_000_000)) for n in range(4)]
-    spill.append([Capture().apply(make(event, session_id="s")) for event in large])
+    large = [Message.user(str(n) * 3_000_000) for n in range(4)]
+    spill.append([Capture().apply(event) for event in said(make, large)])
     found: list[int] = []
     while spill.waiting:
         batch, size = spill.peek(256)
@@ -346,21 +344,16 @@ said_by_assistant = (
 
 counts = st.integers(0, 2**40)
 
+raw_usages = st.sampled_from([b'{"prompt_tokens":10.50,"x":[1, 2]}', b"[]", b'"x"']).map(msgspec.Raw)
 usages = st.builds(
     TokenUsage,
-    counts,
-    counts,
-    counts,
-    counts,
-    counts,
-    st.none() | counts,
-    st.sampled_from(UsageSource),
-    st.none() | st.sampled_from([b'{"prompt_tokens":10.50,"x":[1, 2]}', b"[]", b'"x"']).map(msgspec.Raw),
-    st.none() | counts,
+    *[counts] * 5,
+    *(st.none() | counts, st.sampled_from(UsageSource), st.none() | raw_usages, st.none() | counts),
 )
 
 words = st.text(st.characters(codec="utf-8"), max_size=20)
 
+candidates = st.lists(st.builds(Candidate, words, st.none() | words, st.none() | words), max_size=2).map(tuple)
 metadatas = st.builds(
     MessageMetadata,
     provider=words,
@@ -369,15 +362,7 @@ metadatas = st.builds(
     cost=st.builds(Cost, st.none() | counts, st.sampled_from(CostSource), st.none() | words, st.none() | words),
     stop_reason=st.sampled_from(StopReason),
     raw_stop_reason=st.none() | words,
-    routing=st.none()
-    | st.builds(
-        RoutingDecision,
-        words,
-        words,
-        words,
-        words,
-        st.lists(st.builds(Candidate, words, st.none() | words, st.none() | words), max_size=2).map(tuple),
-    ),
+    routing=st.none() | st.builds(RoutingDecision, *[words] * 4, candidates),
     request_id=st.none() | words,
     latency_ms=st.none() | counts,
 )
@@ -399,19 +384,13 @@ messages = (
 
 @settings(max_examples=150)
 @given(messages)
-def test_a_message_of_any_blocks_comes_back_from_its_bodies_as_it_was(message: Message) -> None:
-    """Signatures, opaque data, numbers of any size, media and half surrogate pairs included."""
+def test_a_message_of_any_blocks_comes_back_from_its_bodies_and_a_line_as_it_was(message: Message) -> None:
+    """Signatures, opaque data, numbers of any size, media and half pairs included; a spill has one line."""
     digest, bodies = bodies_of(message)
     found = message_of(bodies[digest], bodies.__getitem__)
     assert found == msgspec.structs.replace(message, id=None, metadata=None)
     if message.metadata is not None:
         assert decode_metadata(encode_metadata(message.metadata)) == message.metadata
-
-
-@settings(max_examples=100)
-@given(messages)
-def test_a_captured_message_comes_back_from_a_line_as_it_was(message: Message) -> None:
-    """One line in a spill file, whatever is in it."""
     (envelope,) = captured(Maker()(SessionMessageAppended(position=3, message=message), session_id="s"))
     line = encode_line(envelope)
     assert line.count(b"\n") == 1
@@ -453,13 +432,8 @@ def filled(kind: type[Event]) -> Event:
             values[field.name] = (MARK,) if str in options else (1,)
         elif str in (field.type, *options) and field.name not in KEPT:
             values[field.name] = f"ValueError: {MARK}" if field.name == "error" else MARK
-    whole = {
-        field.name: value
-        for field in msgspec.structs.fields(kind)
-        for value in [_some(field)]
-        if value is not None
-    }
-    return kind(**{**whole, **values})
+    whole = {field.name: _some(field) for field in msgspec.structs.fields(kind)}
+    return kind(**{**{name: value for name, value in whole.items() if value is not None}, **values})
 
 
 def _some(field: msgspec.structs.FieldInfo) -> object:
@@ -473,9 +447,8 @@ def _some(field: msgspec.structs.FieldInfo) -> object:
     for option, value in ((str, "word"), (bool, True), (int, 3), (float, 0.5)):
         if option in options:
             return value
-    return next(
-        (each for option in options if isinstance(option, type) for each in option.__members__.values()), None
-    )
+    enums = (option for option in options if isinstance(option, type))
+    return next((each for option in enums for each in option.__members__.values()), None)
 
 
 KINDS = [
@@ -497,14 +470,9 @@ def test_no_text_stays_of_an_event_unless_it_is_listed(kind: type[Event]) -> Non
 
 
 def test_of_the_error_of_a_turn_its_type_stays() -> None:
-    """The text behind it may quote the prompt."""
-    turn = SessionTurnCompleted(status="failed", calls=1, error=f"InvalidRequestError: {MARK}")
-    assert figures_of(turn).error == "InvalidRequestError"  # type: ignore[attr-defined]
-    odd = SessionTurnCompleted(status="failed", calls=1, error=f"said {MARK}: no")
-    assert figures_of(odd).error == ""  # type: ignore[attr-defined]
-
-
-def test_of_an_event_of_the_host_s_its_topic_stays() -> None:
-    """Nobody but the host knows what it means."""
+    """The text behind it may quote the prompt. Of an event of the host's its topic stays: only it knows more."""
+    for error, stays in ((f"InvalidRequestError: {MARK}", "InvalidRequestError"), (f"said {MARK}: no", "")):
+        turn = SessionTurnCompleted(status="failed", calls=1, error=error)
+        assert figures_of(turn).error == stays  # type: ignore[attr-defined]
     own = UnknownEvent(topic="host.note", raw=msgspec.Raw(b'{"type":"host.note","text":"Zanzibar"}'))
     assert bytes(figures_of(own).raw) == b'{"type":"host.note"}'  # type: ignore[attr-defined]

@@ -24,8 +24,6 @@ from ..support.present import present
 from ..support.programs import started
 from .trace_making import Maker, sql
 
-ROOT = Path(__file__).parents[2]
-
 
 def fingerprint(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -55,35 +53,28 @@ async def test_the_file_is_its_owners_alone(tmp_path: Path, make: Maker) -> None
     assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
 
 
-async def test_a_symlink_is_refused(tmp_path: Path) -> None:
-    """Somebody else's link doesn't lead us to write where they want."""
+async def test_a_symlink_and_a_folder_are_refused(tmp_path: Path) -> None:
+    """Somebody else's link doesn't lead us to write where they want; a path that is no file is named as such."""
     target = tmp_path / "target"
     target.write_bytes(b"")
     (tmp_path / "trace.db").symlink_to(target)
-    with pytest.raises(StoreError, match="symbolic link"):
-        await TraceStore(tmp_path / "trace.db").open()
     (tmp_path / "dangling.db").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(StoreError, match="symbolic link"):
-        await TraceStore(tmp_path / "dangling.db").open()
+    for name in ("trace.db", "dangling.db"):
+        with pytest.raises(StoreError, match="symbolic link"):
+            await TraceStore(tmp_path / name).open()
     assert not (tmp_path / "nowhere").exists()
-
-
-async def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """A path that is no file is named as such."""
     with pytest.raises(StoreError, match="not a regular file"):
         await TraceStore(tmp_path).open()
 
 
-async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
-    """A text file of the same name stays as it is."""
+async def test_what_is_no_database_of_ours_is_refused(tmp_path: Path) -> None:
+    """A text file, rubbish behind our first bytes, and another application's tables stay as they are."""
     path = tmp_path / "trace.db"
     path.write_text("my diary")
     assert "not a database" in await refused(path)
-
-
-async def test_another_applications_database_is_refused(tmp_path: Path) -> None:
-    """A SQLite file with tables that aren't ours stays as it is, whatever its journal mode."""
-    path = tmp_path / "trace.db"
+    path.write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
+    await refused(path)
+    path.unlink()
     sql(path, "PRAGMA journal_mode = WAL", "CREATE TABLE recipes (name TEXT)")
     assert "another application" in await refused(path)
 
@@ -126,13 +117,6 @@ async def test_a_store_can_be_made_before_there_is_a_loop(tmp_path: Path) -> Non
     store = await anyio.to_thread.run_sync(TraceStore, tmp_path / "trace.db")
     async with store:
         assert await store.calls() == []
-
-
-async def test_a_damaged_file_is_an_error_not_a_crash(tmp_path: Path) -> None:
-    """A file with our first bytes and rubbish behind them is named in a StoreError."""
-    path = tmp_path / "trace.db"
-    path.write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
-    await refused(path)
 
 
 async def test_opening_twice_keeps_what_is_there(tmp_path: Path, make: Maker) -> None:
@@ -224,14 +208,7 @@ async def integrity(store: TraceStore) -> str:
     return str(verdict)
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "",
-        "raise SystemExit(3)",
-        "raise RuntimeError('boom')",
-    ],
-)
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('boom')"])
 async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, ending: str) -> None:
     """However the program ends, it ends, within two seconds."""
     process = started(
@@ -363,27 +340,15 @@ async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
 async def test_a_lock_that_is_never_given_back_is_reported(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process that holds the lock makes writing fail in time, with the lock's name."""
+    """Writing fails in time, with the lock's name; reading goes on, and a write that waits comes through."""
     monkeypatch.setattr(database, "needs_file_lock", lambda: True)
     async with TraceStore(tmp_path / "trace.db") as store:
         holder = files.FileLock(store.path)
         assert holder.try_acquire()
-        monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.05)
-        with pytest.raises(StoreError, match=r"trace\.db\.lock.*locked by another process"):
-            await store.write([make.started()])
-        holder.release()
-        await store.write([make.started()])
-        holder.close()
-
-
-async def test_reading_goes_on_while_another_process_has_the_lock(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write that waits for its turn is in nobody's way, and comes through when the lock is given back."""
-    monkeypatch.setattr(database, "needs_file_lock", lambda: True)
-    async with TraceStore(tmp_path / "trace.db") as store:
-        holder = files.FileLock(store.path)
-        assert holder.try_acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.05)
+            with pytest.raises(StoreError, match=r"trace\.db\.lock.*locked by another process"):
+                await store.write([make.started()])
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
                 group.start_soon(store.write, [make.started()])

@@ -86,19 +86,11 @@ def test_splitting_a_call_below_a_tier_changes_nothing(price: PriceRow, a: Token
 
 def test_anthropic_cache_prices_are_those_of_its_invoice() -> None:
     """Sonnet's published rates on one call with all four kinds of input, in nano-USD, by hand."""
-    price = PriceRow(
-        model="anthropic:claude-sonnet-4-5",
-        input=3_000_000,
-        output=15_000_000,
-        cache_read=300_000,
-        cache_write_5m=3_750_000,
-        cache_write_1h=6_000_000,
-    )
+    cache = {"cache_read": 300_000, "cache_write_5m": 3_750_000, "cache_write_1h": 6_000_000}
+    price = row("anthropic:claude-sonnet-4-5", input=3_000_000, output=15_000_000, **cache)
     usage = TokenUsage(1_000, 200, 50_000, 3_000, 1_000)
     cost = one(price).price("anthropic:claude-sonnet-4-5-20250929", usage, 0)
-    assert cost.usd == Decimal("0.003") + Decimal("0.003") + Decimal("0.015") + Decimal("0.0075") + Decimal(
-        "0.006"
-    )
+    assert cost.usd == sum(map(Decimal, ("0.003", "0.003", "0.015", "0.0075", "0.006")))
 
 
 def test_openai_cached_tokens_are_not_billed_twice() -> None:
@@ -136,18 +128,9 @@ def test_the_most_specific_row_wins() -> None:
         row("p:big-one-2025-08-06", input=4),
         row("*:big-*", input=5),
     )
-    found = {
-        name: table.find(name, 0).input  # type: ignore[union-attr]
-        for name in (
-            "p:other",
-            "p:big-two",
-            "p:big-one",
-            "p:big-one-20250101",
-            "p:big-one-2025-08-06",
-            "q:big-1",
-        )
-    }
-    assert list(found.values()) == [1, 2, 3, 3, 4, 5]
+    one_of_big = "p:big-one", "p:big-one-20250101", "p:big-one-2025-08-06"
+    found = [present(table.find(name, 0)).input for name in ("p:other", "p:big-two", *one_of_big, "q:big-1")]
+    assert found == [1, 2, 3, 3, 4, 5]
     assert table.find("q:small", 0) is None
 
 
@@ -161,10 +144,7 @@ def test_the_served_model_is_billed() -> None:
 
 def test_a_price_holds_from_inclusive_to_exclusive() -> None:
     """A price change takes effect at its instant; before the first price there is none."""
-    table = one(
-        row(input=1, valid_from=YEAR_2025, valid_to=YEAR_2026),
-        row(input=2, valid_from=YEAR_2026),
-    )
+    table = one(row(input=1, valid_from=YEAR_2025, valid_to=YEAR_2026), row(input=2, valid_from=YEAR_2026))
     assert table.find("p:m", YEAR_2025 - 1) is None
     assert [table.find("p:m", at).input for at in (YEAR_2025, YEAR_2026 - 1, YEAR_2026)] == [1, 1, 2]  # type: ignore[union-attr]
 
@@ -190,9 +170,11 @@ def test_what_has_no_price_is_unpriced_with_a_reason(price: PriceRow, usage: Tok
     assert cost.pricing_version == table.version
 
 
-def test_a_missing_rate_for_no_tokens_is_harmless() -> None:
-    """A call that used no cache needs no cache rate."""
-    assert one(row(cache_read=None)).price("p:m", TokenUsage(1000), 0).nano_usd == 1
+def test_a_cache_rate_that_is_there_is_nothing_remarkable() -> None:
+    """No reason where the rate is known, or nothing was cached: a call that used no cache needs no cache rate."""
+    assert one(row()).price("p:m", TokenUsage(1, 1, 1, 1), 0).reason is None
+    cost = one(row(cache_read=None)).price("p:m", TokenUsage(1000), 0)
+    assert (cost.nano_usd, cost.reason) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +199,6 @@ def test_a_cache_without_a_rate_is_billed_as_input(price: PriceRow, usage: Token
     """Reads and writes, text and audio: computed, and the reason says how."""
     cost = one(price).price("p:m", usage, 0)
     assert (cost.nano_usd, cost.source, cost.reason) == (nano, CostSource.COMPUTED, "no cache rate: as input")
-
-
-def test_a_cache_rate_that_is_there_is_nothing_remarkable() -> None:
-    """No reason where the rate is known, or nothing was cached."""
-    assert one(row()).price("p:m", TokenUsage(1, 1, 1, 1), 0).reason is None
-    assert one(row(cache_read=None)).price("p:m", TokenUsage(1, 1), 0).reason is None
 
 
 def test_local_models_are_free_by_a_row_that_says_so() -> None:
@@ -310,13 +286,8 @@ def test_a_price_file_is_read_without_floats(tmp_path: Path) -> None:
         """,
     )
     base, tier = PriceTable.from_yaml(path).rows
-    assert (base.input, base.output, base.reasoning, base.cache_read, base.per_request) == (
-        100_000,
-        1,
-        500_000,
-        None,
-        1,
-    )
+    assert (base.input, base.output, base.reasoning) == (100_000, 1, 500_000)
+    assert (base.cache_read, base.per_request) == (None, 1)
     assert (base.valid_from, base.valid_to) == (YEAR_2025, YEAR_2026)
     assert (tier.above, tier.input, tier.output) == (200_000, 7_000_000, None)
 
@@ -388,18 +359,14 @@ def test_the_factor_with_more_letters_counts_and_they_are_not_multiplied() -> No
     assert table.label == "agreed"
 
 
-@pytest.mark.parametrize("factor", [0.8, "eight", "-1", "nan", "inf", True, None, ""])
-def test_a_factor_that_is_no_exact_number_is_refused(factor: object) -> None:
-    """A float would not be the number that was meant."""
-    with pytest.raises(ConfigurationError, match="the factor on 'anthropic:\\*' is"):
-        TABLE.discounted({"anthropic:*": factor})  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("name", ["azure:*", "anthropic:sonnet", "opus"])
-def test_a_discount_that_would_change_nothing_is_refused(name: str) -> None:
-    """Such as one on a name that is priced as another one."""
-    with pytest.raises(ConfigurationError, match="no price row is for"):
-        TABLE.discounted({"openai:*": "0.5", name: "0.8"})
+def test_a_factor_that_is_no_exact_number_or_would_change_nothing_is_refused() -> None:
+    """A float would not be the number that was meant; a name may be priced as another one."""
+    for factor in (0.8, "eight", "-1", "nan", "inf", True, None, ""):
+        with pytest.raises(ConfigurationError, match="the factor on 'anthropic:\\*' is"):
+            TABLE.discounted({"anthropic:*": factor})  # type: ignore[dict-item]
+    for name in ("azure:*", "anthropic:sonnet", "opus"):
+        with pytest.raises(ConfigurationError, match="no price row is for"):
+            TABLE.discounted({"openai:*": "0.5", name: "0.8"})
 
 
 @given(st.decimals(0, 2, places=3), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -415,18 +382,8 @@ def test_a_bill_under_a_discount_is_the_bill_times_the_factor(factor: Decimal, t
 
 # What prompt caches saved: the price without a cache, less the price as it was.
 
-PRICES = PriceTable(
-    [
-        PriceRow(
-            model="openai:gpt-5",
-            input=10_000,
-            output=50_000,
-            cache_read=1_000,
-            cache_write_5m=12_500,
-            cache_write_1h=20_000,
-        )
-    ]
-)
+CACHE_RATES = {"cache_read": 1_000, "cache_write_5m": 12_500, "cache_write_1h": 20_000}
+PRICES = PriceTable([row("openai:gpt-5", input=10_000, output=50_000, **CACHE_RATES)])
 
 
 async def saved(
@@ -463,9 +420,8 @@ async def test_calls_without_a_price_are_counted_beside(tmp_path: Path) -> None:
 
 def test_without_a_cache_all_input_is_plain() -> None:
     """Parts that are counted apart stay what they are."""
-    usage = TokenUsage(
-        50, 10, cached_input_tokens=40, details={"audio_cache_read": 30, "audio_input": 5, "web_search": 1}
-    )
+    details = {"audio_cache_read": 30, "audio_input": 5, "web_search": 1}
+    usage = TokenUsage(50, 10, cached_input_tokens=40, details=details)
     plain = without_cache(usage)
     assert plain.total_input_tokens == usage.total_input_tokens == plain.input_tokens
     assert plain.details == {"audio_input": 35, "web_search": 1}

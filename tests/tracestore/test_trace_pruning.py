@@ -38,9 +38,8 @@ def counts(path: Path) -> dict[str, int]:
 async def test_old_calls_go_with_all_that_is_theirs(store: TraceStore, make: Maker) -> None:
     """Events, tags and costs under every price version; a session and an ended run without rows as well."""
     old, new = Maker("run_old"), make
-    await store.write(
-        [old(SessionCreated(model="m"), session_id="gone", ts_us=T0), *call(old, 1, 1, session="gone")]
-    )
+    begun = old(SessionCreated(model="m"), session_id="gone", ts_us=T0)
+    await store.write([begun, *call(old, 1, 1, session="gone")])
     await store.close_lost_runs()
     await store.write([*call(new, 2, 50), *call(new, 3, 100)])
     await store.reprice(PRICES)
@@ -97,20 +96,16 @@ async def test_the_run_that_lives_stays(store: TraceStore, make: Maker) -> None:
     assert {row.run_id for row in await store.calls()} == {"run_test", "run_other"}
 
 
-@pytest.mark.parametrize("table", ["events", "call_cost"])
-async def test_nobody_else_can_delete(store: TraceStore, make: Maker, table: str) -> None:
-    """Before, and after a prune, a DELETE is refused, whoever tries."""
+async def test_nobody_else_can_delete(store: TraceStore, make: Maker) -> None:
+    """Before and after a prune a DELETE is refused; inside its transaction a younger event can't be deleted."""
     await store.write([*call(make, 1, 0), *call(make, 2, 100)])
     await store.reprice(PRICES)
     for _ in range(2):
-        with contextlib.closing(sqlite3.connect(store.path)) as other, pytest.raises(sqlite3.IntegrityError):
-            other.execute(f"DELETE FROM {table}")
+        with contextlib.closing(sqlite3.connect(store.path)) as other:
+            for table in ("events", "call_cost"):
+                with pytest.raises(sqlite3.IntegrityError):
+                    other.execute(f"DELETE FROM {table}")
         await store.prune(before=T0 + 50 * SECOND)
-
-
-async def test_a_prune_reaches_no_further_than_it_says(store: TraceStore, make: Maker) -> None:
-    """Inside its own transaction too, a younger event can't be deleted."""
-    await store.write(call(make, 1, 100))
     with contextlib.closing(sqlite3.connect(store.path)) as other:
         other.execute("INSERT INTO pruning VALUES (?)", (T0 + 50 * SECOND,))
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -269,20 +264,6 @@ async def keep(
     await store.write(captured(*([] if first else begun), *made))
 
 
-async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore, make: Maker) -> None:
-    """Messages, large blocks, media and setup, all overwritten; another session that is younger stays whole."""
-    await keep(store, make, "old", [Message.user([TextBlock("the old secret"), PICTURE, MANUAL])], OLD)
-    kept = [Message.user([TextBlock("the young one"), MANUAL])]
-    await keep(store, make, "young", kept, YOUNG)
-    report = await store.prune(before=CUTOFF)
-    assert (report.sessions, report.bodies) == (1, 2)  # the message and the picture: manual and setup are shared
-    assert await store.saved_session("old") is None
-    assert await store.messages("young") == kept
-    await store.close()
-    for secret in (b"the old secret", PICTURE.data or b""):
-        assert secret not in everything(store)
-
-
 async def test_what_an_old_message_of_a_living_session_says_stays(store: TraceStore, make: Maker) -> None:
     """A session that goes on keeps its beginning, with the blocks that it shares with one that was pruned."""
     long_ago = [Message.user([TextBlock("look"), PICTURE]), Message.assistant([MANUAL])]
@@ -311,13 +292,20 @@ async def test_many_sessions_go_in_several_steps(
     assert (await store.messages("young"))[0].text == "Said 3"
 
 
-async def test_a_dry_run_deletes_no_content(store: TraceStore, make: Maker) -> None:
-    """It says nothing of sessions and bodies, and leaves them."""
-    await keep(store, make, "old", [Message.user("Hi")], OLD)
-    await store.write([make(ActorStarted(actor="x"), ts_us=YOUNG)])
-    report = await store.prune(before=CUTOFF, dry_run=True)
-    assert (report.events, report.bodies) == (3, 0)
-    assert len(await store.messages("old")) == 1
+async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore, make: Maker) -> None:
+    """Messages, large blocks, media and setup; a younger session stays whole, and a dry run deletes nothing."""
+    await keep(store, make, "old", [Message.user([TextBlock("the old secret"), PICTURE, MANUAL])], OLD)
+    kept = [Message.user([TextBlock("the young one"), MANUAL])]
+    await keep(store, make, "young", kept, YOUNG)
+    dry = await store.prune(before=CUTOFF, dry_run=True)
+    assert (dry.events, dry.bodies, len(await store.messages("old"))) == (3, 0, 1)
+    report = await store.prune(before=CUTOFF)
+    assert (report.sessions, report.bodies) == (1, 2)  # the message and the picture: manual and setup are shared
+    assert await store.saved_session("old") is None
+    assert await store.messages("young") == kept
+    await store.close()
+    for secret in (b"the old secret", PICTURE.data or b""):
+        assert secret not in everything(store)
 
 
 async def test_the_run_that_a_session_belongs_to_keeps_its_number(store: TraceStore, make: Maker) -> None:
@@ -367,8 +355,15 @@ async def test_a_backup_is_a_trace_file_of_its_moment(
         assert {row.status for row in await copy.calls()} == {"failed"}
 
 
-async def test_nothing_is_overwritten(store: TraceStore, tmp_path: Path) -> None:
-    """A file at the path stays as it is."""
+async def test_a_reader_can_make_a_backup_and_nothing_is_overwritten(
+    store: TraceStore, make: Maker, tmp_path: Path
+) -> None:
+    """Another process's file is copied without being opened for writing; a file at the path stays as it is."""
+    await store.write([make.started()])
+    async with TraceStore.open_readonly(store.path) as reader:
+        await reader.backup(tmp_path / "copy.db")
+    async with TraceStore.open_readonly(tmp_path / "copy.db") as copy:
+        assert len(await copy.calls()) == 1
     (tmp_path / "there.db").write_text("mine")
     with pytest.raises(StoreError, match=r"there\.db"):
         await store.backup(tmp_path / "there.db")
@@ -397,15 +392,6 @@ async def test_a_failed_or_cancelled_backup_leaves_nothing(
         await store.backup(tmp_path / "nowhere" / "copy.db")
     assert sorted(path.name for path in store.path.parent.glob("*")) == before
     await store.backup(tmp_path / "copy.db")
-
-
-async def test_a_reader_can_make_a_backup(store: TraceStore, make: Maker, tmp_path: Path) -> None:
-    """Another process's file is copied without being opened for writing."""
-    await store.write([make.started()])
-    async with TraceStore.open_readonly(store.path) as reader:
-        await reader.backup(tmp_path / "copy.db")
-    async with TraceStore.open_readonly(tmp_path / "copy.db") as copy:
-        assert len(await copy.calls()) == 1
 
 
 # Retention in PostgreSQL: months are dropped, and nobody deletes anything otherwise.
@@ -452,7 +438,7 @@ async def test_a_month_that_somebody_reads_loses_its_rows_all_the_same(
 
 
 async def test_nobody_deletes_or_changes_what_is_kept(postgres_dsn: str, tmp_path: Path) -> None:
-    """Events, costs and prices are append-only for whoever is connected."""
+    """Events, costs and prices are append-only for whoever is connected; a backup names its program."""
     import psycopg
 
     async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
@@ -464,11 +450,6 @@ async def test_nobody_deletes_or_changes_what_is_kept(postgres_dsn: str, tmp_pat
             ):
                 with pytest.raises(psycopg.Error, match=r"append-only|immutable"):
                     other.execute(sql.encode())
-
-
-async def test_a_backup_names_the_program_that_makes_one(postgres_dsn: str, tmp_path: Path) -> None:
-    """The error has a command and no password."""
-    async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
         with pytest.raises(StoreError, match="pg_dump --format=custom") as refused:
             await store.backup(tmp_path / "copy")
     assert postgres_dsn not in str(refused.value)

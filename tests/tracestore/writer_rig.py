@@ -86,14 +86,8 @@ class Rig:
         self.source, self.sink, self.make = FakeSource(), FakeSink(), Maker()
         self.states: list[StoreStateChanged] = []
         self.spill = folder / "trace.db.spill-run_test.jsonl"
-        self.core = WriterCore(
-            self.sink,
-            self.source,
-            spill_path=self.spill,
-            on_state=self.states.append,
-            options=options,
-            capture=capture,
-        )
+        told = {"on_state": self.states.append, "options": options, "capture": capture}
+        self.core = WriterCore(self.sink, self.source, spill_path=self.spill, **told)
 
     def publish(self, count: int = 1) -> None:
         self.source.put(*(self.make(ActorStarted(actor=f"a{n}")) for n in range(count)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,11 +18,12 @@ from starlette.routing import Mount
 
 from callboard import ConfigurationError, Engine, web
 from callboard.engine.web_view.access import CSRF_HEADER, HEADERS, MOST_BYTES, THIS_MACHINE, SignIn, host_name
-from callboard.engine.web_view.app import FOLDER, SCREENS, WebView
+from callboard.engine.web_view.app import FOLDER, SCREENS, Assets, WebView
 from tests.support.engines import keeping, registry, running
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock
 
+from ..support.programs import ended
 from .serving import HERE, asking, served, sign_in, token_of
 
 pytestmark = pytest.mark.anyio
@@ -135,19 +138,15 @@ async def test_a_web_socket_is_refused() -> None:
 # -- tokens and cookies
 
 
-@pytest.mark.parametrize("path", GETS)
-async def test_no_screen_answers_without_a_sign_in(path: str) -> None:
-    """And says what to do."""
+@pytest.mark.parametrize("path", [*GETS, *POSTS])
+async def test_nothing_is_shown_or_changed_without_a_sign_in(path: str) -> None:
+    """Whatever the headers; the answer to a question says what to do."""
     async with viewed(signed_in=False) as (_, client):
-        answer = await client.get(concrete(path))
-        assert (answer.status_code, "printed" in answer.json()["error"]) == (401, True)
-
-
-@pytest.mark.parametrize("path", POSTS)
-async def test_nothing_is_changed_without_a_sign_in(path: str) -> None:
-    """Whatever the headers."""
-    async with viewed(signed_in=False) as (_, client):
-        answer = await client.post(concrete(path), json={}, headers={CSRF_HEADER: "x", "origin": HERE})
+        if path in GETS:
+            answer = await client.get(concrete(path))
+            assert "printed" in answer.json()["error"]
+        else:
+            answer = await client.post(concrete(path), json={}, headers={CSRF_HEADER: "x", "origin": HERE})
         assert answer.status_code == 401
 
 
@@ -251,31 +250,21 @@ async def test_the_header_of_another_visitor_is_refused() -> None:
         assert (await client.post("api/cancel", json={"id": "x"})).status_code == 403
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-async def test_a_change_is_json_and_says_so(kind: str) -> None:
-    """What a form of any page may send without asking first is refused."""
-    async with viewed() as (_, client):
-        answer = await client.post("api/cancel", content=b'{"id": "x"}', headers={"content-type": kind})
-        assert answer.status_code == 415
+ID, JSON = b'{"id": "x"}', "application/json"
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"id": 1}', b'{"id": "x", "more": 1}', b"\xff\xfe", b'{"id": null}', b"null"]
-)
-async def test_a_body_that_is_not_as_it_should_be_is_refused(body: bytes) -> None:
-    """With the reason, and without a stack trace."""
+@pytest.mark.parametrize(("body", "kind", "code"), [
+    *[(ID, kind, 415) for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "")],
+    *[(body, JSON, 400) for body in (
+        b"", b"{", b"[]", b'{"id": 1}', b'{"id": "x", "more": 1}', b"\xff\xfe", b'{"id": null}', b"null")],
+    (b'{"id": "' + b"x" * MOST_BYTES + b'"}', JSON, 413),
+], ids=lambda value: str(value)[:20])  # fmt: skip
+async def test_a_body_that_is_not_as_it_should_be_is_refused(body: bytes, kind: str, code: int) -> None:
+    """It is JSON and says so, which no form of a page may send without asking; it has its fields and its bound."""
     async with viewed() as (_, client):
-        answer = await client.post("api/cancel", content=body, headers={"content-type": "application/json"})
-        assert answer.status_code == 400
+        answer = await client.post("api/cancel", content=body, headers={"content-type": kind})
+        assert answer.status_code == code
         assert "Traceback" not in answer.text
-
-
-async def test_a_body_without_end_is_refused() -> None:
-    """Before it fills the memory."""
-    async with viewed() as (_, client):
-        body = b'{"id": "' + b"x" * MOST_BYTES + b'"}'
-        answer = await client.post("api/cancel", content=body, headers={"content-type": "application/json"})
-        assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
@@ -482,3 +471,68 @@ async def test_the_engine_that_is_shown_needs_no_change(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="needs an engine or a trace"):
         web()
     assert Engine(models=registry(), trace=False).shows_content is False
+
+
+# -- The files of the page: those of others are as they came, with their licences, and all of them are shipped.
+
+
+VENDOR = FOLDER / "vendor"
+LISTED = json.loads((VENDOR / "vendor.json").read_text())
+WITHOUT = """
+import sys
+
+class Hides:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("starlette", "uvicorn"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hides())
+from callboard import *
+from callboard import ConfigurationError, web
+
+try:
+    web(trace="t.db")
+except ConfigurationError as error:
+    print(error)
+"""
+OWN = sorted(path for path in FOLDER.rglob("*.js") if VENDOR not in path.parents)
+
+
+@pytest.mark.parametrize("row", LISTED, ids=lambda row: row["file"])
+def test_a_file_of_others_is_as_it_came(row: dict[str, str]) -> None:
+    """Its sum is that of the file in the package of that version, and its licence stands beside it."""
+    assert hashlib.sha256((VENDOR / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+    assert all((VENDOR / licence).is_file() for licence in row["license_files"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", row["version"])
+
+
+def test_no_file_of_others_is_unlisted() -> None:
+    """What nobody wrote down, nobody keeps up to date."""
+    own = {"vendor.json", "README.txt"}
+    assert {path.name for path in VENDOR.iterdir()} - own == {row["file"] for row in LISTED}
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_a_module_imports_what_is_there(path: Path) -> None:
+    """There is no build that would tell; and every name that it takes is one that the other module gives."""
+    for names, source in re.findall(r'import \{([^}]*)\} from "([^"]+)"', path.read_text()):
+        target = (path.parent / source).resolve()
+        assert target.is_file(), source
+        text = target.read_text()
+        given = set(re.findall(r"export (?:async )?(?:const|function|class|let) (\w+)", text))
+        for lot in re.findall(r"export\s*\{([^}]*)\}", text):
+            given |= {each.split(" as ")[-1].strip() for each in lot.split(",")}
+        assert {name.strip() for name in names.split(",")} <= given, source
+
+
+def test_every_file_has_a_type_and_is_given() -> None:
+    """A file whose ending is unknown would be missing from the page."""
+    files = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
+    assert set(Assets()) == files  # type: ignore[arg-type]
+
+
+def test_without_the_extra_everything_else_is_imported() -> None:
+    """And `web` says what to install."""
+    done = ended(WITHOUT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'pip install "callboard[web]"' in done.stdout

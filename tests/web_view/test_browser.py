@@ -17,6 +17,7 @@ from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage,
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.subject import Tail
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
+from tests.support.depth import first_is_quick
 from tests.support.engines import keeping, registry
 from tests.support.scripted import ADD, Say
 
@@ -131,6 +132,7 @@ async def check_text(page: Page, *, shows: bool) -> None:
     assert turned == []
 
 
+@pytest.mark.deep("a load of a hundred thousand deltas")
 async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
     """All of the text is there in the end; meanwhile a click is answered; the page's memory stays small."""
     count = 100_000
@@ -264,7 +266,7 @@ async def press_button(page: Page, text: str) -> None:
     await page.run(f"{found}.click()")
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", first_is_quick([False, True], "the same in the dark"))
 async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
     """No screen is wider than the phone, in light and in dark, and every screen can be reached by a thumb."""
     end = anyio.Event()
@@ -451,7 +453,7 @@ async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
 
 
-async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
+async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
     """Its model, its session and its times are in the list, too."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two", pause=end.wait)) as engine:
@@ -460,10 +462,11 @@ async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Pat
         async with looked_at(engine) as (page, _):
             await go(page, "streams")
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
+            await page.until("document.querySelector('main tbody tr:last-child').innerText.includes('ended')")
             rows = "[...document.querySelectorAll('main tbody tr')].map((each) => each.innerText)"
-            opened, over = await page.run(rows)
+            opened, ended = await page.run(rows)
             assert all(word in opened for word in ("open", "second", "s:m"))
-            assert all(word in over for word in ("over", "first"))
+            assert all(word in ended for word in ("ended", "first"))
             dots = "[...document.querySelectorAll('tbody .dot')]"
             grounds = f"{dots}.map((dot) => getComputedStyle(dot).backgroundColor)"
             assert len(set(await page.run(grounds))) == 2

@@ -15,7 +15,18 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from callboard import AuthError, CallRow, Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, web
+from callboard import (
+    AuthError,
+    CallRow,
+    Engine,
+    Message,
+    OverloadedError,
+    PriceRow,
+    PriceTable,
+    TraceStore,
+    tool,
+    web,
+)
 from callboard.engine.web_view import subject as web_tail
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.calls import billed, first_ms, took_ms, waited_ms
@@ -422,6 +433,38 @@ async def test_a_call_has_its_attempts_and_a_bill_under_each_table(tmp_path: Pat
                 assert [line["name"] for line in bill["lines"]] == ["input", "output"]
             assert {event["topic"] for event in found["events"]} >= {"llm.call_started", "llm.call_completed"}
             assert (await client.get("api/calls/req_other")).status_code == 404
+
+
+async def test_a_call_shows_the_tree_of_turns_that_it_belongs_to(tmp_path: Path) -> None:
+    """With the cost at each turn, alone and with its children; also on the page of its session, and on Now."""
+    go = anyio.Event()
+
+    @tool
+    async def delegate() -> str:
+        """Delegate."""
+        return (await engine.generate("s:m", "Go.")).text
+
+    said = Say(calls=[("delegate", {})]), Say("child", pause=go.wait), Say("done")
+    async with running(*said, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        session = engine.session("s:m", tools=[delegate])
+        async with looking(web(engine)) as client:
+            async with listening(client, "api/now") as frames:
+                turn = asyncio.create_task(session.send("Go."))
+                busy = await first(frames, "now")
+                while len(busy["items"]) < 2:
+                    busy = await first(frames, "now")
+            go.set()
+            await turn
+            rows = (await client.get("api/calls")).json()
+            below = next(row for row in rows if row["depth"] == 1)
+            (tree,) = (await client.get(f"api/calls/{below['request_id']}")).json()["trees"]
+            of_session = (await client.get(f"api/sessions/{session.id}")).json()["trees"]
+    assert [item["depth"] for item in busy["items"]] == [0, 1]
+    assert [(node["depth"], node["own"]["nano_usd"], node["whole"]["nano_usd"]) for node in tree] == [
+        (0, 2 * PAID, 3 * PAID),
+        (1, PAID, PAID),
+    ]
+    assert of_session == [tree]
 
 
 async def test_costs_stand_side_by_side_and_a_repricing_goes_there_and_back(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ..call_columns import CallFilter, SearchFilter
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
-from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..reports import Check, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
 from ..sql.batches import Batch, Delivered, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
@@ -320,6 +320,24 @@ class PostgresStore(SqlStore):
         from .upkeep import condition
 
         return await condition(self._database, self._path, self._living.lease_seconds)
+
+    async def checks(self) -> list[Check]:
+        """The checks of the server, of the way to it, and of the trace. Nothing is made there."""
+        from .upkeep import checks_of, server_facts
+
+        try:
+            facts = await server_facts(self.dsn, self.schema)
+        except StoreError as error:
+            fix = "Check the network, the address, and the password in it."
+            return [Check("store", False, str(error), fix)]
+        if not facts.schema_version:
+            return checks_of(facts, None, ())
+        try:
+            async with self.open_readonly(self.dsn, schema=self.schema, take_in=False) as reader:
+                return checks_of(facts, await reader.condition(), await reader.nodes())
+        except StoreError as error:
+            unread = Check("store", False, str(error), "Upgrade the older of the two.")
+            return [unread, *checks_of(facts, None, ())[1:]]
 
     async def journal_mode(self) -> str:
         return "wal"  # PostgreSQL has no other

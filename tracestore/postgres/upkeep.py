@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +12,8 @@ import msgspec
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
-from ..reports import StoreCondition
+from ..nodes import NodeRow
+from ..reports import Check, StoreCondition
 from ..sql import pruning
 from ..sql.connection import Statements
 from ..writing.overflow import leftovers
@@ -320,3 +322,52 @@ def refuse_backup(database: Database, path: Path | str) -> StoreError:
         f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to bring it back;"
         " a whole server by pg_basebackup"
     )
+
+
+def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Sequence[NodeRow]) -> list[Check]:
+    """The checks of a server, of the way to it, and of the trace on it, if there is one."""
+    server = f"{facts.name}: PostgreSQL {facts.version}"
+    if condition is None:
+        said = f"{server}, no trace in schema {facts.schema} yet; the first call creates it"
+        found = [Check("store", True, said)]
+    else:
+        detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
+        size = f"{condition.file_bytes / 1_000_000:,.1f} MB"
+        found = [Check("store", True, f"{detail}, {size}"), *condition.leftovers("this database")]
+    if nodes:
+        found.append(_nodes(nodes))
+    return [*found, _server_writable(facts), _way(facts)]
+
+
+def _nodes(rows: Sequence[NodeRow]) -> Check:
+    """The nodes of clusters that share the trace. One that is gone is no fault: others take its sessions over."""
+    living = [row for row in rows if row.lives]
+    said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
+    gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
+    detail = ", ".join(said) or "none lives"
+    fix = "Their sessions continue when they are resumed." if gone else ""
+    return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
+
+
+def _server_writable(facts: ServerFacts) -> Check:
+    if facts.writable:
+        return Check("store:writable", True, f"as {facts.user}")
+    if facts.standby:
+        return Check("store:writable", False, "this server is a replica", "To write, use the primary server.")
+    return Check(
+        "store:writable",
+        False,
+        f"{facts.user} may only read",
+        "This is enough for reading. To write, grant that role the rights listed in the guide to many hosts.",
+    )
+
+
+def _way(facts: ServerFacts) -> Check:
+    """Whether others on the network could read along, or pretend to be the server."""
+    name = "store:tls"
+    if facts.local:
+        return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")
+    better = "sslmode=verify-full in the address, with sslrootcert, also verifies the server."
+    if facts.encrypted is None:
+        return Check(name, False, "not encrypted: others on the network can read the traffic", f"Add {better}")
+    return Check(name, True, facts.encrypted, "" if facts.verified else better)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -18,9 +19,11 @@ from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError
 
 from ..prices.table import PriceTable
+from ..reports import Check
 from ..sql.batches import Delivered
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from ..sqlite.store import TraceStore
+from ..store import Store
 from ..writing.overflow import adopt_leftovers
 from .shipment import Position
 from .source import Source
@@ -259,8 +262,30 @@ class LookForFiles:
         return self._folder / f"{name}.json"
 
 
-async def take_over(store: TraceStore, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
+async def take_over(store: Store, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
     """Write the events that dead processes left into an open trace file, and end their runs. Raises StoreError."""
     if not await adopt_leftovers(store.path, store.write, own=None, batch_events=_BATCH_EVENTS):
         raise StoreError(f"what dead processes left beside {store.path} can't be written now")
     await store.close_lost_runs(prices, delivered)
+
+
+async def check_shipping(trace: Path) -> list[Check]:
+    """How far each shared store is that the file is shipped to. No store is asked."""
+    try:
+        found = await backlogs(trace)
+    except StoreError as error:
+        return [Check("store:shipping", False, str(error), "Make the trace file readable.")]
+    checks = []
+    for each in found:
+        last = f", last at {datetime.fromtimestamp(each.shipped_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        erasures = f" and {each.erasures:,} deletions" if each.erasures else ""
+        last = last if each.shipped_us else ", never reached"
+        detail = f"{each.behind:,} events{erasures} wait for {each.target}{last}"
+        if each.failing:
+            fix = "Correct that problem. The waiting events are in the trace file and are then sent automatically."
+            checks.append(Check("store:shipping", False, f"{detail}: {each.failing}", fix))
+        else:
+            waits = each.behind or each.erasures
+            fix = "To send them, run a program with ship_to, or `callboard ship`." if waits else ""
+            checks.append(Check("store:shipping", True, detail, fix))
+    return checks

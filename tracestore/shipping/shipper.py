@@ -20,6 +20,7 @@ from callboard.bus.log import Log
 from ..prices.table import PriceTable
 from ..sql.batches import Delivered
 from ..sql.connection import Unstorable
+from ..sqlite.store import TraceStore
 from .marks import LookForFiles, Mark, Turn, first_mark, mark_path, write_mark
 from .shipment import START, Origin, Position, Reading, Shipment, Target
 from .source import Recent, Source
@@ -210,6 +211,22 @@ class TraceShipper:
         self._wanted = self._served = 0  # The number of callers that wait until all is shipped.
         self._hurry = anyio.Event()
         self._changed = anyio.Event()
+
+    @classmethod
+    def beside(
+        cls,
+        writer: TraceStore,
+        to: str,
+        *,
+        clock: Clock,
+        on_change: Callable[[Event], object],
+        prices: PriceTable,
+        adopts: Path,
+    ) -> TraceShipper:
+        """A shipper of the file that this process writes. It need not read the last batches again."""
+        recent = Recent()
+        writer.tell(recent.keep)
+        return cls(writer.path, to, clock=clock, on_change=on_change, prices=prices, adopts=adopts, recent=recent)
 
     @property
     def path(self) -> Path:

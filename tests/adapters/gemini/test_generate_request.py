@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini import wire
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.gemini.contents import GO_ON, NO_SIGNATURE
 from callboard.adapters.providers.gemini.request import BuiltRequest, build_request
+from callboard.adapters.providers.gemini.response import GeminiNormaliser, read_reply
+from callboard.adapters.providers.gemini.wire import UsageCounts
+from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.requests.history import BEGINNING
+from callboard.bus.clock import SystemClock
+from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -30,8 +39,10 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import TokenUsage
 
-from ...support.fake_http import ask, request
+from ...support.fake_http import FakeReply, FakeTransport, ask, request
+from ...support.virtual_time import FakeClock
 from ...support.wires import WIRES
 from ...support.wires import gemini as g
 from ...support.wires.gemini import USAGE, chunk, text, thought
@@ -59,8 +70,9 @@ def build(*messages: Message, **changes: object) -> BuiltRequest:
     return build_request(asked, provider="gemini")
 
 
-def contents(*messages: Message, **changes: object) -> Json:
-    return build(*messages, **changes).body["contents"]
+def contents(*messages: Message, **changes: object) -> list[Any]:
+    found: list[Any] = build(*messages, **changes).body["contents"]  # type: ignore[assignment]
+    return found
 
 
 def codes(**changes: object) -> list[str]:
@@ -117,8 +129,6 @@ def test_images_in_results() -> None:
     response: JsonObject = {"id": "a", "name": "read_file", "response": {"output": "Two."}}
     label = text("In the result of read_file:")
     newer, older = contents(*messages), contents(*messages, model=OLDER)
-    assert isinstance(newer, list)
-    assert isinstance(older, list)
     assert newer[2:] == [
         user({"functionResponse": {**response, "parts": [inline]}}),
         user(label, linked, text("And?")),
@@ -133,7 +143,6 @@ def test_images_in_results() -> None:
 def test_names_that_a_model_made_up(name: str, sent: str) -> None:
     """Fitted to the wire, in call and result alike."""
     found = contents(Message.user("Hi"), Message.assistant([use("a", name)]))
-    assert isinstance(found, list)
     assert found[1]["parts"][0]["functionCall"]["name"] == sent
     assert found[2]["parts"][0]["functionResponse"]["name"] == sent
 
@@ -149,7 +158,6 @@ def test_the_first_call_of_a_turn_is_signed() -> None:
         Message.assistant(own),
     )
     found = contents(*history)
-    assert isinstance(found, list)
     signatures = [part.get("thoughtSignature") for at in (1, 3) for part in found[at]["parts"]]
     assert signatures == [NO_SIGNATURE, None, "c2ln", None]
     assert base64.b64decode(NO_SIGNATURE) == b"skip_thought_signature_validator"
@@ -194,7 +202,6 @@ def test_signed_text_goes_back_in_its_parts() -> None:
 def test_a_signature_that_fits_no_text_is_left_out(signed: Json) -> None:
     """The text goes all the same."""
     found = contents(Message.user("Hi"), Message.assistant([TextBlock("abc", ours(signatures=signed))]))
-    assert isinstance(found, list)
     assert found[1] == model(text("abc"))
 
 
@@ -420,3 +427,142 @@ def test_null_is_said_of_no_part() -> None:
     reading = read(GEMINI, *map(g.chunk, pieces), g.END)
     assert reading.said == ["ab"]
     assert reading.content[0].provider_raw is None
+
+
+# -- Gemini's models, interrupted calls, and streamed text and token counts.
+
+
+JSON = {"content-type": "application/json; charset=UTF-8"}
+
+
+def adapter(
+    *replies: FakeReply, base_url: str | None = None, retries: int = 0
+) -> tuple[GeminiAdapter, FakeTransport]:
+    transport = FakeTransport(*replies)
+    config = AdapterConfig(api_key="secret-key", base_url=base_url, max_retries=retries)
+    return GeminiAdapter(config, transport=transport, clock=FakeClock()), transport
+
+
+def whole(*parts: Json, finish: str = "STOP") -> FakeReply:
+    return FakeReply(msgspec.json.encode(chunk(*parts, finish=finish, usage=USAGE)), headers=JSON)
+
+
+# -- A streamed reply says the same whether its chunks are read as text alone or as anything at all.
+
+
+PART = st.sampled_from(
+    [
+        {"text": "a"},
+        {"text": ""},
+        {"text": "b", "thought": True},
+        {"text": "c", "thoughtSignature": "c2ln"},
+        {"executableCode": {"code": "1"}},
+        {"functionCall": {"name": "f", "args": {"x": 1}}},
+    ]
+)
+CANDIDATE = st.fixed_dictionaries(
+    {"content": st.fixed_dictionaries({"parts": st.lists(PART, max_size=2)}, optional={"role": st.just("model")})},
+    optional={
+        "index": st.sampled_from([0, 1, None]),
+        "safetyRatings": st.just([{"category": "C"}]),
+        "finishReason": st.just("STOP"),
+        "tokenCount": st.just(4),
+    },
+)
+CHUNK = st.fixed_dictionaries(
+    {"candidates": st.lists(CANDIDATE, max_size=2)},
+    optional={
+        "usageMetadata": st.sampled_from([None, {"promptTokenCount": 3}, {"candidatesTokenCount": 12}]),
+        "modelVersion": st.just("m"),
+        "responseId": st.just("r"),
+        "modelStatus": st.just({"stage": "x"}),
+    },
+)
+TEXT: dict[str, Any] = {"candidates": [{"content": {"parts": [{"text": "a"}]}}]}
+
+
+def assembler() -> Assembler:
+    return Assembler(
+        message_id="m",
+        provider="p",
+        requested_model="m",
+        clock=SystemClock(),
+        estimate_usage=lambda _: TokenUsage(0, 0),
+    )
+
+
+@given(st.lists(CHUNK, min_size=1, max_size=8))
+@example([TEXT, TEXT, {"candidates": [{"content": {"parts": [{"text": "z"}]}, "index": 1}]}, TEXT])
+@example([TEXT, {"candidates": [{"content": {"parts": [{"text": "z"}]}, "tokenCount": 4}]}, TEXT])
+def test_a_stream_says_what_a_list_of_its_chunks_says(chunks: list[dict[str, Any]]) -> None:
+    """Content, usage, details and warnings."""
+    chunks = [*chunks, {"candidates": [{"finishReason": "STOP"}]}]
+    streamed, whole = assembler(), assembler()
+    normaliser = GeminiNormaliser(streamed)
+    for each in chunks:
+        normaliser.feed(b"data: " + msgspec.json.encode(each) + b"\r\n\r\n")
+    normaliser.close()
+    assert normaliser.error is None
+    read_reply(msgspec.json.encode(chunks), whole)
+    assert said(streamed) == said(whole)
+
+
+def said(reply: Assembler) -> object:
+    content = [msgspec.to_builtins(block) for block in reply.final_content]
+    for block in content:
+        block.pop("id", None)
+    return content, reply.usage, reply.details, reply.warnings, reply.stop_reason, reply.response_id, reply.model
+
+
+# -- A streamed reply's counts, of which each chunk has some.
+
+
+COUNTS = ("promptTokenCount", "cachedContentTokenCount", "candidatesTokenCount", "thoughtsTokenCount")
+
+COUNTED_CHUNK = st.dictionaries(st.sampled_from(COUNTS), st.none() | st.integers(0, 120), max_size=len(COUNTS))
+
+
+@given(st.lists(COUNTED_CHUNK, min_size=1, max_size=12))
+def test_the_last_of_each_count_is_the_total(chunks: list[dict[str, int | None]]) -> None:
+    """Whether a chunk says all counts or some, and says them as numbers or as null."""
+    counts = UsageCounts()
+    last: dict[str, int] = {}
+    for each in chunks:
+        counts.add(msgspec.Raw(msgspec.json.encode(each)))
+        last.update({name: count for name, count in each.items() if count is not None})
+    total = counts.total()
+    if not last:
+        assert total is None
+        return
+    assert total is not None
+    cached = last.get("cachedContentTokenCount", 0)
+    assert total.cached_input_tokens == cached
+    assert total.input_tokens == max(0, last.get("promptTokenCount", 0) - cached)
+    thoughts = last.get("thoughtsTokenCount")
+    assert total.output_tokens == last.get("candidatesTokenCount", 0) + (thoughts or 0)
+    assert total.reasoning_tokens == thoughts
+
+
+def test_the_usage_that_is_kept_is_the_last_with_the_prompts_count() -> None:
+    """As it came; a chunk without the prompt's count adds to the figures, and does not stand for them."""
+    counts = UsageCounts()
+    for raw in (b'{"promptTokenCount":7}', b'{"promptTokenCount":8}', b'{"candidatesTokenCount":3}', b"null"):
+        counts.add(msgspec.Raw(raw))
+    total = counts.total()
+    assert total is not None
+    assert total.raw == msgspec.Raw(b'{"promptTokenCount":8}')
+    assert (total.input_tokens, total.output_tokens) == (8, 3)
+
+
+def test_no_usage_is_reported_where_none_came() -> None:
+    """Nothing, or null."""
+    counts = UsageCounts()
+    assert counts.total() is None
+    counts.add(wire.ABSENT)
+    assert counts.total() is None
+
+
+def test_a_number_in_place_of_the_counts_is_no_reply() -> None:
+    """It has nothing but digits, which the forms of two chunks are compared without."""
+    error = read_body(WIRES[3], {**g.chunk(g.text("Hi"), finish="STOP"), "usageMetadata": 7}).error
+    assert isinstance(error, StreamError)

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters import AdapterConfig, AttemptReport, AttemptStarted, KeyFile, create_adapter
+from callboard.adapters import (
+    AdapterConfig,
+    AttemptObserver,
+    AttemptReport,
+    AttemptStarted,
+    KeyFile,
+    create_adapter,
+)
 from callboard.adapters.cassettes import RecordingTransport
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.keys import PAUSE_US, REFUSED_US, TRIAL_US, KeyPool, KeyRests
@@ -39,6 +46,23 @@ from .sources import NEW, OLD, ROWS, Gate, Vault, adapter_of
 pytestmark = pytest.mark.anyio
 
 
+async def ends(
+    adapter: HttpAdapter,
+    error: type[AdapterError] = InvalidRequestError,
+    on_attempt: AttemptObserver | None = None,
+    **fields: object,
+) -> None:
+    """A call ends so; with a key that is taken, the server finds fault with the request."""
+    with pytest.raises(error):
+        await adapter.complete(request(model="mine:m", **fields), on_attempt=on_attempt)
+
+
+async def end_together(adapter: HttpAdapter, count: int, error: type[AdapterError] = InvalidRequestError) -> None:
+    async with anyio.create_task_group() as group:
+        for number in range(count):
+            group.start_soon(lambda number=number: ends(adapter, error, request_id=f"req_{number}"))
+
+
 @pytest.mark.parametrize("row", ROWS)
 async def test_a_refused_key_is_asked_for_again_and_the_attempt_repeated(row: str) -> None:
     """On every wire that sends a key, and with no retry left: a new key is no retry."""
@@ -51,7 +75,6 @@ async def test_a_refused_key_is_asked_for_again_and_the_attempt_repeated(row: st
         assert NEW not in "".join(traceback.format_exception(raised.value))
     assert gate.sent == [OLD, NEW, NEW]
     assert vault.asked == 2
-    await adapter.close()
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -63,7 +86,6 @@ async def test_a_key_that_stays_the_same_is_refused_for_good(row: str) -> None:
     with pytest.raises(AuthError):
         await ask(adapter)
     assert (gate.sent, vault.asked) == ([OLD], 2)
-    await adapter.close()
 
 
 @pytest.mark.parametrize("row", ["anthropic whole", "anthropic streamed", "voyage embeddings"])
@@ -75,7 +97,6 @@ async def test_a_new_key_that_is_refused_too_ends_the_call(row: str) -> None:
     with pytest.raises(AuthError):
         await ask(adapter)
     assert gate.sent == [OLD, "sk-second"]
-    await adapter.close()
 
 
 async def test_calls_that_are_refused_together_ask_once() -> None:
@@ -83,16 +104,9 @@ async def test_calls_that_are_refused_together_ask_once() -> None:
     vault, gate = Vault(OLD, NEW), Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=vault)
 
-    async def call(number: int) -> None:
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m", request_id=f"req_{number}"))
-
-    async with anyio.create_task_group() as group:
-        for number in range(10):
-            group.start_soon(call, number)
+    await end_together(adapter, 10)
     assert sorted(gate.sent) == sorted([OLD] * 10 + [NEW] * 10)
     assert vault.asked == 2
-    await adapter.close()
 
 
 async def test_calls_that_are_refused_together_ask_once_also_where_the_key_stays_the_same() -> None:
@@ -100,15 +114,8 @@ async def test_calls_that_are_refused_together_ask_once_also_where_the_key_stays
     vault, gate = Vault(OLD), Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=vault)
 
-    async def call(number: int) -> None:
-        with pytest.raises(AuthError):
-            await adapter.complete(request(model="mine:m", request_id=f"req_{number}"))
-
-    async with anyio.create_task_group() as group:
-        for number in range(10):
-            group.start_soon(call, number)
+    await end_together(adapter, 10, AuthError)
     assert (len(gate.sent), vault.asked) == (10, 2)
-    await adapter.close()
 
 
 def _raises() -> str:
@@ -142,7 +149,6 @@ async def test_what_keeps_a_key_from_coming_names_the_adapter_and_never_the_valu
     assert gate.sent == []
     assert NEW not in "".join(traceback.format_exception(raised.value))
     assert raised.value.__context__ is None
-    await adapter.close()
 
 
 async def test_a_key_that_does_not_come_counts_against_the_call_s_time() -> None:
@@ -153,13 +159,10 @@ async def test_a_key_that_does_not_come_counts_against_the_call_s_time() -> None
         raise AssertionError
 
     adapter = adapter_of("anthropic", Gate(), api_key=never, timeout_seconds=3.0)
-    with pytest.raises(RequestTimeoutError):
-        await adapter.complete(request(model="mine:m"))
+    await ends(adapter, RequestTimeoutError)
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_soon, adapter)
-        with pytest.raises(CancelledError):
-            await adapter.complete(request(model="mine:m"))
-    await adapter.close()
+        await ends(adapter, CancelledError)
 
 
 async def _cancel_soon(adapter: HttpAdapter) -> None:
@@ -173,15 +176,13 @@ async def test_a_call_that_leaves_while_it_asks_lets_the_next_one_ask() -> None:
     adapter = adapter_of("anthropic", gate, api_key=vault)
 
     async def call() -> None:
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m", request_id="req_2"))
+        await ends(adapter, request_id="req_2")
 
     async with anyio.create_task_group() as group:
         with anyio.move_on_after(0.005):
             group.start_soon(call)
             await adapter.complete(request(model="mine:m"))
     assert gate.sent == [NEW]
-    await adapter.close()
 
 
 async def test_a_file_is_read_again_when_its_key_is_refused(tmp_path: Path) -> None:
@@ -193,21 +194,17 @@ async def test_a_file_is_read_again_when_its_key_is_refused(tmp_path: Path) -> N
     for taken in (OLD, OLD, NEW, NEW):
         file.write_text(f"{taken}\n")
         gate.taken = {taken}
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m"))
+        await ends(adapter)
     assert gate.sent == [OLD, OLD, OLD, NEW, NEW]
-    await adapter.close()
 
 
 async def test_the_attempt_with_a_new_key_says_so() -> None:
     """An observer sees the refused attempt end, and the next one begin for its reason."""
     reports: list[AttemptReport] = []
     adapter = adapter_of("anthropic", Gate(NEW), api_key=Vault(OLD, NEW))
-    with pytest.raises(InvalidRequestError):
-        await adapter.complete(request(model="mine:m"), on_attempt=reports.append)
+    await ends(adapter, on_attempt=reports.append)
     assert [report.reason for report in reports if isinstance(report, AttemptStarted)] == ["first", "key"]
     assert OLD not in repr(reports)
-    await adapter.close()
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai", "gemini", "ollama", "tgi", "openai_compatible"])
@@ -222,21 +219,17 @@ async def test_a_health_check_asks_for_the_key_and_for_a_new_one(kind: str) -> N
     health = await adapter.health_check()
     assert health.detail == "mine: no key could be had from api_key: it raised ValueError"
     assert health.fix
-    await adapter.close()
 
 
 async def test_a_download_asks_for_a_new_key() -> None:
     """The file of a job is fetched with the key as it is now."""
     gate = Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=Vault(OLD, NEW))
-    from callboard.adapters.videos import VideoJob
-
     job = VideoJob(id="video_1", model="mine:sora-2", provider="mine", status="completed")
     with pytest.raises(InvalidRequestError) as raised:
         await adapter.open_video(job)
     assert gate.sent == [OLD, NEW]
     assert NEW not in str(raised.value)
-    await adapter.close()
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -384,20 +377,16 @@ async def test_a_refused_key_rests_and_the_others_go_on(row: str, status: int) -
         with pytest.raises(InvalidRequestError):
             await ask(adapter)
     assert gate.sent == [A, B, C, B]
-    await adapter.close()
 
 
 async def test_all_keys_refused_is_the_last_one_s_error() -> None:
     """Each was tried once; the next call tries the one whose rest ends first, and no other."""
     gate = Gate()
     adapter = pooled(gate)
-    with pytest.raises(AuthError):
-        await adapter.complete(request(model="mine:m"))
+    await ends(adapter, AuthError)
     assert gate.sent == [A, B, C]
-    with pytest.raises(AuthError):
-        await adapter.complete(request(model="mine:m"))
+    await ends(adapter, AuthError)
     assert gate.sent == [A, B, C, A]
-    await adapter.close()
 
 
 async def test_a_key_comes_back_after_its_rest() -> None:
@@ -405,16 +394,13 @@ async def test_a_key_comes_back_after_its_rest() -> None:
     gate, clock = Gate(B, C, statuses={A: 429}), FakeClock()
     adapter = adapter_of("openai", gate, clock=clock, keys=KEYS, key_pool=POOL)
     for _ in range(4):
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m"))
+        await ends(adapter)
     assert gate.sent == [A, B, C, B, C]
     gate.statuses = {A: 400}
     clock.advance(11)
     for _ in range(3):
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m"))
+        await ends(adapter)
     assert gate.sent[5:] == [A, B, C]
-    await adapter.close()
 
 
 async def test_a_session_stays_with_its_key_and_leaves_it_at_once_when_it_is_down() -> None:
@@ -422,18 +408,13 @@ async def test_a_session_stays_with_its_key_and_leaves_it_at_once_when_it_is_dow
     gate = Gate(A, B, C)
     adapter = pooled(gate)
 
-    async def call(session: str) -> None:
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m", session_id=session))
-
     for session in ("s1", "s2", "s1", "s1", "s2", "s3", "s1"):
-        await call(session)
+        await ends(adapter, session_id=session)
     assert gate.sent == [A, B, A, A, B, C, A]
     gate.statuses = {A: 401}
     for session in ("s1", "s2", "s1"):
-        await call(session)
+        await ends(adapter, session_id=session)
     assert gate.sent[7:] == [A, B, B, B]
-    await adapter.close()
 
 
 async def test_many_calls_at_once_are_spread_evenly() -> None:
@@ -441,15 +422,8 @@ async def test_many_calls_at_once_are_spread_evenly() -> None:
     gate = Gate(A, B, C)
     adapter = pooled(gate)
 
-    async def call(number: int) -> None:
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m", request_id=f"req_{number}"))
-
-    async with anyio.create_task_group() as group:
-        for number in range(30):
-            group.start_soon(call, number)
+    await end_together(adapter, 30)
     assert Counter(gate.sent) == {A: 10, B: 10, C: 10}
-    await adapter.close()
 
 
 async def test_a_vault_in_a_pool_is_asked_again_before_the_next_key_takes_over() -> None:
@@ -457,11 +431,9 @@ async def test_a_vault_in_a_pool_is_asked_again_before_the_next_key_takes_over()
     gate = Gate("sk-a-new-0123456789", B)
     adapter = adapter_of("openai", gate, keys={"a": Vault(A, "sk-a-new-0123456789"), "b": B}, key_pool=("a", "b"))
     reports: list[AttemptReport] = []
-    with pytest.raises(InvalidRequestError):
-        await adapter.complete(request(model="mine:m"), on_attempt=reports.append)
+    await ends(adapter, on_attempt=reports.append)
     assert gate.sent == [A, "sk-a-new-0123456789"]
     assert [report.key for report in reports if isinstance(report, AttemptStarted)] == ["a", "a"]
-    await adapter.close()
 
 
 # -- Keys by name: a call that names one is sent with that one, and with no other.
@@ -481,7 +453,6 @@ async def test_a_call_is_sent_with_the_key_that_it_names(row: str) -> None:
         with pytest.raises(InvalidRequestError):
             await ask(adapter, key)
     assert gate.sent == [ACME, BETA, OLD, ACME]
-    await adapter.close()
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -494,7 +465,6 @@ async def test_an_unknown_name_is_told_with_those_that_there_are(row: str) -> No
         await ask(adapter, "gamma")
     assert str(raised.value) == "mine has no key 'gamma': its keys are acme, beta"
     assert gate.sent == []
-    await adapter.close()
 
 
 @pytest.mark.parametrize("row", ["anthropic whole", "gemini streamed", "cohere embeddings", "openai images"])
@@ -507,7 +477,6 @@ async def test_a_refused_tenant_is_not_served_with_another_s_key(row: str) -> No
         with pytest.raises(AuthError):
             await ask(adapter, "acme")
     assert gate.sent == [ACME, ACME]
-    await adapter.close()
 
 
 async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
@@ -517,7 +486,6 @@ async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
     with pytest.raises(ConfigurationError, match="say key=; its keys are acme, beta"):
         await adapter.complete(request(model="mine:m"))
     assert gate.sent == []
-    await adapter.close()
 
 
 def test_a_pool_of_keys_that_are_not_there_is_refused_at_once() -> None:
@@ -538,7 +506,6 @@ async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
     ) as raised:
         await adapter.complete(request(model="mine:m", key="acme"))
     assert ACME not in "".join(traceback.format_exception(raised.value))
-    await adapter.close()
 
 
 async def test_each_attempt_tells_the_name_of_its_key() -> None:
@@ -546,11 +513,9 @@ async def test_each_attempt_tells_the_name_of_its_key() -> None:
     reports: list[AttemptReport] = []
     adapter = adapter_of("openai", Gate(ACME, OLD), api_key=OLD, keys=TENANTS)
     for key in ("acme", None):
-        with pytest.raises(InvalidRequestError):
-            await adapter.complete(request(model="mine:m", key=key), on_attempt=reports.append)
+        await ends(adapter, key=key, on_attempt=reports.append)
     assert [report.key for report in reports if isinstance(report, AttemptStarted)] == ["acme", None]
     assert ACME not in repr(reports)
-    await adapter.close()
 
 
 async def test_a_job_is_fetched_with_the_key_that_it_was_created_with() -> None:

@@ -18,7 +18,6 @@ from callboard.adapters.contract import (
     AttemptFailed,
     AttemptReport,
     CanonicalRequest,
-    ProviderAdapter,
 )
 from callboard.adapters.embeddings import (
     EmbeddingAdapter,
@@ -37,7 +36,7 @@ from callboard.bus.errors import (
     InvalidRequestError,
     NetworkError,
 )
-from callboard.bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from callboard.bus.streams.events import MessageComplete, StreamEvent
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import StopReason, UsageSource
@@ -83,29 +82,6 @@ async def adapters(model: Path, anyio_backend: str) -> AsyncIterator[dict[str, L
 @pytest.fixture(params=PROTOCOLS)
 def adapter(request: pytest.FixtureRequest, adapters: dict[str, LocalAdapter]) -> LocalAdapter:
     return adapters[request.param]
-
-
-async def test_a_call_is_answered(adapter: LocalAdapter) -> None:
-    """A whole reply comes with text, reported usage and the adapter's own name, on each protocol."""
-    assert isinstance(adapter, ProviderAdapter)
-    response = await adapter.complete(request())
-    assert response.text
-    assert response.provider == adapter.name
-    assert response.model.startswith(f"{adapter.name}:")
-    assert response.usage.source is UsageSource.REPORTED
-    assert response.usage.total_input_tokens > 10
-
-
-async def test_a_stream_adds_up_to_the_whole_reply(adapter: LocalAdapter) -> None:
-    """Streamed and whole, a reply at temperature 0 has the same text and input tokens."""
-    whole = await adapter.complete(request())
-    async with adapter.stream(request()) as stream:
-        events = [event async for event in stream]
-    assert isinstance(events[0], MessageStart)
-    assert isinstance(events[-1], MessageComplete)
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == whole.text
-    assert stream.response is not None
-    assert stream.response.usage.total_input_tokens == whole.usage.total_input_tokens
 
 
 async def test_the_protocols_agree(adapters: dict[str, LocalAdapter]) -> None:
@@ -183,21 +159,6 @@ async def test_adapters_with_equal_options_share_a_server(adapters: dict[str, Lo
     assert len({adapter.server for adapter in adapters.values()}) == 1
 
 
-async def test_a_conversation_goes_on(adapter: LocalAdapter) -> None:
-    """History with the assistant's earlier words, and a system prompt, is taken by every protocol."""
-    history = (Message.user("Say one."), Message.assistant("One."), Message.user("Say two."))
-    response = await adapter.complete(
-        CanonicalRequest(
-            request_id="req_history",
-            messages=history,
-            model="local:smollm2",
-            max_output_tokens=8,
-            system_prompt="You count.",
-        )
-    )
-    assert response.text
-
-
 async def test_a_prompt_beyond_the_context_is_that_error(adapter: LocalAdapter) -> None:
     """llama.cpp's refusal of a long prompt is a context overflow on every protocol, and isn't retried."""
     with pytest.raises(ContextOverflowError):
@@ -234,35 +195,6 @@ async def test_what_would_be_ignored_is_refused(adapters: dict[str, LocalAdapter
     for protocol in ("messages", "responses"):
         with pytest.raises(CapabilityError, match="ignores an output schema"):
             await adapters[protocol].complete(request(output_schema=schema))
-
-
-async def test_a_schema_is_obeyed_on_chat(adapters: dict[str, LocalAdapter]) -> None:
-    """A reply with an output schema is a JSON object that follows it."""
-    import json
-
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}},
-        "required": ["city"],
-        "additionalProperties": False,
-    }
-    response = await adapters["chat"].complete(request(output_schema=schema, max_output_tokens=60))
-    assert set(json.loads(response.text)) == {"city"}
-
-
-async def test_emulated_tools_call_a_tool(model: Path) -> None:
-    """With `tools: emulate` the model's reply is a tool call with valid input."""
-    adapter = LocalAdapter(configuration(tools="emulate"), name="local-tools")
-    assert adapter.capabilities.supports_tools
-    try:
-        response = await adapter.complete(
-            request("What is the weather in Paris?", tools=(WEATHER,), max_output_tokens=100)
-        )
-    finally:
-        await adapter.close()
-    (call,) = response.tool_uses
-    assert call.name == "get_weather"
-    assert isinstance(call.input["city"], str)
 
 
 # -- the server's life

@@ -65,6 +65,11 @@ def wire_messages(*messages: Message, quirks: Quirks = DEFAULT, **changes: objec
     return wire
 
 
+LOOKED = (
+    Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message.tool_result("tu_1", "seen"),
+)  # fmt: skip
+
+
 def codes(body: ChatBody) -> list[str]:
     return [warning.code for warning in body.warnings]
 
@@ -329,38 +334,29 @@ def test_reasoning_goes_back_with_calls_in_the_field_that_it_came_in(name: str, 
 ])  # fmt: skip
 def test_calls_of_another_model_get_a_stand_in_behind_gateways(name: str, model: str, field: str | None) -> None:
     """DeepSeek's and Moonshot's models refuse calls without reasoning there, too."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
-        Message.tool_result("tu_1", "seen"),
-    )
-    made = built(ask(*history, model=f"m:{model}"), QUIRKS[name])
+    made = built(ask(*LOOKED, model=f"m:{model}"), QUIRKS[name])
     called = msgspec.convert(made.body["messages"], list[Plain])[1]
     assert {key: called[key] for key in ("reasoning", "reasoning_content") if key in called} == (
         {field: " "} if field else {}
     )
 
 
-def test_mistrals_models_get_a_message_between_results_and_a_user_on_any_server() -> None:
-    """Their templates refuse a user's message right after tool results."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
-        Message.tool_result("tu_1", "seen"),
-        Message.user("Stop"),
-    )
-    made = built(ask(*history, model="m:mistralai/devstral-small"), QUIRKS["vllm"])
-    roles = [m["role"] for m in msgspec.convert(made.body["messages"], list[Plain])]
-    assert roles == ["user", "assistant", "tool", "assistant", "user"]
+@pytest.mark.parametrize(("name", "model", "between"), [
+    ("mistral", "m:x", ["assistant"]),
+    ("vllm", "m:mistralai/devstral-small", ["assistant"]),
+    ("default", "m:x", []),
+])  # fmt: skip
+def test_mistral_gets_an_assistant_message_between_results_and_a_user(
+    name: str, model: str, between: list[str]
+) -> None:
+    """Its service, and its models' templates on any server, refuse a user's message right after tool results."""
+    wire = wire_messages(*LOOKED, Message.user("Stop"), quirks=QUIRKS[name], model=model)
+    assert [m["role"] for m in wire] == ["user", "assistant", "tool", *between, "user"]
 
 
 def test_moonshot_gets_a_word_for_a_blank_result() -> None:
     """Other servers get the result as it is."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
-        Message.tool_result("tu_1", " "),
-    )
+    history = (*LOOKED[:2], Message.tool_result("tu_1", " "))
     assert wire_messages(*history, quirks=QUIRKS["moonshot"])[-1]["content"] == "(no output)"
     assert wire_messages(*history)[-1]["content"] == " "
 
@@ -376,19 +372,6 @@ def test_reasoning_without_details_goes_back_to_openrouter_with_its_calls() -> N
     )
     wire = wire_messages(*history, quirks=QUIRKS["openrouter"])
     assert [m.get("reasoning") for m in wire if m["role"] == "assistant"] == ["a", None]
-
-
-def test_mistral_gets_an_assistant_message_between_results_and_a_user() -> None:
-    """Its service refuses a user's message right after tool results. Other servers get none."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
-        Message.tool_result("tu_1", "seen"),
-        Message.user("Stop"),
-    )
-    roles = [m["role"] for m in wire_messages(*history, quirks=QUIRKS["mistral"])]
-    assert roles == ["user", "assistant", "tool", "assistant", "user"]
-    assert [m["role"] for m in wire_messages(*history)] == ["user", "assistant", "tool", "user"]
 
 
 @given(json_objects(4))

@@ -34,90 +34,47 @@ from .test_repair import body_after, conversation, make, refused, repair_of
 pytestmark = pytest.mark.anyio
 
 STATED = [
-    (
-        "anthropic",
-        "max_tokens: 10000 > 4096, which is the maximum allowed number of output tokens for claude-x",
-        4096,
-    ),
-    (
-        "anthropic",
+    ("anthropic", "max_tokens: 10000 > 4096, which is the maximum allowed number of output tokens for claude-x",
+        4096),
+    ("anthropic",
         "input length and `max_tokens` exceed context limit: 190000 + 10000 > 197000, decrease input length or "
-        "`max_tokens` and try again",
-        7000,
-    ),
-    (
-        "openai",
-        "Invalid 'max_output_tokens': integer above maximum value. Expected a value <= 4096, but got 10000 "
-        "instead.",
-        4096,
-    ),
-    (
-        "openai_compatible",
+        "`max_tokens` and try again", 7000),
+    ("openai", "Invalid 'max_output_tokens': integer above maximum value. Expected a value <= 4096, but got 10000 "
+        "instead.", 4096),
+    ("openai_compatible",
         "max_tokens is too large: 10000. This model supports at most 4096 completion tokens, whereas you provided "
-        "10000.",
-        4096,
-    ),
-    (
-        "openai_compatible",
+        "10000.", 4096),
+    ("openai_compatible",
         "'max_tokens' or 'max_completion_tokens' is too large: 10000. This model's maximum context length is 8192 "
-        "tokens and your request has 1000 input tokens (10000 > 8192 - 1000). None",
-        7192,
-    ),
-    (
-        "openai_compatible",
+        "tokens and your request has 1000 input tokens (10000 > 8192 - 1000). None", 7192),
+    ("openai_compatible",
         "This model's maximum context length is 8192 tokens. However, you requested 10064 tokens (64 in the "
-        "messages, "
-        "10000 in the completion). Please reduce the length of the messages or completion.",
-        8128,
-    ),
-    (
-        "openai_compatible",
+        "messages, " "10000 in the completion). Please reduce the length of the messages or completion.", 8128),
+    ("openai_compatible",
         "`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens` is less than the "
-        "`context_window` for this model",
-        8192,
-    ),
+        "`context_window` for this model", 8192),
     ("openai_compatible", "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]", 8192),
-    (
-        "openai_compatible",
-        "<400> InternalError.Algo.InvalidParameter: Range of max_tokens should be [1, 8192]",
-        8192,
-    ),
-    (
-        "openai_compatible",
+    ("openai_compatible", "<400> InternalError.Algo.InvalidParameter: Range of max_tokens should be [1, 8192]",
+        8192),
+    ("openai_compatible",
         "The parameter `max_tokens` specified in the request is not valid: integer above maximum value, "
-        "expected a "
-        "value <= 8192, but got 10000 instead. Request id: 0217724325966",
-        8192,
-    ),
-    (
-        "openai_compatible",
+        "expected a " "value <= 8192, but got 10000 instead. Request id: 0217724325966", 8192),
+    ("openai_compatible",
         "This model's maximum context length is 8192 tokens. However, you requested 10000 output tokens and your "
         "prompt contains 1192 input tokens, for a total of 11192 tokens. Please reduce the length of the input "
-        "prompt or the number of requested output tokens. (parameter=input_tokens, value=1192)",
-        7000,
-    ),
-    (
-        "openai_compatible",
+        "prompt or the number of requested output tokens. (parameter=input_tokens, value=1192)", 7000),
+    ("openai_compatible",
         "You passed 1192 input tokens and requested 10000 output tokens. However, the model's context length is "
         "only 8192 tokens, resulting in a maximum input length of 0 tokens. Please reduce the length of the input "
-        "prompt. (parameter=input_tokens, value=1192)",
-        7000,
-    ),
-    (
-        "openai_compatible",
+        "prompt. (parameter=input_tokens, value=1192)", 7000),
+    ("openai_compatible",
         "This endpoint's maximum context length is 8192 tokens. However, you requested about 11192 tokens (1000 "
         "of text input, 192 of tool input, 10000 in the output). Please reduce the length of either one, or use "
-        'the "middle-out" transform to compress your prompt automatically.',
-        7000,
-    ),
-    (
-        "gemini",
+        'the "middle-out" transform to compress your prompt automatically.', 7000),
+    ("gemini",
         "Unable to submit request because it has a maxOutputTokens value of 10000 but the supported range is "
-        "from 1 "
-        "(inclusive) to 8193 (exclusive). Update the value and try again.",
-        8192,
-    ),
-]
+        "from 1 " "(inclusive) to 8193 (exclusive). Update the value and try again.", 8192),
+]  # fmt: skip
 
 
 def limit_in(body: JsonObject) -> Json:

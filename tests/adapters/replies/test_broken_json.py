@@ -22,6 +22,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message
 
+from ...support import fake_http
 from ...support.json_values import json_objects
 from ...support.virtual_time import FakeClock
 from ...support.wires import CALLING_WIRES, WIRES, Wire, chat
@@ -42,12 +43,7 @@ BROKEN = {
 
 
 def ask(wire: Wire, *messages: Message) -> CanonicalRequest:
-    return CanonicalRequest(
-        request_id="req_1",
-        messages=messages or (Message.user("Go on"),),
-        model=f"{wire.name}:some-model",
-        max_output_tokens=64,
-    )
+    return fake_http.ask(*(messages or (Message.user("Go on"),)), model=f"{wire.name}:some-model")
 
 
 def spoilt(body: bytes, what: str) -> bytes:

@@ -78,9 +78,6 @@ async def running(
     of = {"s": can} if and_then is None else {"s": can, "t": and_then}
     types = {name: scripted_type(base=Watched, capabilities=capabilities) for name, capabilities in of.items()}
     async with Engine(
-        models=serving(**types),
-        trace=False,
-        prices=PriceTable.default(),
-        middleware=middleware,
+        models=serving(**types), trace=False, prices=PriceTable.default(), middleware=middleware
     ) as engine:
         yield engine, asked

@@ -91,14 +91,8 @@ PROGRAMS = {
         "for _ in range(2):\n    print(generate_sync('s:m', 'Hi', engine=plain).text)",
         *(0, "Hello\nHello\n", ["completed"] * 2),
     ),
-    "a stream": (
-        "print(*stream_sync('s:m', 'Hi', engine=plain).text_stream)",
-        *(0, "Hel lo\n", ["completed"]),
-    ),
-    "an exception": (
-        "generate_sync('s:m', 'Hi', engine=plain)\nraise SystemExit(3)",
-        *(3, "", ["completed"]),
-    ),
+    "a stream": ("print(*stream_sync('s:m', 'Hi', engine=plain).text_stream)", *(0, "Hel lo\n", ["completed"])),
+    "an exception": ("generate_sync('s:m', 'Hi', engine=plain)\nraise SystemExit(3)", *(3, "", ["completed"])),
     "a stream that somebody still has": (
         "pauses = iter([0, 600])\n"
         "e = engine(Say('Hel', 'lo', pause=lambda: asyncio.sleep(next(pauses))))\n"

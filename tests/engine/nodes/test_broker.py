@@ -13,9 +13,7 @@ import pytest
 from callboard.engine.nodes.broker import Broker, ClosingTransport
 from tests.support.nats_server import NatsServer, why_no_nats
 
-pytestmark = [
-    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
-]
+pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 
 
 @asynccontextmanager

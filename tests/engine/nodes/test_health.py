@@ -15,9 +15,7 @@ from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.scripted import Say
 
-pytestmark = [
-    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
-]
+pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 
 
 async def named(engine: Engine, prefix: str) -> list[Check]:

@@ -156,11 +156,7 @@ STEP_NAMES = [
     *("write", "late", "pass", "pass", "long", "restart"),
 ]
 STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(STEP_NAMES),
-        st.integers(0, 2),
-        st.sampled_from(["s", "t"]),
-    ),
+    st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 2), st.sampled_from(["s", "t"])),
     min_size=60,
     max_size=80,
 )

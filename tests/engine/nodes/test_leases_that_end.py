@@ -100,7 +100,7 @@ async def test_nodes_whose_traces_are_on_the_server_share_sessions_too(postgres_
         back = await a.resume(session.id)
         await back.send("And now?")
         assert [message.text for message in back.messages] == [
-            *("Hi", "One.", "And then?", "Two.", "And now?", "Three."),
+            *("Hi", "One.", "And then?", "Two.", "And now?", "Three.")
         ]
     async with PostgresStore(postgres_dsn, path=tmp_path / "reader") as store:
         saved = await store.saved_session(session.id)

@@ -212,7 +212,7 @@ async def test_so_do_engines_that_share_a_database(
     assert len(server.books()["jobs"]) == 2
 
 
-@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+@pytest.mark.parametrize("wire", first_is_quick(["anthropic", "openai"], "a kill on each wire"))
 async def test_who_waits_goes_on_where_one_was_killed(server: BatchServer, tmp_path: Path, wire: str) -> None:
     """A program is killed before its answer comes, while two others wait for their turn; the job is found."""
     server.fail("hold create")

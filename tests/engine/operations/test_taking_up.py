@@ -18,6 +18,7 @@ from callboard.bus.streams.events import TextDelta
 from callboard.engine import Budget, Engine
 from callboard.tracestore import OpenReply, PriceRow, PriceTable
 from callboard.tracestore.writing import writer
+from tests.support.depth import first_is_quick
 
 from ...support.background_engines import MODEL, PRICES, calls_in, engine_at, nano_of, registry
 from ...support.background_server import SENT, WORDS, BackgroundServer, background_server
@@ -68,7 +69,7 @@ KILLED = """
 @pytest.mark.parametrize(
     ("kind", "died_after"), [("streamed", "TextDelta"), ("streamed", "MessageStart"), ("whole", "")]
 )
-@pytest.mark.parametrize("as_stream", [True, False])
+@pytest.mark.parametrize("as_stream", first_is_quick([True, False], "read whole, too"))
 async def test_a_killed_session_goes_on_with_its_reply(
     server: BackgroundServer, tmp_path: Path, kind: str, died_after: str, as_stream: bool
 ) -> None:

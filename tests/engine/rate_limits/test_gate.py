@@ -153,9 +153,7 @@ def take(world: World, step: tuple[object, ...]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=60))
-def test_no_window_holds_more_than_the_limit_and_nobody_waits_for_nothing(
-    steps: list[tuple[object, ...]],
-) -> None:
+def test_no_window_holds_more_than_the_limit_and_nobody_waits_for_nothing(steps: list[tuple[object, ...]]) -> None:
     """Under any interleaving of callers, refusals, cancels and time; and in the end everybody gets a turn."""
     world = World()
     for step in steps:

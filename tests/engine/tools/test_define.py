@@ -431,11 +431,7 @@ async def test_arguments_become_what_the_hints_say() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        ({"city": 3}, r"\$\.city.*str"),
-        ({}, "city"),
-        ({"city": "Rome", "country": "it"}, "country"),
-    ],
+    [({"city": 3}, r"\$\.city.*str"), ({}, "city"), ({"city": "Rome", "country": "it"}, "country")],
 )
 @row("8.7.10")
 async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments: JsonObject, told: str) -> None:

@@ -446,10 +446,7 @@ async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> N
     calls = Say(calls=[("add", {"a": 1, "b": 1})])
     async with talking(
         calls, Say("one"), calls, Say("fine"), tools=[add], approve=lambda _: Denied("no sums")
-    ) as (
-        session,
-        _,
-    ):
+    ) as (session, _):
         await session.send("go")
         assert results(session.messages[2]) == [("The call was not approved: no sums", True)]
         await session.send("go", approve=lambda request: Pending())

@@ -59,11 +59,7 @@ SAMPLES: list[tuple[object, Json, object]] = [
     (Place, {"city": "Bath"}, {"city": "Bath"}),
     (Point, [1.5, 2], Point(1.5, 2.0)),
     (Address, {"city": "Bath", "zip_code": 1}, Address(city="Bath", zip_code=1)),
-    (
-        Household,
-        {"address": {"city": "Bath", "zip_code": 1}},
-        Household(address=Address(city="Bath", zip_code=1)),
-    ),
+    (Household, {"address": {"city": "Bath", "zip_code": 1}}, Household(address=Address(city="Bath", zip_code=1))),
     (Folder, {"name": "a", "folders": [{"name": "b"}]}, Folder(name="a", folders=[Folder(name="b")])),
     (
         Customer,

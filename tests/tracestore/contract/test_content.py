@@ -35,18 +35,8 @@ async def test_a_session_comes_back_with_its_setup_ids_and_metadata(store: Store
     assert (row.messages, row.resumable) == (2, True)
 
 
-async def test_events_carry_no_content_even_if_it_is_captured(store: Store, make: Maker) -> None:
-    """What is read from the events table has positions, roles and ids only."""
-    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
-    setup, question, answer = [envelope.data for envelope in await store.events()]
-    assert setup == SessionConfigured(history=0, begins=True)
-    assert isinstance(question, SessionMessageAppended)
-    assert isinstance(answer, SessionMessageAppended)
-    assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))
-
-
 async def test_writing_captured_events_again_changes_nothing(store: Store, make: Maker) -> None:
-    """As after a spill that was committed twice, in any order."""
+    """As after a spill that was committed twice, in any order. Events have positions, roles and ids only."""
     envelopes = captured(configured(make), *appended(make, CONVERSATION))
     await store.write(envelopes)
     first = await store.saved_session("s")
@@ -54,6 +44,11 @@ async def test_writing_captured_events_again_changes_nothing(store: Store, make:
     for envelope in envelopes[::-1]:
         await store.write([envelope])
     assert await store.saved_session("s") == first
+    setup, question, answer = [envelope.data for envelope in await store.events()]
+    assert setup == SessionConfigured(history=0, begins=True)
+    assert isinstance(question, SessionMessageAppended)
+    assert isinstance(answer, SessionMessageAppended)
+    assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))
 
 
 async def test_what_was_said_first_never_overwrites_what_was_said_later(store: Store, make: Maker) -> None:
@@ -204,54 +199,27 @@ async def positions(store: Store, text: str | None, **where: object) -> list[int
     return sorted(message.position for message in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("cafe", [0]),
-        ("CAFÉ müller", [0]),
-        ("old muller cafe", [0]),
-        ('"old muller"', [0]),
-        ('"muller old"', []),
-        ("harbour", [1, 2]),
-        ("harbour -steps", [1]),
-        ("harb*", [1, 2]),
-        ("harb", []),
-        ("reykjavik", [1]),
-        ("map", [1]),
-        ("find_place", [1]),
-        ("42", [2]),
-        ("東京", [3]),
-        ("京東", []),
-        ("高い", [3]),
-        ("lighthouse", [4]),
-        ("and AND or", []),
-        ("it's", []),
-        ("nowhere", []),
-    ],
-)
-async def test_messages_are_found_by_their_words(
-    text: str, expected: list[int], store: Store, make: Maker
-) -> None:
+async def test_messages_are_found_by_their_words(store: Store, make: Maker) -> None:
     """Whatever their case and accents: text, thoughts, arguments and results of tools, and large blocks."""
     await store.write(conversation(make))
-    assert await positions(store, text) == expected
+    expected = {
+        **{"cafe": [0], "CAFÉ müller": [0], "old muller cafe": [0], '"old muller"': [0], '"muller old"': []},
+        **{"harbour": [1, 2], "harbour -steps": [1], "harb*": [1, 2], "harb": [], "reykjavik": [1], "map": [1]},
+        **{"find_place": [1], "42": [2], "東京": [3], "京東": [], "高い": [3], "lighthouse": [4]},
+        **{"and AND or": [], "it's": [], "nowhere": []},
+    }
+    assert {text: await positions(store, text) for text in expected} == expected
 
 
-@pytest.mark.parametrize("text", ["", "-only", "...", '""', "-a -b"])
-async def test_a_question_without_a_word_is_refused(text: str, store: Store) -> None:
-    """Rather than answered with everything."""
-    with pytest.raises(StoreError, match="no word to look for"):
-        await store.search(SearchFilter(text=text))
-
-
-@pytest.mark.parametrize(
-    "text", ["a\"b' OR NEAR(", "* ^ : ( ) { } + -x y", "')); DROP TABLE content; --", "\x00z"]
-)
-async def test_no_text_is_an_error_of_the_database(text: str, store: Store, make: Maker) -> None:
-    """A question is words, and never a part of a statement."""
+async def test_a_question_is_words_and_never_a_part_of_a_statement(store: Store, make: Maker) -> None:
+    """No text is an error of the database. One without a word is refused rather than answered with everything."""
     await store.write(conversation(make))
-    await store.search(SearchFilter(text=text))
-    assert await positions(store, "harbour") == [1, 2]
+    for text in ("a\"b' OR NEAR(", "* ^ : ( ) { } + -x y", "')); DROP TABLE content; --", "\x00z"):
+        await store.search(SearchFilter(text=text))
+        assert await positions(store, "harbour") == [1, 2]
+    for text in ("", "-only", "...", '""', "-a -b"):
+        with pytest.raises(StoreError, match="no word to look for"):
+            await store.search(SearchFilter(text=text))
 
 
 async def test_what_is_said_after_a_search_is_found_by_the_next(store: Store, make: Maker) -> None:
@@ -266,12 +234,20 @@ async def test_what_is_said_after_a_search_is_found_by_the_next(store: Store, ma
     assert await positions(store, "cafe", since_us=T0 + 10**12) == []
 
 
-async def test_without_words_the_latest_messages_come(store: Store, make: Maker) -> None:
-    """With who said what."""
+async def test_a_store_that_only_reads_shows_and_does_not_search(place: Place, store: Store, make: Maker) -> None:
+    """Since a search keeps its index up. Without words the latest messages come; what has expired is gone."""
     await store.write(conversation(make))
+    async with place.store(readonly=True) as reader:
+        assert len(await reader.search(SearchFilter())) == 5
+        with pytest.raises(StoreError):
+            await reader.search(SearchFilter(text="harbour"))
     first = (await store.search(SearchFilter()))[-1]
     assert (first.position, first.role, first.text) == (0, "user", SAID[0].text)
     assert await positions(store, None, limit=2) != []
+    assert await positions(store, "harbour") == [1, 2]
+    await store.forget_content(T0 + 10**12)
+    assert await positions(store, "harbour") == []
+    assert await positions(store, None) == []
 
 
 async def test_words_of_a_deleted_session_are_gone(place: Place, store: Store, make: Maker) -> None:
@@ -291,29 +267,11 @@ async def test_words_of_a_deleted_session_are_gone(place: Place, store: Store, m
     assert await positions(store, "harbour") == [1, 2]
 
 
-async def test_words_that_have_expired_are_gone(store: Store, make: Maker) -> None:
-    """As all that was said before a moment."""
-    await store.write(conversation(make))
-    assert await positions(store, "harbour") == [1, 2]
-    await store.forget_content(T0 + 10**12)
-    assert await positions(store, "harbour") == []
-    assert await positions(store, None) == []
-
-
 async def test_nothing_captured_is_nothing_found(store: Store, make: Maker) -> None:
     """Events have no content to look into."""
     await store.write(appended(make, SAID))
     assert await positions(store, "harbour") == []
     assert await positions(store, None) == []
-
-
-async def test_a_store_that_only_reads_shows_and_does_not_search(place: Place, store: Store, make: Maker) -> None:
-    """Since a search keeps its index up."""
-    await store.write(conversation(make))
-    async with place.store(readonly=True) as reader:
-        assert len(await reader.search(SearchFilter())) == 5
-        with pytest.raises(StoreError):
-            await reader.search(SearchFilter(text="harbour"))
 
 
 # The record of what was deleted on purpose: written with the deletion, it says what others have to delete.
@@ -326,21 +284,20 @@ async def record(store: Store) -> list[tuple[object, ...]]:
 
 
 async def test_a_deletion_is_recorded_once_and_only_if_there_was_something(store: Store, make: Maker) -> None:
+    """Retention is not recorded."""
     await store.write(captured(configured(make), *appended(make, [Message.user("Hi")])))
     last = await store.last_event_id()
     assert await store.delete_session("s")
     assert not await store.delete_session("s")
     assert not await store.delete_session("unheard of")
-    assert await record(store) == [("s", None, last, f'["{make.run_id}"]')]
+    deleted = ("s", None, last, f'["{make.run_id}"]')
+    assert await record(store) == [deleted]
+    await store.write(captured(configured(make, "t"), *appended(make, [Message.user("Hi")], "t")))
+    await store.prune(before=T0 + 10**15)
+    assert await record(store) == [deleted]
 
 
 async def test_forgetting_is_recorded_whether_anything_was_there_or_not(store: Store) -> None:
     """A shared store may have what is gone here."""
     await store.forget_content(T0)
     assert await record(store) == [(None, T0, 0, "[]")]
-
-
-async def test_retention_is_not_recorded(store: Store, make: Maker) -> None:
-    await store.write(captured(configured(make), *appended(make, [Message.user("Hi")])))
-    await store.prune(before=T0 + 10**15)
-    assert await record(store) == []

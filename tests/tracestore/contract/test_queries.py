@@ -62,24 +62,13 @@ async def test_filters_on_the_cost_mean_the_cost_that_is_shown(store: Store, mak
 
 
 async def test_costs_by_tag_and_by_what_a_call_does_not_have(store: Store, make: Maker) -> None:
-    """A tag's key may be any text; calls without the tag are a group of their own."""
+    """A tag's key may be any text; calls without it are a group of their own; without input there is no rate."""
     await three_calls(store, make)
-    assert {row.key: (row.calls, row.cost_nano_usd) for row in await store.costs(by=["tag:team"])} == {
-        ("search",): (1, 5_000),
-        ("ads",): (1, 0),
-        ("",): (2, 0),
-    }
+    by_team = {row.key: (row.calls, row.cost_nano_usd) for row in await store.costs(by=["tag:team"])}
+    assert by_team == {("search",): (1, 5_000), ("ads",): (1, 0), ("",): (2, 0)}
     assert {row.key: row.calls for row in await store.costs(by=['tag:a"b$.c'])} == {("odd",): 1, ("",): 3}
-    assert {row.key: row.unpriced for row in await store.costs(by=["session_id", "day"])} == {
-        ("s1", "2026-09-21"): 0,
-        ("s1", "2026-09-22"): 1,
-        ("s2", "2026-09-23"): 0,
-    }
-
-
-async def test_costs_tell_the_cache_hit_rate(store: Store, make: Maker) -> None:
-    """It is the part of all input tokens that came from the cache; without input there is none."""
-    await three_calls(store, make)
+    by_day = {row.key: row.unpriced for row in await store.costs(by=["session_id", "day"])}
+    assert by_day == {("s1", "2026-09-21"): 0, ("s1", "2026-09-22"): 1, ("s2", "2026-09-23"): 0}
     rates = {row.key: row.cache_hit_rate for row in await store.costs(by=["turn_id"])}
     assert rates == {("t1",): 0.75, ("t2",): 0.0, ("t3",): None}
 
@@ -97,12 +86,9 @@ async def test_a_moment_without_a_time_zone_is_refused(store: Store) -> None:
     naive = datetime(2026, 3, 1)
     with pytest.raises(ValueError, match="no time zone"):
         CallFilter(since=naive)
-    with pytest.raises(ValueError, match="no time zone"):
-        await store.events(until=naive)
-    with pytest.raises(ValueError, match="no time zone"):
-        await store.prune(before=naive)
-    with pytest.raises(ValueError, match="no time zone"):
-        await store.forget_content(naive)
+    for asked in (store.events(until=naive), store.prune(before=naive), store.forget_content(naive)):
+        with pytest.raises(ValueError, match="no time zone"):
+            await asked
 
 
 async def test_errors_are_grouped_with_the_latest_of_each(store: Store, make: Maker) -> None:
@@ -134,14 +120,10 @@ async def test_statistics_count_how_attempts_ended(store: Store, make: Maker) ->
 async def test_sql_reads(store: Store, make: Maker) -> None:
     """Columns and rows of one statement, with parameters, up to the limit."""
     await three_calls(store, make)
-    found = await store.sql(
-        "SELECT request_id AS id, attempt FROM calls WHERE model = ? ORDER BY 1, 2", ["openai:gpt-5"]
-    )
-    assert (found.columns, found.rows, found.truncated) == (
-        ("id", "attempt"),
-        (("r1", 1), ("r3", 1), ("r3", 2)),
-        False,
-    )
+    of_gpt = "SELECT request_id AS id, attempt FROM calls WHERE model = ? ORDER BY 1, 2"
+    found = await store.sql(of_gpt, ["openai:gpt-5"])
+    rows = (("r1", 1), ("r3", 1), ("r3", 2))
+    assert (found.columns, found.rows, found.truncated) == (("id", "attempt"), rows, False)
     found = await store.sql("SELECT id FROM calls", limit=3)
     assert (len(found.rows), found.truncated) == (3, True)
 
@@ -178,36 +160,25 @@ async def rows(store: Store, **asked: object) -> list[SpendingRow]:
     return (await store.spending([query], OTHER_RUN)).rows[0]
 
 
+def cut(output: int) -> dict[str, object]:
+    """A call that was cancelled when so much had been delivered."""
+    usage = TokenUsage(7, output, source=UsageSource.ESTIMATED)
+    return {"error_class": "cancelled", "usage": usage, "cost": Cost(7 + output, CostSource.COMPUTED)}
+
+
+AT_ITS_MOST = row(900, 70, unknown=True)
+
+
 @pytest.mark.parametrize(
     ("end", "counts"),
     [
         pytest.param({}, row(1234, 110), id="completed: its cost"),
         pytest.param({"error_class": "server_error", "provider_status": 503}, row(0, 0), id="refused: nothing"),
-        pytest.param(
-            {"error_class": "network", "provider_status": None}, row(900, 70, unknown=True), id="no answer"
-        ),
-        pytest.param(
-            {"error_class": "process_lost", "provider_status": None}, row(900, 70, unknown=True), id="lost"
-        ),
-        pytest.param(
-            {
-                "error_class": "cancelled",
-                "usage": TokenUsage(7, 0, source=UsageSource.ESTIMATED),
-                "cost": Cost(7, CostSource.COMPUTED),
-            },
-            row(900, 70, unknown=True),
-            id="cancelled before anything was heard: at its most",
-        ),
-        pytest.param(
-            {
-                "error_class": "cancelled",
-                "usage": TokenUsage(7, 3, source=UsageSource.ESTIMATED),
-                "cost": Cost(10, CostSource.COMPUTED),
-            },
-            row(10, 10),
-            id="cancelled in the middle: what was delivered",
-        ),
-        pytest.param(None, row(900, 70, unknown=True), id="under way elsewhere: at its most"),
+        pytest.param({"error_class": "network", "provider_status": None}, AT_ITS_MOST, id="no answer"),
+        pytest.param({"error_class": "process_lost", "provider_status": None}, AT_ITS_MOST, id="lost"),
+        pytest.param(cut(0), AT_ITS_MOST, id="cancelled before anything was heard: at its most"),
+        pytest.param(cut(3), row(10, 10), id="cancelled in the middle: what was delivered"),
+        pytest.param(None, AT_ITS_MOST, id="under way elsewhere: at its most"),
     ],
 )
 async def test_an_attempt_counts_at_its_cost_or_at_what_was_reserved(
@@ -420,32 +391,28 @@ async def store_absurd(store: Store, make: Maker, cost: int = 1234) -> None:
         await store.write([make.started(request, **ids), end])
 
 
-@pytest.mark.parametrize("by", [(), ("model",), ("session_id",), ("tag:team",), ("day",), ("provider", "status")])
-async def test_costs_have_an_answer(store: Store, make: Maker, by: tuple[str, ...]) -> None:
+async def test_costs_sessions_and_statistics_have_an_answer(store: Store, make: Maker) -> None:
     await store_absurd(store, make)
-    (row,) = await store.costs(by=by)
-    assert (row.calls, row.cost_nano_usd) == (3, 3 * 1234)
-    assert (row.output_tokens, row.cached_input_tokens) == (ABOUT, ABOUT)
-    assert row.total_input_tokens == pytest.approx(6 * MOST, rel=1e-12)
-    assert isinstance(row.output_tokens, int)
-
-
-async def test_sessions_and_statistics_have_an_answer(store: Store, make: Maker) -> None:
-    await store_absurd(store, make)
+    for by in ((), ("model",), ("session_id",), ("tag:team",), ("day",), ("provider", "status")):
+        (row,) = await store.costs(by=by)
+        assert (row.calls, row.cost_nano_usd) == (3, 3 * 1234)
+        assert (row.output_tokens, row.cached_input_tokens) == (ABOUT, ABOUT)
+        assert row.total_input_tokens == pytest.approx(6 * MOST, rel=1e-12)
+        assert isinstance(row.output_tokens, int)
     (session,) = await store.sessions()
     (statistics,) = await store.statistics()
     assert (session.output_tokens, statistics.output_tokens) == (ABOUT, ABOUT)
     assert isinstance(session.output_tokens, int)
 
 
-@pytest.mark.parametrize("current", [True, False])
-@pytest.mark.parametrize("by", [None, "session_id", "model", "tag:team"])
 @pytest.mark.parametrize("cost", [1234, MOST])
-async def test_spending_has_an_answer(store: Store, make: Maker, by: str | None, current: bool, cost: int) -> None:
+async def test_spending_has_an_answer(store: Store, make: Maker, cost: int) -> None:
     await store_absurd(store, make, cost)
-    ((row,),) = (await store.spending([SpendingQuery(by=by, current=current)], "run_other")).rows
-    assert (row.calls, row.nano_usd) == (3, pytest.approx(3 * cost, rel=1e-12))
-    assert row.tokens == pytest.approx(9 * MOST, rel=1e-12)
+    for by in (None, "session_id", "model", "tag:team"):
+        for current in (True, False):
+            ((row,),) = (await store.spending([SpendingQuery(by=by, current=current)], "run_other")).rows
+            assert (row.calls, row.nano_usd) == (3, pytest.approx(3 * cost, rel=1e-12))
+            assert row.tokens == pytest.approx(9 * MOST, rel=1e-12)
 
 
 # Calls as CSV, JSON lines and Parquet: every row, exact money, bounded memory, whole files or none.

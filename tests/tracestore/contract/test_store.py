@@ -44,24 +44,12 @@ class HostEvent(Event, frozen=True, kw_only=True, tag="host.weird"):
 
 async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
     """Start and end of an attempt meet in one row that carries everything both said."""
-    usage = TokenUsage(
-        input_tokens=70,
-        output_tokens=30,
-        cached_input_tokens=20,
-        cache_creation_input_tokens=10,
-        cache_creation_1h_input_tokens=4,
-        reasoning_tokens=12,
-        source=UsageSource.REPORTED,
-        raw=msgspec.Raw(b'{"prompt_tokens":100}'),
-    )
+    usage = TokenUsage(70, 30, 20, 10, 4, 12, UsageSource.REPORTED, raw=msgspec.Raw(b'{"prompt_tokens":100}'))
     cost = Cost(5_000, CostSource.COMPUTED, "abcdefabcdef")
     ids = {"session_id": "ses_1", "turn_id": "trn_1", "message_id": "msg_1", "caused_by": "req_0"}
-    await store.write(
-        [
-            make.started(**ids, tags={"team": "blue"}),
-            make.completed(usage=usage, cost=cost, served_model="gpt-5-2025-08-07", **ids, tags={"team": "blue"}),
-        ]
-    )
+    end = {"usage": usage, "cost": cost, "served_model": "gpt-5-2025-08-07"}
+    tags = {"team": "blue"}
+    await store.write([make.started(**ids, tags=tags), make.completed(**end, **ids, tags=tags)])
     (row,) = await store.calls()
     assert (row.request_id, row.attempt, row.status) == ("req_1", 1, "completed")
     assert (row.provider, row.model, row.requested_model) == ("openai", "openai:gpt-5", "alias")
@@ -81,14 +69,8 @@ async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
 
 async def test_every_attempt_is_a_row(store: Store, make: Maker) -> None:
     """A retried call leaves the failed attempt beside the one that worked."""
-    await store.write(
-        [
-            make.started(),
-            make.failed(will_retry=True),
-            make.started(attempt=2),
-            make.completed(attempt=2),
-        ]
-    )
+    first_attempt = [make.started(), make.failed(will_retry=True)]
+    await store.write([*first_attempt, make.started(attempt=2), make.completed(attempt=2)])
     second, first = await store.calls(CallFilter(request_id="req_1"))
     assert (first.status, first.will_retry, first.delay_seconds) == ("failed", True, 1.5)
     assert (first.error_class, first.error_type, first.provider_status) == ("server_error", "ServerError", 503)
@@ -98,30 +80,36 @@ async def test_every_attempt_is_a_row(store: Store, make: Maker) -> None:
 
 
 async def test_a_cancelled_call_keeps_its_partial_usage(store: Store, make: Maker) -> None:
-    """Cancelling is a status of its own, and what had arrived is priced."""
+    """Cancelling is a status of its own, and what had arrived is priced; a running call has no cost."""
     usage = TokenUsage(input_tokens=10, output_tokens=3, source=UsageSource.PARTIAL)
     cost = Cost(77, CostSource.COMPUTED, "v")
-    await store.write([make.started(), make.failed(error_class="cancelled", usage=usage, cost=cost)])
-    (row,) = await store.calls(CallFilter(status="cancelled"))
-    assert row.usage == usage
-    assert row.cost == cost
-
-
-async def test_a_running_call_has_no_cost(store: Store, make: Maker) -> None:
-    """A call that has only started is there, without usage and without a cost."""
     await store.write([make.started()])
     (row,) = await store.calls()
     assert (row.status, row.usage, row.cost, row.at_call_time) == ("started", None, None, None)
+    await store.write([make.failed(error_class="cancelled", usage=usage, cost=cost)])
+    (row,) = await store.calls(CallFilter(status="cancelled"))
+    assert (row.usage, row.cost) == (usage, cost)
 
 
 async def test_writing_twice_changes_nothing(store: Store, make: Maker) -> None:
-    """The same batch again, as after an interrupted commit, leaves events, calls and tags as they were."""
-    batch = [make.started(tags={"a": "b"}), make.failed(will_retry=True), make.started(attempt=2)]
+    """The same batch again, as after an interrupted commit, leaves events, calls, tags and sums as they were."""
+    ids = {"session_id": "ses_1", "tags": {"team": "a"}}
+    batch = [make.started(**ids), make.failed(will_retry=True), make.started(attempt=2), make.completed(attempt=2)]
+
+    async def state() -> tuple[object, ...]:
+        about = await store.events(), await store.calls(), await store.sessions(), await store.costs()
+        return (*about, await store.committed_seq(make.run_id))
+
+    store.hold_run(make.run_id)
     await store.write(batch)
-    before = (await store.events(), await store.calls(), await store.sessions())
+    before = await state()
     await store.write(batch)
     await store.write(list(reversed(batch)))
-    assert (await store.events(), await store.calls(), await store.sessions()) == before
+    assert await state() == before
+    assert before[0] == batch
+    assert [(call.run_id, call.tags, call.attempt) for call in before[1]][1] == (make.run_id, {"team": "a"}, 1)
+    (cost,) = before[3]
+    assert (cost.key, cost.calls, cost.cost_nano_usd, before[4]) == (("openai:gpt-5",), 2, 1234, 4)
 
 
 async def test_the_loop_has_its_turn_while_a_batch_is_made(
@@ -308,22 +296,13 @@ async def test_costs_group_and_count_the_unpriced(store: Store, make: Maker) -> 
         await store.costs(by=("model; DROP TABLE calls",))  # type: ignore[arg-type]
 
 
-async def test_committed_seq_is_per_run(store: Store) -> None:
-    """Two runs in one file have their own sequence numbers and don't collide."""
-    first, second = Maker("run_a"), Maker("run_b")
-    await store.write([first.started(), first.completed(), second.started("req_2")])
-    assert await store.committed_seq("run_a") == 2
-    assert await store.committed_seq("run_b") == 1
-    assert await store.committed_seq("run_c") == 0
-    assert len(await store.events()) == 3
-    assert len(await store.events(run_id="run_b")) == 1
-
-
 async def test_the_events_of_a_run_are_read_by_their_numbers(store: Store) -> None:
-    """Behind one of them, in pages, whatever other runs have."""
+    """Behind one of them, in pages, whatever other runs have; each run has numbers of its own."""
     first, second = Maker("run_a"), Maker("run_b")
     written = [first.started(), first.completed(), first.started("req_3")]
     await store.write([written[0], second.started("req_2"), *written[1:]])
+    assert [await store.committed_seq(run) for run in ("run_a", "run_b", "run_c")] == [3, 1, 0]
+    assert (len(await store.events()), len(await store.events(run_id="run_b"))) == (4, 1)
     assert [envelope.seq for envelope in await store.run_events("run_a")] == [1, 2, 3]
     assert await store.run_events("run_a", 1) == (await store.events(run_id="run_a"))[1:]
     assert [envelope.seq for envelope in await store.run_events("run_a", 1, limit=1)] == [2]
@@ -367,19 +346,6 @@ async def test_a_call_that_went_through_the_spill_file_has_its_end(store: Store,
 # Events go in once, in order, and whatever they say about calls with them.
 
 
-async def test_a_batch_that_is_written_twice_is_there_once(store: Store, make: Maker) -> None:
-    batch = [make.started(tags={"team": "a"}, session_id="ses_1"), make.completed(session_id="ses_1")]
-    store.hold_run(make.run_id)
-    for _ in range(2):
-        await store.write(batch)
-    assert await store.events() == batch
-    (call,) = await store.calls()
-    assert (call.status, call.run_id, call.tags, call.attempt) == ("completed", make.run_id, {"team": "a"}, 1)
-    (cost,) = await store.costs()
-    assert (cost.key, cost.calls, cost.cost_nano_usd) == (("openai:gpt-5",), 1, 1234)
-    assert await store.committed_seq(make.run_id) == 2
-
-
 async def test_one_batch_says_of_a_call_that_it_began_twice(store: Store, make: Maker) -> None:
     await store.write([make.started(), make.started(), make.failed(), make.failed()])
     (call,) = await store.calls()
@@ -387,26 +353,16 @@ async def test_one_batch_says_of_a_call_that_it_began_twice(store: Store, make: 
 
 
 async def test_text_that_a_database_does_not_take_stops_no_batch(store: Store, make: Maker) -> None:
-    awkward = [
-        make.started("req_\ud800", session_id="ses_\0", tags={"a\0": "b\ud800\0"}),
-        make.completed("req_\ud800", session_id="ses_\0"),
-        make.started("req_2"),
-    ]
-    await store.write(awkward)
+    """What was stored is found by the text that it had, also where the database keeps it as another text."""
+    ids = {"session_id": "ses_\0"}
+    awkward = make.started("req_\ud800", tags={"a\0": "b\ud800\0"}, **ids), make.completed("req_\ud800", **ids)
+    await store.write([*awkward, make.started("req_2")])
     assert [call.status for call in await store.calls()] == ["started", "completed"]
     assert sum(row.calls for row in await store.costs(by=("tag:a",))) == 2
-
-
-async def test_what_was_stored_is_found_by_the_text_that_it_had(store: Store, make: Maker) -> None:
-    """Also where the database keeps it as another text."""
-    await store.write([make.started("req_\0", session_id="ses_\0", tags={"a\0": "b\0"})])
-    for where in (
-        CallFilter(session_id="ses_\0"),
-        CallFilter(request_id="req_\0"),
-        CallFilter(tags={"a\0": "b\0"}),
-    ):
-        assert len(await store.calls(where)) == 1
-    assert len(await store.events(session_id="ses_\0")) == 1
+    await store.write([make.started("req_\0", tags={"a\0": "b\0"}, **ids)])
+    found = [{"session_id": "ses_\0"}, {"request_id": "req_\0"}, {"tags": {"a\0": "b\0"}}]
+    assert [len(await store.calls(CallFilter(**each))) for each in found] == [2, 1, 1]  # type: ignore[arg-type]
+    assert len(await store.events(session_id="ses_\0")) == 3
 
 
 async def test_groups_of_the_same_cost_come_in_the_order_of_their_names(store: Store, make: Maker) -> None:
@@ -483,16 +439,10 @@ def test_a_column_of_calls_is_called_as_in_python() -> None:
     fields = {name for name in CallRow.__struct_fields__ if name not in ("usage", "cost", "at_call_time")}
     fields |= {f"usage.{name}" for name in TokenUsage.__struct_fields__}
     fields |= {f"at_call_time.{name}" for name in Cost.__struct_fields__}
-    only_in_python = {
-        "usage.reported_cost_nano_usd",
-        "usage.upstream_cost_nano_usd",
-    }
-    only_in_sql = {"the dimension day", "reserved_nano", "reserved_tokens"}
-    assert fields - names == only_in_python
-    assert names - fields == only_in_sql
-    assert {column.in_python for column in TABLES["call_cost"].columns.values()} - {None} == {
-        f"cost.{field.name}" for field in msgspec.structs.fields(Cost) if field.name in ("nano_usd", "reason")
-    }
+    assert fields - names == {"usage.reported_cost_nano_usd", "usage.upstream_cost_nano_usd"}
+    assert names - fields == {"the dimension day", "reserved_nano", "reserved_tokens"}
+    of_costs = {column.in_python for column in TABLES["call_cost"].columns.values()}
+    assert of_costs - {None} == {"cost.nano_usd", "cost.reason"}
 
 
 # A block that one may be in at a time, among all who use a trace.
@@ -536,13 +486,6 @@ async def test_one_at_a_time_is_inside(place: Place) -> None:
     assert (most, turns) == (1, 4)
 
 
-async def test_another_name_is_another_block(store: Store) -> None:
-    """Nobody waits for what others do under other names."""
-    with anyio.fail_after(30):
-        async with store.exclusive("night"), store.exclusive("day"):
-            pass
-
-
 async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
     """An exception inside, or a cancellation before one's turn, leaves the block to the others."""
     async with place.store() as one, place.store() as other:
@@ -554,30 +497,19 @@ async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
                     group.cancel_scope.cancel()
                 raise ZeroDivisionError
         with anyio.fail_after(30):
-            async with other.exclusive("night"), one.exclusive("day"):
+            async with other.exclusive("night"), other.exclusive("day"), one.exclusive("evening"):
                 pass
     assert not list(place.folder.glob("*.lock-*"))
 
 
-async def test_the_next_writer_takes_away_what_the_dead_left(place: Place) -> None:
-    """And nothing of those who live."""
+async def test_who_dies_has_left(place: Place) -> None:
+    """A process that is killed inside holds nobody up; the next writer takes away what it left."""
     program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
     assert program.stdout.readline() == "inside\n"
     async with place.store() as store:
         held = list(place.folder.glob("*.lock-*"))
         await store.close_lost_runs()
         assert list(place.folder.glob("*.lock-*")) == held
-        program.kill()
-        program.communicate()
-        await store.close_lost_runs()
-    assert not list(place.folder.glob("*.lock-*"))
-
-
-async def test_who_dies_has_left(place: Place) -> None:
-    """A process that is killed inside holds nobody up."""
-    program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
-    assert program.stdout.readline() == "inside\n"
-    async with place.store() as store:
         entered = anyio.Event()
 
         async def enter() -> None:
@@ -591,4 +523,6 @@ async def test_who_dies_has_left(place: Place) -> None:
                 assert not entered.is_set()
                 program.send_signal(signal.SIGKILL)
                 await entered.wait()
-    program.communicate()
+        program.communicate()
+        await store.close_lost_runs()
+    assert not list(place.folder.glob("*.lock-*"))

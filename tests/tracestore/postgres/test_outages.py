@@ -64,14 +64,8 @@ async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer,
         assert committed in {event.seq for event in events}
     async with PostgresStore(dsn, path=tmp_path / "trace") as again:
         assert {call.status for call in await again.calls()} == {"completed"}
-        assert await again.sql("SELECT run_id, ending FROM runs") == again_rows(run_id)
+        assert (await again.sql("SELECT run_id, ending FROM runs")).rows == ((run_id, "closed"),)
         assert leftovers(again.path) == []
-
-
-def again_rows(run_id: str) -> object:
-    from callboard.tracestore import SqlResult
-
-    return SqlResult(("run_id", "ending"), ((run_id, "closed"),), False)
 
 
 async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
@@ -79,8 +73,7 @@ async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, 
     store = PostgresStore(dsn, path=tmp_path / "trace")
     server.stop()
     try:
-        engine = Engine(models=registry(*[Say("Hello.")] * 1000), store=store)
-        async with engine:
+        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
             await asked(engine, 2)
             server.start()
             await engine.flush()
@@ -102,9 +95,8 @@ async def test_what_a_stopped_engine_could_not_write_the_next_one_does(
         await asked(engine, 4)
     assert leftovers(store.path)
     server.start()
-    async with Engine(
-        models=registry(*[Say("Hello.")] * 1000), store=PostgresStore(dsn, path=tmp_path / "trace")
-    ) as engine:
+    again = PostgresStore(dsn, path=tmp_path / "trace")
+    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=again) as engine:
         await asked(engine, 1)
         await engine.flush()
         async with PostgresStore.open_readonly(dsn) as reader:

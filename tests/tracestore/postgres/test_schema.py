@@ -72,7 +72,9 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(dsn: str, tmp_path:
 
 
 async def test_a_schema_of_another_application_is_refused(dsn: str, tmp_path: Path) -> None:
-    """A schema that is empty is taken."""
+    """A schema that is empty is taken. A reader makes no tables, and says who does."""
+    with pytest.raises(StoreError, match="open it once for writing"):
+        await PostgresStore.open_readonly(dsn).open()
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE SCHEMA mine")
         connection.execute("CREATE SCHEMA theirs")
@@ -83,12 +85,6 @@ async def test_a_schema_of_another_application_is_refused(dsn: str, tmp_path: Pa
         assert await store.calls() == []
     with pytest.raises(ValueError, match="schema"):
         PostgresStore(dsn, schema='x"; DROP', path=tmp_path / "trace")
-
-
-async def test_a_reader_makes_no_tables(dsn: str) -> None:
-    """It says who does."""
-    with pytest.raises(StoreError, match="open it once for writing"):
-        await PostgresStore.open_readonly(dsn).open()
 
 
 async def test_a_step_that_adds_does_not_disturb_who_is_writing(
@@ -304,30 +300,18 @@ async def store(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
         yield opened
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM calls",
-        "CREATE TEMP TABLE t (a int)",
-        "WITH gone AS (DELETE FROM calls RETURNING id) SELECT * FROM gone",
-        "SELECT 1; DELETE FROM calls",
-        "SELECT 1; COMMIT; DELETE FROM calls",
-        "EXPLAIN ANALYZE DELETE FROM calls",
-        "COMMIT",
-        "SET transaction_read_only = off",
-        "COPY calls TO '/tmp/calls'",
-        "SELECT nextval('events_id_seq')",
-        "SELECT set_config('transaction_read_only', 'off', true)",
-        "SELECT ?",
-        "no SQL at all",
-        "",
-    ],
-)
-async def test_it_does_nothing_but_read(store: PostgresStore, statement: str) -> None:
+async def test_it_does_nothing_but_read(store: PostgresStore) -> None:
     """Whatever would write, or is no one statement, is refused."""
-    with pytest.raises(StoreError):
-        await store.sql(statement)
-    assert len(await store.calls()) == 1
+    for statement in (
+        *("DELETE FROM calls", "CREATE TEMP TABLE t (a int)", "EXPLAIN ANALYZE DELETE FROM calls", "COMMIT"),
+        "WITH gone AS (DELETE FROM calls RETURNING id) SELECT * FROM gone",
+        *("SELECT 1; DELETE FROM calls", "SELECT 1; COMMIT; DELETE FROM calls"),
+        *("SET transaction_read_only = off", "SELECT set_config('transaction_read_only', 'off', true)"),
+        *("COPY calls TO '/tmp/calls'", "SELECT nextval('events_id_seq')", "SELECT ?", "no SQL at all", ""),
+    ):
+        with pytest.raises(StoreError):
+            await store.sql(statement)
+        assert len(await store.calls()) == 1, statement
 
 
 async def test_what_it_answers(store: PostgresStore) -> None:
@@ -370,30 +354,21 @@ async def test_a_body_that_comes_again_during_the_deletion_stays(dsn: str, tmp_p
             assert await store.messages("b") == SAID
 
 
-@pytest.mark.parametrize("how", ["deleted", "pruned"])
+@pytest.mark.parametrize("how", ["deleted", "pruned", "deleted by a clock that is behind"])
 async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path, how: str) -> None:
     """A transaction of somebody else that goes on makes every younger body look as if it had come since."""
-    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+    clock = FakeClock(epoch_us=T0) if how.endswith("behind") else FakeClock(epoch_us=T0 + 10**9)
+    async with PostgresStore(dsn, path=tmp_path / "trace", clock=clock) as store:
         with psycopg.connect(dsn) as other:
             other.execute("CREATE TABLE public.of_another_application (id bigint)")
             make = Maker("run_a")
-            await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0)))
-            if how == "deleted":
-                assert await store.delete_session("s")
-            else:
+            await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0 + 10**8)))
+            if how == "pruned":
                 await store.write([make(ActorStarted(actor="x"), ts_us=T0 + 10**9)])
                 assert (await store.prune(before=T0 + 10**9)).bodies == 3
+            else:
+                assert await store.delete_session("s")
             other.rollback()
-        assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
-
-
-async def test_the_clock_of_whoever_deletes_may_be_behind(dsn: str, tmp_path: Path) -> None:
-    """What was said has a time to come, by that clock."""
-    store = PostgresStore(dsn, path=tmp_path / "trace", clock=FakeClock(epoch_us=T0))
-    async with store:
-        make = Maker("run_a")
-        await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0 + 10**9)))
-        assert await store.delete_session("s")
         assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
 
 
@@ -442,30 +417,21 @@ async def test_a_server_that_proves_its_name_is_believed(
         assert found.rows == ((True,),)
 
 
-async def test_a_server_that_somebody_else_signed_is_refused(
-    secure: tuple[StartedServer, Path], tmp_path: Path
+@pytest.mark.parametrize("wrong", ["certificate", "localhost", "no encryption"])
+async def test_a_server_that_does_not_prove_its_name_is_refused(
+    secure: tuple[StartedServer, Path], tmp_path: Path, wrong: str
 ) -> None:
-    server, _ = secure
-    other = tmp_path / "other.pem"
-    other.write_bytes(local_certificate())
-    with pytest.raises(StoreError, match="certificate"):
-        await PostgresStore(encrypted(server, "verify-full", other), path=tmp_path / "shared").open()
-
-
-async def test_a_server_under_another_name_is_refused(secure: tuple[StartedServer, Path], tmp_path: Path) -> None:
-    """Its certificate is for 127.0.0.1."""
+    """Somebody else signed it, or it is under another name than 127.0.0.1; so is a way that is not encrypted."""
     server, certificate = secure
-    dsn = encrypted(server, "verify-full", certificate).replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
-    with pytest.raises(StoreError, match="localhost"):
+    (tmp_path / "other.pem").write_bytes(local_certificate())
+    dsn = {
+        "certificate": encrypted(server, "verify-full", tmp_path / "other.pem"),
+        "localhost": encrypted(server, "verify-full", certificate).replace("127.0.0.1", "localhost")
+        + "&hostaddr=127.0.0.1",
+        "no encryption": encrypted(server, "disable"),
+    }[wrong]
+    with pytest.raises(StoreError, match=wrong):
         await PostgresStore(dsn, path=tmp_path / "shared").open()
-
-
-async def test_a_connection_without_encryption_is_refused_there(
-    secure: tuple[StartedServer, Path], tmp_path: Path
-) -> None:
-    server, _ = secure
-    with pytest.raises(StoreError, match="no encryption"):
-        await PostgresStore(encrypted(server, "disable"), path=tmp_path / "shared").open()
 
 
 # Several processes and stores that write one trace at once.

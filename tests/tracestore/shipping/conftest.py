@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from callboard.tracestore import PostgresStore, TraceStore
+from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 from tests.support.postgres_server import PostgresServer, why_not
 
 
@@ -43,3 +43,18 @@ async def local(trace: Path) -> AsyncIterator[TraceStore]:
     """The open trace file."""
     async with TraceStore(trace) as store:
         yield store
+
+
+async def ship(trace: Path, shared: str, batch: int = 2000) -> None:
+    """Send all that a file has."""
+    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=batch))
+    try:
+        await shipper.ship()
+    finally:
+        await shipper.close()
+
+
+def lose_marks(trace: Path) -> None:
+    """The file has a new name in the shared store, which takes it for another one."""
+    for mark in trace.parent.glob(f"{trace.name}.shipped-*"):
+        mark.unlink()

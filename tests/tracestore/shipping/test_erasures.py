@@ -12,11 +12,13 @@ import pytest
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.shipping.marks import backlogs
 from callboard.tracestore.shipping.shipment import Origin
 from callboard.tracestore.shipping.shipper import receiver
 from tests.support.present import present
 from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured
+from tests.tracestore.shipping.conftest import lose_marks, ship
 from tests.tracestore.trace_making import T0, Maker
 
 SECRET = Message.user("A secret. " * 200)
@@ -29,11 +31,7 @@ _requests = count(1)
 @asynccontextmanager
 async def shipped(trace: Path, shared: str, at_once: int = 2000) -> AsyncIterator[PostgresStore]:
     """The shared store, when all of a file has been sent to it. It is `NOW` there."""
-    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=at_once))
-    try:
-        await shipper.ship()
-    finally:
-        await shipper.close()
+    await ship(trace, shared, at_once)
     async with PostgresStore(shared, path=trace.with_name("shared"), clock=FakeClock(epoch_us=NOW)) as store:
         yield store
 
@@ -64,28 +62,23 @@ async def call(store: TraceStore, make: Maker, session: str, ts_us: int = T0) ->
     await store.write([make.started(request, **ids), make.completed(request, **ids)])
 
 
-def lose_mark(trace: Path) -> None:
-    for mark in trace.parent.glob(f"{trace.name}.shipped-*"):
-        mark.unlink()
-
-
 async def bodies(store: PostgresStore) -> int:
     (((count,),),) = [(await store.sql("SELECT count(*) FROM content")).rows]
     return int(str(count))
 
 
-async def test_a_session_that_is_deleted_in_the_file_goes_from_the_store(
-    local: TraceStore, trace: Path, shared: str
-) -> None:
-    """With what was said and every body; its calls and what they cost stay."""
+async def test_a_session_that_is_deleted_in_the_file_goes_from_the_store(local: TraceStore, shared: str) -> None:
+    """With what was said and every body; its calls and what they cost stay. What waits for the store counts it."""
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     await say(local, make, "other", Message.user("Hi"))
     await call(local, make, "s")
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await store.saved_session("s") is not None
     assert await local.delete_session("s")
-    async with shipped(trace, shared) as store:
+    assert [(each.behind, each.erasures) for each in await backlogs(local.path)] == [(0, 1)]
+    async with shipped(local.path, shared) as store:
+        assert [(each.behind, each.erasures) for each in await backlogs(local.path)] == [(0, 0)]
         assert await store.saved_session("s") is None
         assert await store.sessions(None) == await local.sessions(None)
         assert await bodies(store) == 2
@@ -94,13 +87,13 @@ async def test_a_session_that_is_deleted_in_the_file_goes_from_the_store(
 
 
 async def test_what_waits_in_the_file_when_its_session_is_deleted_comes_without_content(
-    local: TraceStore, trace: Path, shared: str
+    local: TraceStore, shared: str
 ) -> None:
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     await call(local, make, "s")
     await local.delete_session("s")
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await store.saved_session("s") is None
         assert await store.sessions(None) == []
         assert await bodies(store) == 0
@@ -110,92 +103,87 @@ async def test_what_waits_in_the_file_when_its_session_is_deleted_comes_without_
 @pytest.mark.parametrize("at_once", [1, 3, 2000])
 @pytest.mark.parametrize("before", [True, False])
 async def test_a_session_that_begins_anew_after_its_deletion_is_there_and_nothing_of_the_one_before(
-    local: TraceStore, trace: Path, shared: str, at_once: int, before: bool
+    local: TraceStore, shared: str, at_once: int, before: bool
 ) -> None:
     make = Maker("run_a")
     await say(local, make, "s", SECRET, name="secret")
     if before:
-        async with shipped(trace, shared):
-            pass
+        await ship(local.path, shared)
     await local.delete_session("s")
     await say(local, make, "s", Message.user("Anew"))
     for _ in range(2):
-        async with shipped(trace, shared, at_once) as store:
+        async with shipped(local.path, shared, at_once) as store:
             assert await store.saved_session("s") == await local.saved_session("s") is not None
             assert await store.sessions(None) == await local.sessions(None)
-        lose_mark(trace)  # all is sent again, under another name
+        lose_marks(local.path)  # all is sent again, under another name
 
 
 async def test_content_that_is_forgotten_in_a_file_goes_with_what_came_from_that_file(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+    local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     await say(local, Maker("run_a"), "old", SECRET)
     await say(local, Maker("run_b"), "young", Message.user("Hi"), ts_us=LATER)
     async with TraceStore(tmp_path / "other.db") as other:
         await say(other, Maker("run_c"), "elsewhere", Message.user("Here, too"))
-        async with shipped(other.path, shared), shipped(trace, shared):
-            pass
+        await ship(other.path, shared)
+        await ship(local.path, shared)
         await local.forget_content(LATER)
-        async with shipped(trace, shared) as store:
+        async with shipped(local.path, shared) as store:
             assert await store.messages("old") == []
             for of, session in ((local, "young"), (other, "elsewhere")):
                 assert await store.saved_session(session) == await of.saved_session(session) is not None
 
 
 async def test_a_session_of_the_same_name_from_elsewhere_stays(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+    local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     """Whichever of the two is deleted."""
     async with TraceStore(tmp_path / "other.db") as other:
         await say(local, Maker("run_a"), "main", Message.user("Here"))
         await say(other, Maker("run_b"), "main", Message.user("There"))
-        async with shipped(trace, shared), shipped(other.path, shared):
-            pass
+        await ship(local.path, shared)
+        await ship(other.path, shared)
         await other.delete_session("main")
         async with shipped(other.path, shared) as store:
             assert await store.messages("main") == [Message.user("Here")]
             assert await store.saved_session("main.run_b") is None
         await say(other, Maker("run_d"), "main", Message.user("There again"))
-        async with shipped(other.path, shared):
-            pass
+        await ship(other.path, shared)
         await local.delete_session("main")
-        async with shipped(trace, shared) as store:
+        async with shipped(local.path, shared) as store:
             assert await store.messages("main") == []
             assert await store.messages("main.run_d") == [Message.user("There again")]
 
 
-async def test_a_session_that_is_deleted_in_the_store_is_not_brought_back(
-    local: TraceStore, trace: Path, shared: str
-) -> None:
+async def test_a_session_that_is_deleted_in_the_store_is_not_brought_back(local: TraceStore, shared: str) -> None:
     """Neither by what is said in it afterwards, nor by sending all again; until a session of that name begins."""
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await store.delete_session("s")
     await say(local, make, "s", Message.user("More"), first=1, ts_us=LATER)
     await call(local, make, "s", LATER)
     for _ in range(2):
-        async with shipped(trace, shared) as store:
+        async with shipped(local.path, shared) as store:
             assert await store.saved_session("s") is None
             assert await store.sessions(None) == []
             assert await bodies(store) == 0
             assert len(await store.calls()) == 1
-        lose_mark(trace)
+        lose_marks(local.path)
     await say(local, Maker("run_b"), "s", Message.user("Anew"), ts_us=2 * LATER)
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await store.saved_session("s") == await local.saved_session("s") is not None
         assert [row.first_us for row in await store.sessions(None)] == [2 * LATER]
 
 
 async def test_a_session_under_its_second_name_is_not_brought_back(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+    local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     async with TraceStore(tmp_path / "other.db") as other:
         await say(local, Maker("run_a"), "main", Message.user("Here"))
         make = Maker("run_b")
         await say(other, make, "main", SECRET)
-        async with shipped(trace, shared):
-            pass
+        await ship(local.path, shared)
         async with shipped(other.path, shared) as store:
             assert await store.delete_session("main.run_b")
         await say(other, make, "main", Message.user("More"), first=1, ts_us=LATER)
@@ -205,69 +193,64 @@ async def test_a_session_under_its_second_name_is_not_brought_back(
             assert await bodies(store) == 2
 
 
-async def test_content_that_is_forgotten_in_the_store_is_not_brought_back(
-    local: TraceStore, trace: Path, shared: str
-) -> None:
+async def test_content_that_is_forgotten_in_the_store_is_not_brought_back(local: TraceStore, shared: str) -> None:
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         await store.forget_content(LATER)
     await say(local, make, "s", Message.user("More"), first=1, ts_us=LATER)
     for _ in range(2):
-        async with shipped(trace, shared) as store:
+        async with shipped(local.path, shared) as store:
             assert await store.messages("s") == [Message.user("More")]
             assert await bodies(store) == 1
-        lose_mark(trace)
+        lose_marks(local.path)
 
 
-async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(
-    local: TraceStore, trace: Path, shared: str
-) -> None:
+async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(local: TraceStore, shared: str) -> None:
     """As that of a second shipper of the file, which is slow."""
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
-    slow = TraceShipper(trace, shared)
+    slow = TraceShipper(local.path, shared)
     await slow._ask()
     late = present((await slow._source.read(slow._course.position, 100, 0)).shipment)
     await local.delete_session("s")
-    quick = TraceShipper(trace, shared)
+    quick = TraceShipper(local.path, shared)
     await quick._step()
     await quick._step()  # asks, and sends the deletion
     await slow._target.take(slow._origin, late)
     await slow.close()
     await quick.close()
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await store.saved_session("s") is None
         assert await store.sessions(None) == []
         assert await bodies(store) == 0
 
 
 async def test_a_deletion_that_broke_off_is_finished(
-    local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
+    local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipper was killed before the bodies were gone."""
     from callboard.tracestore.postgres import received_content as erasing
 
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
-    async with shipped(trace, shared):
-        pass
+    await ship(local.path, shared)
     await local.delete_session("s")
 
     async def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    shipper = TraceShipper(trace, shared)
+    shipper = TraceShipper(local.path, shared)
     with monkeypatch.context() as patch:
         patch.setattr(erasing, "sweep_bodies", killed)
         with pytest.raises(KeyboardInterrupt):
             await shipper.ship()
     await shipper.close()
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await bodies(store) == 0
 
 
-async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, trace: Path, shared: str) -> None:
+async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, shared: str) -> None:
     """Sent again, in several pieces and by several shippers; what had never come comes, however old it is."""
     old, young, late = Maker("run_old"), Maker("run_young"), Maker("run_late")
     for make, session, ts_us in ((old, "old", T0), (young, "young", LATER)):
@@ -276,36 +259,23 @@ async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, 
     await say(local, old, "said", SECRET)
     await call(local, young, "young", LATER)  # the last event of a trace always stays
     await local.close_lost_runs()
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         report = await store.prune(before=LATER)
         assert (report.attempts, report.events, report.sessions) == (5, 13, 2)
         kept = (await store.sql(EVENTS)).rows
-    lose_mark(trace)
+    lose_marks(local.path)
     await call(local, late, "late")
     for _ in range(9):
-        shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=3))
+        shipper = TraceShipper(local.path, shared, options=ShippingOptions(batch_events=3))
         await shipper._step()
         await shipper._step()  # asks and sends once
         await shipper.close()
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert {row.session_id for row in await store.sessions(None)} == {"young", "late"}
         assert {row.session_id for row in await store.calls()} == {"young", "late"}
         assert await store.saved_session("said") is None
         assert await bodies(store) == 0
         assert (await store.sql(EVENTS)).rows == ((int(str(kept[0][0])) + 2,),)
-
-
-async def test_what_waits_for_the_store_counts_deletions(local: TraceStore, trace: Path, shared: str) -> None:
-    from callboard.tracestore.shipping.marks import backlogs
-
-    await say(local, Maker("run_a"), "s", SECRET)
-    async with shipped(trace, shared):
-        pass
-    await local.delete_session("s")
-    assert [(each.behind, each.erasures) for each in await backlogs(trace)] == [(0, 1)]
-    async with shipped(trace, shared):
-        pass
-    assert [(each.behind, each.erasures) for each in await backlogs(trace)] == [(0, 0)]
 
 
 async def test_a_place_that_is_unknown_is_the_beginning(shared: str) -> None:

@@ -29,10 +29,10 @@ from ...support.pooler import pooler
 from ...support.postgres_server import PostgresServer
 from ..content_making import appended, captured
 from ..trace_making import T0, Maker
-from .conftest import _migrate
+from .conftest import _migrate, lose_marks, ship
 from .test_erasures import say
 from .test_shipping import everything, of_run
-from .test_ways import lose_marks, story
+from .test_ways import story
 
 
 class Told:
@@ -120,14 +120,12 @@ async def test_any_name_and_value_arrives(local: TraceStore, shared: str, reads:
     await same(local, shared)
 
 
-async def test_what_another_one_has_written_is_read(
-    local: TraceStore, shared: str, reads: list[int], trace: Path
-) -> None:
+async def test_what_another_one_has_written_is_read(local: TraceStore, shared: str, reads: list[int]) -> None:
     """What was written before and between, and what came of several runs at once."""
     one, two, three = (of_run(name, 12) for name in ("one", "two", "three"))
     await local.write(one[:5])
     told = Told(local, shared)
-    async with TraceStore(trace) as other:
+    async with TraceStore(local.path) as other:
         for begin in range(5, len(one), 4):
             await local.write(one[begin : begin + 4])
             await other.write(two[begin : begin + 4])
@@ -312,14 +310,6 @@ def pooled(shared: str) -> Iterator[str]:
         yield dsn
 
 
-async def ship(trace: Path, dsn: str, batch: int = 2000) -> None:
-    shipper = TraceShipper(trace, dsn, options=ShippingOptions(batch_events=batch))
-    try:
-        await shipper.ship()
-    finally:
-        await shipper.close()
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -365,33 +355,29 @@ async def test_a_lock_is_held_through_a_pooler(pooled: str, tmp_path: Path) -> N
             assert not entered.is_set()
 
 
-async def test_everything_arrives_through_a_pooler(
-    local: TraceStore, trace: Path, shared: str, pooled: str
-) -> None:
+async def test_everything_arrives_through_a_pooler(local: TraceStore, shared: str, pooled: str) -> None:
     """Directly, and staged; captured content too, and deletions."""
     make = Maker("run_said")
     await local.write(of_run("one", 40))
     await say(local, make, "gone", Message.user("A secret."))
-    await ship(trace, pooled, batch=11)
+    await ship(local.path, pooled, batch=11)
     await local.delete_session("gone")
     await say(local, make, "kept", Message.user("Hello."))
     await local.write(captured(*appended(make, [Message.assistant("Hi.")], "kept", 1)))
-    await ship(trace, pooled)
-    lose_marks(trace)
+    await ship(local.path, pooled)
+    lose_marks(local.path)
     await local.write(of_run("two", 40))
-    await ship(trace, pooled, batch=11)
+    await ship(local.path, pooled, batch=11)
     for dsn in (pooled, shared):
-        async with PostgresStore(dsn, path=trace.with_name("shared")) as store:
+        async with PostgresStore(dsn, path=local.path.with_name("shared")) as store:
             assert await everything(store) == await everything(local)
             assert await store.messages("kept") == await local.messages("kept")
 
 
-async def test_a_store_works_through_a_pooler_but_for_repricing(
-    local: TraceStore, trace: Path, pooled: str
-) -> None:
+async def test_a_store_works_through_a_pooler_but_for_repricing(local: TraceStore, pooled: str) -> None:
     """A statement is repeated more often than it takes psycopg to have it prepared."""
     events = of_run("one", 40)
-    async with PostgresStore(pooled, path=trace.with_name("one")) as store:
+    async with PostgresStore(pooled, path=local.path.with_name("one")) as store:
         for begin in range(0, len(events), 3):
             await store.write(events[begin : begin + 3])
             await store.calls(limit=1)
@@ -411,26 +397,29 @@ async def test_a_role_without_the_settings_is_told_which(shared: str, trace: Pat
                 pass
 
 
-async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, trace: Path, shared: str) -> None:
+async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, shared: str) -> None:
     """Each has a mark of its own, and neither sees the other's rows."""
     teams = [f"{shared}?schema=team_{letter}" for letter in "ab"]
     await local.write(of_run("one", 10))
-    await ship(trace, teams[0])
+    await ship(local.path, teams[0])
     await local.write(of_run("two", 10))
-    await ship(trace, teams[1])
-    assert sorted(mark.target.rpartition("?")[2] for mark in marks(trace)) == ["schema=team_a", "schema=team_b"]
-    async with PostgresStore(teams[0], path=trace.with_name("a")) as store:
+    await ship(local.path, teams[1])
+    assert sorted(each.target.rpartition("?")[2] for each in marks(local.path)) == [
+        "schema=team_a",
+        "schema=team_b",
+    ]
+    async with PostgresStore(teams[0], path=local.path.with_name("a")) as store:
         assert {event.run_id for event in await store.events(limit=None)} == {"one"}
-    await ship(trace, teams[0])
+    await ship(local.path, teams[0])
     for team in teams:
-        async with PostgresStore(team, path=trace.with_name("team")) as store:
+        async with PostgresStore(team, path=local.path.with_name("team")) as store:
             assert await everything(store) == await everything(local)
-    async with PostgresStore(shared, path=trace.with_name("other")) as store:
+    async with PostgresStore(shared, path=local.path.with_name("other")) as store:
         assert await store.events(limit=None) == []
 
 
 async def test_of_two_hosts_the_one_that_takes_writes_is_used(
-    request: pytest.FixtureRequest, local: TraceStore, trace: Path, shared: str
+    request: pytest.FixtureRequest, local: TraceStore, shared: str
 ) -> None:
     """The first refuses connections, as a primary that has failed over; then the roles change."""
     server: PostgresServer = request.getfixturevalue("postgres_server")
@@ -440,7 +429,7 @@ async def test_of_two_hosts_the_one_that_takes_writes_is_used(
         access, _, place = shared.rpartition("@")
         dsn = f"{access}@127.0.0.1:{dead},{place}?target_session_attrs=read-write"
         await local.write(of_run("one", 10))
-        shipper = TraceShipper(trace, dsn)
+        shipper = TraceShipper(local.path, dsn)
         await shipper.ship()
         database = database_of(shared)
         setting = f'ALTER DATABASE "{database}" SET default_transaction_read_only'
@@ -454,5 +443,5 @@ async def test_of_two_hosts_the_one_that_takes_writes_is_used(
         shipper._course.state = "asking"  # its time to wait is over
         await shipper.ship()
         await shipper.close()
-    async with PostgresStore(shared, path=trace.with_name("shared")) as store:
+    async with PostgresStore(shared, path=local.path.with_name("shared")) as store:
         assert await everything(store) == await everything(local)

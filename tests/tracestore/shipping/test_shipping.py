@@ -25,6 +25,7 @@ from callboard.tracestore.sql import sums as sum_keeping
 from ...support.postgres_server import PostgresServer
 from ..content_making import PICTURE, appended, captured
 from ..trace_making import Maker
+from .conftest import lose_marks, ship
 from .test_erasures import say
 
 
@@ -60,63 +61,54 @@ async def everything(store: Store) -> dict[str, object]:
 
 @asynccontextmanager
 async def shipped(trace: Path, shared: str) -> AsyncIterator[PostgresStore]:
-    shipper = TraceShipper(trace, shared)
-    try:
-        await shipper.ship()
-    finally:
-        await shipper.close()
+    await ship(trace, shared)
     async with PostgresStore(shared, path=trace.with_name("shared")) as store:
         yield store
 
 
-async def test_what_arrives_is_summed_up(
-    local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def assert_arrives(local: TraceStore, shared: str) -> None:
+    """Ship the file. The shared store answers the same then."""
+    async with shipped(local.path, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+async def test_what_arrives_is_summed_up(local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else may write to the shared store, and what calls cost is asked of sums that are kept."""
     monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 5)
     await local.write(of_run("one", 40))
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         kept = await store.sql("SELECT sum(calls) FROM call_sums")
         assert kept.rows == ((40,),)
         assert await everything(store) == await everything(local)
 
 
-async def test_everything_arrives(local: TraceStore, trace: Path, shared: str) -> None:
+async def test_everything_arrives_and_a_file_that_is_shipped_twice_changes_nothing(
+    local: TraceStore, shared: str
+) -> None:
     for run in ("one", "two"):
         await local.write(of_run(run, 40))
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
+    lose_marks(local.path)
+    await assert_arrives(local, shared)
 
 
-async def test_a_file_that_is_shipped_twice_changes_nothing(local: TraceStore, trace: Path, shared: str) -> None:
-    await local.write(of_run("one", 40))
-    async with shipped(trace, shared):
-        pass
-    for mark in trace.parent.glob("trace.db.shipped-*"):
-        mark.unlink()  # a new name in the shared store, which takes it for another file
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
-
-
-async def test_what_comes_later_arrives_later(local: TraceStore, trace: Path, shared: str) -> None:
+async def test_what_comes_later_arrives_later(local: TraceStore, shared: str) -> None:
     events = of_run("one", 40)
     for begin in range(0, len(events), 7):
         await local.write(events[begin : begin + 7])
-        async with shipped(trace, shared) as store:
-            assert await everything(store) == await everything(local)
+        await assert_arrives(local, shared)
 
 
-async def test_what_the_shared_store_lacks_is_not_pruned(local: TraceStore, trace: Path, shared: str) -> None:
+async def test_what_the_shared_store_lacks_is_not_pruned(local: TraceStore, shared: str) -> None:
     """However old it is; what has arrived goes."""
     await local.write(of_run("one", 10))
-    async with shipped(trace, shared):
-        pass
+    await ship(local.path, shared)
     late = [msgspec.structs.replace(each, ts_us=each.ts_us + 10**9) for each in of_run("two", 10)]
     await local.write(late)
     for planned in (True, False):
         report = await local.prune(before=late[-1].ts_us + 10**9, max_bytes=1, dry_run=planned)
         assert 0 < report.events <= len(of_run("one", 10))
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert {envelope.seq for envelope in await store.events(run_id="two")} == {each.seq for each in late}
     assert (await local.prune(before=late[-1].ts_us + 10**9)).events > 0
 
@@ -134,30 +126,27 @@ LONG = [
 ]
 
 
-async def test_captured_content_arrives(local: TraceStore, trace: Path, shared: str) -> None:
+async def test_captured_content_arrives(local: TraceStore, shared: str) -> None:
     make = Maker("run_a")
     await local.write(captured(begun(make, "s"), *appended(make, LONG[:3])))
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         assert await store.saved_session("s") == await local.saved_session("s")
     await local.write(captured(*appended(make, LONG[3:], first=3)))
     await local.write(captured(begun(make, "s", history=2, begins=False), *appended(make, LONG[:1], first=2)))
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         saved = await store.saved_session("s")
         assert saved == await local.saved_session("s")
         assert len(saved.messages) == 3
 
 
-async def test_a_session_that_another_run_goes_on_with_is_one_there_too(
-    local: TraceStore, trace: Path, shared: str
-) -> None:
+async def test_a_session_that_another_run_goes_on_with_is_one_there_too(local: TraceStore, shared: str) -> None:
     first, second = Maker("run_a"), Maker("run_b")
     await local.write(captured(begun(first, "s"), *appended(first, LONG[:2])))
-    async with shipped(trace, shared):
-        pass
+    await ship(local.path, shared)
     assert await local.claim_session("s", "run_b", 0, 2)
     await local.write(captured(*appended(second, LONG[2:], first=2)))
     await local.write(captured(*appended(first, LONG[:1], first=2)))  # the first goes on: that is a branch
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         for session in ("s", "s.run_a"):
             saved = await store.saved_session(session)
             assert saved is not None
@@ -165,14 +154,13 @@ async def test_a_session_that_another_run_goes_on_with_is_one_there_too(
 
 
 async def test_sessions_of_one_name_from_two_files_stay_apart(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+    local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     first, second = Maker("run_a"), Maker("run_b")
     await local.write(captured(begun(first, "s"), *appended(first, LONG[:2])))
     async with TraceStore(tmp_path / "other.db") as other:
         await other.write(captured(begun(second, "s"), *appended(second, LONG)))
-        async with shipped(trace, shared):
-            pass
+        await ship(local.path, shared)
         async with shipped(other.path, shared) as store:
             assert await store.saved_session("s") == await local.saved_session("s")
             theirs, there = await other.saved_session("s"), await store.saved_session("s.run_b")
@@ -341,11 +329,9 @@ async def assert_all_there(local: TraceStore, dsn: str, folder: Path) -> None:
             assert await everything(store) == await everything(local)
 
 
-async def test_a_shipper_of_the_version_before_ships_on(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
-) -> None:
+async def test_a_shipper_of_the_version_before_ships_on(local: TraceStore, shared: str, tmp_path: Path) -> None:
     """A newer version brings the store up to date meanwhile. Also after its connection broke."""
-    shipper = TraceShipper(trace, shared)
+    shipper = TraceShipper(local.path, shared)
     try:
         await local.write(of_run("one", 20))
         await shipper.ship()
@@ -360,26 +346,26 @@ async def test_a_shipper_of_the_version_before_ships_on(
 
 
 async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_keeps_all(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+    local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     with version_with(newer()):
         await migrated(shared, tmp_path)
     await local.write(of_run("one", 20))
-    shipper = TraceShipper(trace, shared)
+    shipper = TraceShipper(local.path, shared)
     with pytest.raises(StoreError, match="update Callboard"):
         await shipper.ship()
     assert shipper.statistics().state == "retrying"
     assert shipper.statistics().behind == len(of_run("one", 20))
     await shipper.close()
     with version_with(newer()):
-        shipper = TraceShipper(trace, shared)
+        shipper = TraceShipper(local.path, shared)
         await shipper.ship()
         await shipper.close()
     await assert_all_there(local, shared, tmp_path)
 
 
 async def test_a_newer_shipper_brings_an_older_store_up_to_date(
-    local: TraceStore, trace: Path, postgres_dsn: str, tmp_path: Path
+    local: TraceStore, postgres_dsn: str, tmp_path: Path
 ) -> None:
     """Of every version that there was."""
     for version in range(1, len(migrations.MIGRATIONS)):
@@ -392,7 +378,7 @@ async def test_a_newer_shipper_brings_an_older_store_up_to_date(
 
 
 async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
-    local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path
+    local: TraceStore, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """The host's role doesn't own the tables. When their owner has done it, the shipper goes on by itself."""
     await local.write(of_run("one", 20))
@@ -411,7 +397,7 @@ async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
             f"ALTER DEFAULT PRIVILEGES IN SCHEMA callboard GRANT ALL ON TABLES TO {role}",
             database=name,
         )
-        shipper = TraceShipper(trace, postgres_server.dsn_of(name, user=role, password="secret"))
+        shipper = TraceShipper(local.path, postgres_server.dsn_of(name, user=role, password="secret"))
         try:
             with pytest.raises(StoreError, match=r"of schema version 2.*their owner"):
                 await shipper.ship()
@@ -445,13 +431,13 @@ def _cut(server: PostgresServer, name: str) -> None:
 @pytest.mark.parametrize("restarted", [True, False])
 @pytest.mark.parametrize("empty", [True, False])
 async def test_the_shipper_goes_on_from_there(
-    local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path, restarted: bool, empty: bool
+    local: TraceStore, postgres_server: PostgresServer, tmp_path: Path, restarted: bool, empty: bool
 ) -> None:
     """Whether it runs through it all or begins anew; deletions that the backup doesn't know of are done again."""
     make = Maker("run_said")
     with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
-        shipper = TraceShipper(trace, dsn)
+        shipper = TraceShipper(local.path, dsn)
         await shipper._target.open()
         if not empty:
             await local.write(of_run("one", 20))
@@ -467,7 +453,7 @@ async def test_the_shipper_goes_on_from_there(
         put_back(postgres_server, name, f"{name}_copy")
         if restarted:
             await shipper.close()
-            shipper = TraceShipper(trace, dsn)
+            shipper = TraceShipper(local.path, dsn)
         await local.write(of_run("four", 20))
         await shipper.ship()
         await shipper.close()
@@ -478,12 +464,12 @@ async def test_the_shipper_goes_on_from_there(
 
 
 async def test_a_deletion_alone_that_the_backup_lacks_is_done_again(
-    local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path
+    local: TraceStore, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """No event came between the backup and the deletion."""
     with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
-        shipper = TraceShipper(trace, dsn)
+        shipper = TraceShipper(local.path, dsn)
         await say(local, Maker("run_said"), "s", Message.user("A secret"))
         await shipper.ship()
         copy(postgres_server, name, f"{name}_copy")

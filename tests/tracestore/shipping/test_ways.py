@@ -23,8 +23,8 @@ from callboard.tracestore.shipping.shipment import lines_of
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
 
-from .conftest import _migrate
-from .test_shipping import everything, of_run, shipped
+from .conftest import _migrate, lose_marks, ship
+from .test_shipping import assert_arrives, everything, of_run, shipped
 
 
 @pytest.fixture(autouse=True)
@@ -52,38 +52,24 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-async def ship(trace: Path, shared: str, batch: int = 2000) -> None:
-    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=batch))
-    try:
-        await shipper.ship()
-    finally:
-        await shipper.close()
-
-
-def lose_marks(trace: Path) -> None:
-    for mark in trace.parent.glob("trace.db.shipped-*"):
-        mark.unlink()
-
-
-async def test_what_is_new_goes_directly(local: TraceStore, trace: Path, shared: str, ways: list[str]) -> None:
+async def test_what_is_new_goes_directly(local: TraceStore, shared: str, ways: list[str]) -> None:
     """Also when it comes in many shipments, and from another shipper of the file."""
     events = of_run("one", 40)
     for begin in range(0, len(events), 30):
         await local.write(events[begin : begin + 30])
-        await ship(trace, shared, batch=7)
+        await ship(local.path, shared, batch=7)
     assert set(ways) == {"direct"}
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
 
 
 async def test_a_file_under_a_new_name_is_staged_until_something_is_new(
-    local: TraceStore, trace: Path, shared: str, ways: list[str]
+    local: TraceStore, shared: str, ways: list[str]
 ) -> None:
     await local.write(of_run("one", 40))
-    await ship(trace, shared)
-    lose_marks(trace)
+    await ship(local.path, shared)
+    lose_marks(local.path)
     ways.clear()
-    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=20))
+    shipper = TraceShipper(local.path, shared, options=ShippingOptions(batch_events=20))
     await shipper.ship()
     assert ways[:4] == ["direct", "staged", "staged", "staged"]
     ways.clear()
@@ -92,45 +78,41 @@ async def test_a_file_under_a_new_name_is_staged_until_something_is_new(
         await shipper.ship()
     await shipper.close()
     assert ways == ["staged", "direct"]
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
 
 
 async def test_events_that_somebody_else_wrote_there_are_not_doubled(
-    local: TraceStore, trace: Path, shared: str, ways: list[str]
+    local: TraceStore, shared: str, ways: list[str]
 ) -> None:
     """The file's place there says nothing of them."""
     events = of_run("one", 40)
     await local.write(events[:20])
-    await ship(trace, shared)
+    await ship(local.path, shared)
     await local.write(events[20:])
-    async with PostgresStore(shared, path=trace.with_name("other")) as store:
+    async with PostgresStore(shared, path=local.path.with_name("other")) as store:
         await store.write(events[50:60])
     ways.clear()
-    await ship(trace, shared)
+    await ship(local.path, shared)
     assert ways == ["direct", "staged"]
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
 
 
-async def test_a_copy_of_a_file_goes_its_own_way(
-    local: TraceStore, trace: Path, shared: str, tmp_path: Path
-) -> None:
+async def test_a_copy_of_a_file_goes_its_own_way(local: TraceStore, shared: str, tmp_path: Path) -> None:
     """With a copy of the mark beside it, so that both have one name in the shared store."""
     first, second = of_run("one", 10), of_run("two", 10)
     await local.write(first)
-    await ship(trace, shared)
+    await ship(local.path, shared)
     other = tmp_path / "copied" / "trace.db"
     other.parent.mkdir(mode=0o700)
     await local.backup(other)
-    for mark in trace.parent.glob("trace.db.shipped-*"):
+    for mark in local.path.parent.glob("trace.db.shipped-*"):
         other.with_name(mark.name).write_bytes(mark.read_bytes())
     async with TraceStore(other) as copy:
         await copy.write(second)
         await ship(other, shared, batch=7)
         third = of_run("three", 10)
         await local.write(third)
-        await ship(trace, shared, batch=7)
+        await ship(local.path, shared, batch=7)
         async with shipped(other, shared) as store:
             kept = {(each.run_id, each.seq) for each in await store.events(limit=None)}
             assert kept == {(each.run_id, each.seq) for each in (*first, *second, *third)}
@@ -138,7 +120,7 @@ async def test_a_copy_of_a_file_goes_its_own_way(
 
 
 async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
-    local: TraceStore, trace: Path, shared: str, ways: list[str]
+    local: TraceStore, shared: str, ways: list[str]
 ) -> None:
     make = Maker("run_a")
     tags = {"team": "a"}
@@ -146,12 +128,11 @@ async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
     told += [make.failed("req_3"), make.started("req_2"), make.started("req_3"), make.started("req_3")]
     for event in told:
         await local.write([event])
-        await ship(trace, shared)
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+        await ship(local.path, shared)
+    await assert_arrives(local, shared)
 
 
-async def test_names_may_be_anything(local: TraceStore, trace: Path, shared: str, ways: list[str]) -> None:
+async def test_names_may_be_anything(local: TraceStore, shared: str, ways: list[str]) -> None:
     """Also what stands between values, or for NULL, on the way."""
     make = Maker("None")
     for number, name in enumerate(
@@ -161,32 +142,28 @@ async def test_names_may_be_anything(local: TraceStore, trace: Path, shared: str
         ids = {"session_id": name, "turn_id": name, "tags": {"k\t\\": name or "."}}
         await local.write([make.started(request, **ids), make.completed(request, **ids)])
         await local.write([make.started(f"{request}x", model=f"openai:{name}x", **ids)])
-    await ship(trace, shared)
+    await ship(local.path, shared)
     assert ways == ["direct"]
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
 
 
 @pytest.mark.parametrize("raw", [None, b'{"n":1}', b'{\n  "n": [1]\n}', b'"text"'])
 async def test_the_providers_usage_object_arrives_as_it_was(
-    local: TraceStore, trace: Path, shared: str, raw: bytes | None
+    local: TraceStore, shared: str, raw: bytes | None
 ) -> None:
     usage = TokenUsage(7, 1, raw=None if raw is None else msgspec.Raw(raw))
     await local.write([Maker("run_a").completed("req_1", usage=usage)])
-    await ship(trace, shared)
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await ship(local.path, shared)
+    await assert_arrives(local, shared)
 
 
-async def test_what_no_text_may_have_is_replaced(
-    local: TraceStore, trace: Path, shared: str, ways: list[str]
-) -> None:
+async def test_what_no_text_may_have_is_replaced(local: TraceStore, shared: str, ways: list[str]) -> None:
     make = Maker("run_a")
     ids = {"session_id": "a\0b", "tags": {"k\0": "v"}}
     await local.write([make.started("req\0", **ids), make.completed("req\0", **ids), make.started("req_2")])
-    await ship(trace, shared)
+    await ship(local.path, shared)
     assert ways == ["direct", "staged", "staged"]
-    async with shipped(trace, shared) as store:
+    async with shipped(local.path, shared) as store:
         calls = {row.request_id: row for row in await store.calls(limit=None)}
         assert set(calls) == {"req\ufffd", "req_2"}
         assert (calls["req\ufffd"].session_id, calls["req\ufffd"].status) == ("a\ufffdb", "completed")
@@ -195,19 +172,18 @@ async def test_what_no_text_may_have_is_replaced(
 
 
 async def test_a_shipment_is_bounded_by_its_size_too(
-    local: TraceStore, trace: Path, shared: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
+    local: TraceStore, shared: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "_MOST_BYTES", 1)
     monkeypatch.setattr(source, "_AT_ONCE_EVENTS", 10)
     await local.write(of_run("one", 20))
-    await ship(trace, shared)
+    await ship(local.path, shared)
     assert len(ways) == -(-len(of_run("one", 20)) // 10)
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
 
 
 async def test_what_could_not_be_read_ahead_is_read_when_it_is_its_turn(
-    local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
+    local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the first shipment is taken, the second one is read, and that fails."""
     reads = 0
@@ -222,12 +198,11 @@ async def test_what_could_not_be_read_ahead_is_read_when_it_is_its_turn(
 
     monkeypatch.setattr(source.Source, "read", fails_once)
     await local.write(of_run("one", 20))
-    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=10))
+    shipper = TraceShipper(local.path, shared, options=ShippingOptions(batch_events=10))
     assert await shipper.ship() == len(of_run("one", 20))
     assert shipper.statistics().failures == 0
     await shipper.close()
-    async with shipped(trace, shared) as store:
-        assert await everything(store) == await everything(local)
+    await assert_arrives(local, shared)
 
 
 ODD = st.text(st.sampled_from('a"\\,\t\n\r\x01\x02\x1e\x1f\x7f\u2028é😀 '), max_size=5) | st.sampled_from(

@@ -20,9 +20,7 @@ from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 
-pytestmark = [
-    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
-]
+pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 
 TURNS = 30
 
