@@ -78,7 +78,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--model", "film", "--no-wait", HOSTILE), ("--model", "failing", "--no-wait", "x")),
     ),
     "web": (("--bind", "0.0.0.0"), ("--bind", HOSTILE)),
-    "serve-mcp": (("--http", "--bind", "0.0.0.0"), ("--http", "--bind", HOSTILE)),
+    "serve-mcp": ((), ("-m", HOSTILE), ("-T", HOSTILE, "--http", "--bind", HOSTILE)),
     "doctor": (("--offline",), ("--offline", "--db", "{folder}/no\x1b[2J\u202ename.db")),
     "traces": ((), *(("--model", model) for model in MODELS), ("--tag", f"team={HOSTILE}"), ("--limit", "3")),
     "sessions": (
