@@ -1,6 +1,6 @@
 """MCP servers on the command line: those of ``--mcp FILE``, and `callboard serve-mcp`.
 
-A question of a server goes to the user at the terminal. Logins are stored in a private file beside the trace.
+A question of a server goes to the user at the terminal. Logins are stored in a private file next to the trace.
 """
 
 from __future__ import annotations
