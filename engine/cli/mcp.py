@@ -1,6 +1,6 @@
 """The MCP servers of ``--mcp FILE``: their start, their questions to the user, their logins.
 
-A question of a server goes to the user at the terminal. Logins are stored in a private file beside the trace.
+A question of a server goes to the user at the terminal. Logins are stored in a private file next to the trace.
 """
 
 from __future__ import annotations

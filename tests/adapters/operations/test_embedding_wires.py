@@ -189,7 +189,7 @@ async def test_dimensions_that_cannot_be_chosen() -> None:
     _, body = await asked("cohere", "hello", model="cohere:embed-english-v3.0", dimensions=1024)
     assert "output_dimension" not in body
     adapter, _ = maker("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
-    with pytest.raises(CapabilityError, match="asked for 2 dimensions and gave 3"):
+    with pytest.raises(CapabilityError, match="returned 3 dimensions instead of 2"):
         await adapter.embed(request("ollama", "hello", dimensions=2))
 
 
@@ -205,7 +205,7 @@ async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float
 
 async def test_a_request_that_cannot_be_is_refused() -> None:
     """Too many texts, none, one that is no list of texts, and an unknown input type."""
-    with pytest.raises(CapabilityError, match="takes 96 texts in one request, not 97"):
+    with pytest.raises(CapabilityError, match="accepts 96 texts in one request, not 97"):
         await maker("cohere")[0].embed(request("cohere", *["x"] * 97))
     with pytest.raises(InvalidRequestError, match="no text"):
         await maker("openai")[0].embed(request("openai", inputs=()))
@@ -283,7 +283,7 @@ async def test_vectors_are_put_in_the_order_of_their_indices(numbers: tuple[int,
 
 
 @pytest.mark.parametrize(("value", "what"), [
-    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent and 1 vectors came"),
+    ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent, but 1 vectors returned"),
     ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [2.0]}]}, "indices"),
     ({"data": [{"index": 0, "embedding": [1.0]}, {"embedding": [2.0]}]}, "indices"),
     ({"data": [{"embedding": [1.0]}, {"embedding": [2.0, 3.0]}]}, "different dimensions"),
