@@ -36,7 +36,7 @@ def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> No
     """The second model gets the history that the first one made."""
     done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n", exits=0)
     assert done.stdout == "one heard 1 messages, last: hello\ntwo heard 3 messages, last: again\n"
-    assert "now second" in done.stderr
+    assert "continues with second" in done.stderr
 
 
 def test_a_bare_exit_or_quit_ends_the_chat(talkative: Path) -> None:
@@ -390,7 +390,7 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
         "the next message, image: none",
         "tool look, provider_options.y.z: it is y's",
         "seed was not sent",
-        "5 in all",
+        "5 in total",
     ]
     assert list(preview_lines(_preview(refused="no key"), said=0)) == ["x:m can't be used: no key"]
 

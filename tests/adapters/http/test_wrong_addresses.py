@@ -211,7 +211,7 @@ def test_a_key_that_may_be_another_vendor_s_needs_an_address(kind: str, variable
     with pytest.raises(ConfigurationError, match="Set base_url") as raised:
         create_adapter(kind, config, name="mine")
     assert "sk-secret" not in str(raised.value)
-    assert str(raised.value).startswith("mine: without base_url ")
+    assert str(raised.value).startswith("mine: without base_url, ")
     elsewhere = AdapterConfig(api_key="k", api_key_env=variable, base_url="https://x.test")
     assert create_adapter(kind, elsewhere, name="mine")
 
