@@ -67,8 +67,9 @@ class CountingTransport(Protocol):
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
-    """An error as a finding. The default `fix` is the text after the semicolon of our errors."""
-    said, _, advice = str(error).partition("; ")
+    """An error as a finding. The default `fix` follows the semicolon, or the first sentence."""
+    text = str(error)
+    said, _, advice = text.partition("; " if "; " in text else ". ")
     return AdapterHealth(False, said, fix or advice)
 
 

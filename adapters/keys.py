@@ -73,7 +73,7 @@ class Key:
             if fault is not None:
                 key = "api_key" if self.name is None else f"keys[{self.name!r}]"
                 raise AuthError(
-                    f"{self._adapter}: can't get a key from {key}: {fault}. Check its function or file",
+                    f"{self._adapter}: can't get a key from {key}: {fault}; check its function or file",
                     provider=self._adapter,
                 )
             self.known = KnownKey(value, 1 if known is None else known.version + 1)

@@ -434,7 +434,7 @@ def unreachable(host: str, said: str) -> NetworkError:
 
 def broken(host: str, said: str) -> StreamError:
     """The error for an invalid or incomplete reply."""
-    return StreamError(f"the connection to {host} was lost: {said}")
+    return StreamError(f"the connection to {host} broke: {said}")
 
 
 def failed(host: str, said: str) -> NetworkError:

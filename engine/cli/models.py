@@ -250,7 +250,7 @@ def _standing(line: Line) -> str:
     parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
     parts += [line.reason] if line.reason else []
     if line.retires is not None:
-        parts.append(f"retired on {line.retires}")
+        parts.append(f"retires on {line.retires}")
     elif line.deprecated:
         parts.append("deprecated")
     return ", ".join(parts)

@@ -75,7 +75,12 @@ def test_what_is_no_schema_says_why(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
-    wrong = {"": "no field", "[]": "no field", "age inch": "'inch' is not a field type", "a b c": "'a b c' is no field"}
+    wrong = {
+        "": "no field",
+        "[]": "no field",
+        "age inch": "'inch' is not a field type",
+        "a b c": "'a b c' is not a field",
+    }
     wrong |= {"{": "is not JSON", "/nowhere/x.json": "No such file", str(tmp_path / "l.json"): "not a JSON Schema"}
     for text, said in wrong.items():
         with pytest.raises(ConfigurationError, match=said):
@@ -154,7 +159,7 @@ def test_an_attachment_that_cannot_be_had_says_why() -> None:
     for source, said in wrong.items():
         with pytest.raises(ConfigurationError, match=said):
             attachment(source, None, lambda: b"")
-    with pytest.raises(ConfigurationError, match="say it with --at x TYPE"):
+    with pytest.raises(ConfigurationError, match="Set it with --at x TYPE"):
         of_bytes(b"\0", "x")
 
 

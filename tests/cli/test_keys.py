@@ -65,7 +65,7 @@ def test_a_key_is_no_argument(home: Path) -> None:
     assert KEY not in done.stdout + done.stderr
     assert KEY not in call("keys", "set", KEY, home=home, exits=2).stderr
     for said in ("", "\n", "two\nlines", "not printable \x07"):
-        assert "is no key for MY_KEY" in call("keys", "set", "MY_KEY", home=home, said=said, exits=2).stderr
+        assert "is not a key for MY_KEY" in call("keys", "set", "MY_KEY", home=home, said=said, exits=2).stderr
     assert not (home / "keys.json").exists()
 
 
@@ -290,6 +290,6 @@ def test_nothing_is_written_through_a_link(name: str, faulty: Path, tmp_path: Pa
     behind, file = tmp_path / "behind", tmp_path / "written.png"
     behind.write_text("another's")
     file.symlink_to(behind)
-    with pytest.raises(Exception, match=r"symbolic link|is there already"):
+    with pytest.raises(Exception, match=r"symbolic link|already exists"):
         SURFACES[name](faulty, file)
     assert behind.read_text() == "another's"

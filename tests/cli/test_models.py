@@ -96,7 +96,7 @@ def test_a_model_that_isnt_configured_is_told_as_it_is_known(
     text = told(capsys, "gemini-3-pro-preview")
     assert text.startswith("gemini:gemini-3-pro-preview (Gemini 3 Pro (Preview))\n")
     assert "not configured here" in told(capsys, "gemini-4-argon")
-    assert "gone from 2026-03-09 on" in text
+    assert "retires on 2026-03-09" in text
     text = told(capsys, "groq:llama-3.3-70b-versatile")
     assert "not known   tools, vision, reasoning, schema" in text
 

@@ -147,7 +147,7 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ),
         (
             "adapters:\n  x: {type: openai, tools: {max: 1, core: [a, b]}}",
-            r"tools\.core: expected at most 1 names, \(see adapters\.x\.tools\.max\)",
+            r"tools\.core: expected at most 1 names \(see adapters\.x\.tools\.max\)",
         ),
         ("adapters:\n  x: {type: openai, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
         (
@@ -377,7 +377,9 @@ def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
     config = read_models_yaml(path, {"ACME_KEY": "sk-acme"}).adapters["x"].config
     assert config.keys == {"acme": "sk-acme", "beta": KeyFile(str(tmp_path / "beta.key"))}
     assert config.key_pool == ("acme", "beta")
-    with pytest.raises(ConfigurationError, match=r"adapters\.x\.keys\.acme: .* the environment variable ACME_KEY is not set"):
+    with pytest.raises(
+        ConfigurationError, match=r"adapters\.x\.keys\.acme: .* the environment variable ACME_KEY is not set"
+    ):
         read_models_yaml(path, {})
 
 

@@ -281,7 +281,7 @@ def replies_text(history: Iterable[Message]) -> str:
     costs = [_cost_of(message.metadata) for message in history if message.metadata is not None]
     total = reduce(add, costs, CostSum())
     replies = "1 reply" if total.calls == 1 else f"{total.calls:,} replies"
-    estimated = f", {total.estimated:,} counted by estimate" if total.estimated else ""
+    estimated = f", {total.estimated:,} with estimated usage" if total.estimated else ""
     return f"{sum_text(total)} for {replies}{estimated}"
 
 

@@ -52,7 +52,7 @@ async def test_a_refused_key_is_named_as_that_and_never_shown(status: int) -> No
         health = await check(OpenAIAdapter(AdapterConfig(api_key=KEY, base_url=server.url)))
         assert len(server.asked) == 1
     assert not health
-    assert "refused" in health.detail
+    assert "rejected" in health.detail
     assert str(status) in health.detail
     assert health.fix
     assert KEY not in repr(health)

@@ -69,7 +69,7 @@ def test_any_other_header_is_checked_before_it_is_sent() -> None:
     """Such as one that is made of a request."""
     check_sendable({"a": "plain text, with\ttabs"})
     for value in ("x\ny", "\x00", "ü", "x\x7f"):
-        with pytest.raises(InvalidRequestError, match="the header 'x-session' holds") as raised:
+        with pytest.raises(InvalidRequestError, match="the header 'x-session' has") as raised:
             check_sendable({"x-session": value})
         assert value not in str(raised.value)
 

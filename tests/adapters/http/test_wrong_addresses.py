@@ -33,9 +33,9 @@ WRONG = {
     "ftp://api.test": "does not start with http:// or https://",
     "https://": "no host",
     "https:///v1": "no host",
-    "http://[::zz]/v1": "IPv6|no address",
+    "http://[::zz]/v1": "IPv6|not an address",
     "http://[::1/v1": "not an address",
-    "http://api.test:99999": "no address: port out of range",
+    "http://api.test:99999": "not an address: port out of range",
     "http://api.test:port": "not an address",
     "http://api.test:0": "port 0",
     "https://api.test/v1?key=sk-secret-0123456789": "a query",
@@ -211,7 +211,7 @@ def test_a_key_that_may_be_another_vendor_s_needs_an_address(kind: str, variable
     with pytest.raises(ConfigurationError, match="Set base_url") as raised:
         create_adapter(kind, config, name="mine")
     assert "sk-secret" not in str(raised.value)
-    assert str(raised.value).startswith("mine: without base_url ")
+    assert str(raised.value).startswith("mine: without base_url, ")
     elsewhere = AdapterConfig(api_key="k", api_key_env=variable, base_url="https://x.test")
     assert create_adapter(kind, elsewhere, name="mine")
 

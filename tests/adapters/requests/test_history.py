@@ -123,7 +123,7 @@ def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock)
     assert isinstance(loss, Loss)
     assert (loss.session_id, loss.message_id, loss.adapter) == ("ses_1", "msg_7", "home")
     assert loss.block_type == type(block).__struct_config__.tag
-    assert "belongs to" in loss.reason
+    assert "accepts it" in loss.reason
     assert loss.block is block
     told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
     assert lines == [{"event": "content_dropped", "log_level": "warning", **told}]

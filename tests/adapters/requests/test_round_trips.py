@@ -354,7 +354,7 @@ def test_a_model_without_films_refuses_one_now_and_leaves_out_one_of_long_ago(
     model = f"{adapter.name}:some-model"
     film = Message.user([DocumentBlock(url=url)])
     can = adapter.get_capabilities(model)
-    with pytest.raises(CapabilityError, match="takes no video/"):
+    with pytest.raises(CapabilityError, match="does not accept video/"):
         adapter.write_request(ask(film, model=model, capabilities=can), stream=False)
     later = [film, Message.assistant("A dog."), Message.user("Thanks.")]
     call = adapter.write_request(ask(*later, model=model, capabilities=can), stream=False)
