@@ -19,7 +19,8 @@ from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, Th
 from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
 from .mcp.serve import McpService, mcp_service
-from .mcp.servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .mcp.server import McpServer, McpTool
+from .mcp.servers import McpServers, McpServerStatus, mcp_servers, mcp_tools
 from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.configured import ConfiguredModel, load_registry
