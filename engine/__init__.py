@@ -29,7 +29,9 @@ __getattr__, __dir__, __all__ = face(
         ".generation.readers": "OnUsage TreePiece ViewReader",
         ".generation.streaming": "AttachedView StreamResult TurnStream",
         ".generation.view_events": "Finish StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent",
-        ".mcp.hooks": "Elicitation McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest",
+        ".mcp.hooks": (
+            "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"
+        ),
         ".mcp.oauth": "McpOAuth McpTokenFile McpTokenStorage",
         ".mcp.serve": "McpService mcp_service",
         ".mcp.server": "McpServer McpTool",

@@ -16,7 +16,7 @@ from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
-from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
+from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
 from .mcp.serve import McpService, mcp_service
 from .mcp.server import McpServer, McpTool
@@ -85,6 +85,7 @@ __all__ = [
     "Conversation",
     "Denied",
     "Elicitation",
+    "ElicitationAnswer",
     "EmbeddingOptions",
     "EmbeddingResult",
     "EndedCall",

@@ -67,7 +67,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
     },
     "Serve": {
         "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
-        "serve-mcp": CommandEntry("mcp:add_serve", "Serve tools or a model to other hosts, as an MCP server"),
+        "serve-mcp": CommandEntry("serve_mcp:add_command", "Serve tools or a model as an MCP server"),
     },
     "Set up": {
         "demo": CommandEntry("demo:add_command", "Run a demo on a local model, without a key"),

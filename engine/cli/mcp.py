@@ -1,39 +1,26 @@
-"""MCP servers on the command line: those of ``--mcp FILE``, and `callboard serve-mcp`.
+"""The MCP servers of ``--mcp FILE``, and their questions to the user.
 
 A question of a server goes to the user at the terminal. Logins are stored in a private file beside the trace.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
-import socket
 import webbrowser
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
 import anyio
 
-from callboard.bus import ConfigurationError
 from callboard.bus.log import ROOT
 from callboard.tracestore.home import home_folder
 
-from .. import Engine, GenerateResult, Session, load_registry
+from .. import GenerateResult
 from ..mcp import Elicitation, ElicitationAnswer, McpOAuth, McpServers, McpTokenFile, SamplingRequest, mcp_servers
 from ..mcp.servers import ACTOR
-from ..tools import ToolLike
-from .common.options import add_models_file, repeated
 from .common.sanitize import note, one_line
-from .conversation_setup import add_mcp_file, given_tools
-from .web import refuse_open_binds
-
-PORT = 8374
-
-TOKEN_VARIABLE = "CALLBOARD_MCP_TOKEN"
-"""The environment variable with the token that clients of `serve-mcp --http` must send."""
 
 Generate = Callable[[SamplingRequest], Awaitable[GenerateResult]]
 
@@ -166,86 +153,3 @@ async def _sampled(request: SamplingRequest, generate: Generate) -> GenerateResu
             return False
 
     return await generate(request) if await anyio.to_thread.run_sync(agreed) else None
-
-
-# --- callboard serve-mcp ---
-
-
-def add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Serves tools to other hosts as an MCP server, over stdin and stdout. With -m it serves a model instead: "
-        "the tool `ask` sends a message to a session that has the tools."
-    )
-    repeated(
-        parser,
-        "-T",
-        "--tool",
-        dest="tools",
-        metavar="TOOL",
-        help="FILE.py, FILE.py:function, a module, a plugin's name, or an MCP server; may be repeated",
-    )
-    add_mcp_file(parser)
-    parser.add_argument("-m", "--model", metavar="NAME", help="serve sessions of this model, by the tool `ask`")
-    parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt of the sessions")
-    parser.add_argument(
-        "--name", default="callboard", metavar="NAME", help="the server's name (default callboard)"
-    )
-    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
-    parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"default {PORT}; 0 takes a free one")
-    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
-    parser.add_argument(
-        "--allow-network",
-        action="store_true",
-        help=f"serve other machines; clients send the token in ${TOKEN_VARIABLE}",
-    )
-    repeated(parser, "--host", metavar="NAME", help="a name by which clients reach it; may be repeated")
-    add_models_file(parser)
-    parser.set_defaults(run=serve)
-
-
-def serve(arguments: argparse.Namespace) -> int:
-    if not arguments.tools and arguments.model is None:
-        raise ConfigurationError("serve-mcp needs tools (-T, --mcp) or a model (-m) to serve")
-    if arguments.http:
-        refuse_open_binds(arguments)
-        if arguments.allow_network and not os.environ.get(TOKEN_VARIABLE):
-            raise ConfigurationError(f"--allow-network needs a token for clients: set ${TOKEN_VARIABLE}")
-    anyio.run(_serve, arguments)
-    return 0
-
-
-async def _serve(arguments: argparse.Namespace) -> None:
-    from ..mcp.serve import mcp_service
-
-    async with AsyncExitStack() as life:
-        tools: Sequence[ToolLike] = await given_tools(arguments.tools, life)
-        if arguments.model is None:
-            service = mcp_service(tools, name=arguments.name)
-        else:
-            engine = await life.enter_async_context(Engine(models=load_registry(arguments.models_file)))
-
-            def session(_: str | None) -> Session:
-                return engine.session(arguments.model, system_prompt=arguments.system, tools=tools)
-
-            session("")  # so that a wrong name is reported at the start
-            service = mcp_service(session=session, name=arguments.name)
-        if not arguments.http:
-            await service.serve_stdio()
-            return
-        app = service.http_app(hosts=arguments.host, token=os.environ.get(TOKEN_VARIABLE) or None)
-        await _serve_http(app, arguments)
-
-
-async def _serve_http(app: Any, arguments: argparse.Namespace) -> None:
-    import uvicorn
-
-    family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
-    try:
-        listener = socket.create_server((arguments.bind, arguments.port), family=family)
-    except OSError as error:
-        raise ConfigurationError(f"port {arguments.port} of {arguments.bind}: {error.strerror or error}") from None
-    host = f"[{arguments.bind}]" if family == socket.AF_INET6 else arguments.bind
-    note(f"An MCP server, until Ctrl-C: http://{host}:{listener.getsockname()[1]}/mcp")
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    config.timeout_graceful_shutdown = 1
-    await uvicorn.Server(config).serve(sockets=[listener])
