@@ -52,7 +52,7 @@ class AdapterActor(Actor):
                 raise RequestTimeoutError(f"the adapter did not start within {INITIALIZE_SECONDS:g} s") from error
 
     async def receive(self, message: object) -> object:
-        raise TypeError(f"an adapter's actor takes no messages, got {type(message).__name__}")
+        raise TypeError(f"the actor of an adapter accepts no messages, got {type(message).__name__}")
 
     async def stopping(self) -> None:
         made, self._made = self._made, None

@@ -64,9 +64,9 @@ def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Differe
         if len(recorded) != len(sent):
             shorter = min(len(recorded), len(sent))
             surplus = sum(map(_length, [*recorded[shorter:], *sent[shorter:]]))
-            yield Difference(f"{where} had {len(recorded)} entries and has {len(sent)}", surplus)
+            yield Difference(f"{where} had {len(recorded)} entries and now has {len(sent)}", surplus)
     elif recorded != sent or type(recorded) is not type(sent):
-        yield Difference(f"{where} was {_short(recorded)} and is {_short(sent)}", _unlike(recorded, sent))
+        yield Difference(f"{where} was {_short(recorded)} and now is {_short(sent)}", _unlike(recorded, sent))
 
 
 def _length(value: Json) -> int:
@@ -310,7 +310,7 @@ class CassetteTransport:
         if not self._keys:
             return f"{said}: the cassette is empty"
         if key in self._keys:
-            return f"{said} is left: it was recorded {self._keys.count(key)} times, and all have been played"
+            return f"no more of {said}: all {self._keys.count(key)} recordings of it have been played"
         wanted = _compared(asked)
         found = [list(differences(_compared(each.request), wanted)) for each in self._exchanges]
         nearest = min(
@@ -320,8 +320,8 @@ class CassetteTransport:
         shown = "; ".join(each.text for each in found[nearest][:6])
         more = len(found[nearest]) - 6
         return (
-            f"{said} as it was sent. Nearest is exchange {nearest} ({name}); it differs in: "
-            f"{shown}{f'; and {more} more' if more > 0 else ''}. If the change is meant, record again."
+            f"{said} as it was sent. The nearest is exchange {nearest} ({name}); it differs in: "
+            f"{shown}{f'; and {more} more' if more > 0 else ''}. If you made this change on purpose, record again."
         )
 
 

@@ -100,12 +100,12 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     def refusal(self, dimensions: int) -> str | None:
         """The reason why vectors can't have this number of dimensions; None if they can, or if unknown."""
         if dimensions < 1:
-            return "dimensions are at least 1"
+            return "dimensions must be at least 1"
         if dimensions == self.dimensions:
             return None
         if not self.supports_dimensions:
-            fixed = f": they are always {self.dimensions}" if self.dimensions is not None else ""
-            return f"its dimensions can't be chosen{fixed}"
+            fixed = f"(always {self.dimensions})" if self.dimensions is not None else ""
+            return f"its dimensions can't be changed{fixed}"
         if self.dimension_choices and dimensions not in self.dimension_choices:
             return f"it offers {', '.join(map(str, self.dimension_choices))}"
         if not self.dimension_choices and self.dimensions is not None and dimensions > self.dimensions:
@@ -135,10 +135,10 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         given: str | tuple[str, ...] = self.inputs
         if isinstance(given, str):
-            raise TypeError("inputs are several texts; put a single one into a list")
+            raise TypeError("inputs must be a list of texts. Put a single text into a list")
         msgspec.structs.force_setattr(self, "inputs", tuple(given))
         if self.input_type is not None and self.input_type not in INPUT_TYPES:
-            raise ValueError(f"input_type {self.input_type!r} is none of {', '.join(INPUT_TYPES)}")
+            raise ValueError(f"input_type {self.input_type!r} must be one of {', '.join(INPUT_TYPES)}")
 
 
 class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
@@ -398,7 +398,7 @@ def _first(error: Exception) -> Exception:
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
     """Raise unless the vectors are comparable with the earlier ones. A mixture would be worthless."""
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
-        raise CapabilityError(f"{response.model} gave {response.dimensions} dimensions where {known} came before")
+        raise CapabilityError(f"{response.model} returned {response.dimensions} dimensions after {known} before")
 
 
 def _is_too_large(error: AdapterError) -> bool:

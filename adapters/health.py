@@ -80,14 +80,14 @@ async def probe(transport: Transport, request: HttpRequest, seconds: float) -> A
         with anyio.move_on_after(seconds):
             reply = await transport.send(request)
     except InvalidRequestError as error:
-        return failed(error, "Correct them; a stray space or line break is enough.")
+        return failed(error, "Correct them. Check for spaces and line breaks.")
     except CallboardError as error:
-        return failed(error, f"Check the network, base_url and any proxy on the way to {where}.")
+        return failed(error, f"Check the network, base_url and any proxy for {where}.")
     if reply is None:
         return AdapterHealth(
             False,
             f"{where} did not answer within {seconds:g} s",
-            "Check the network and base_url; if others reach it, it is overloaded.",
+            "Check the network and base_url. If other programs reach it, it is overloaded.",
         )
     await close_reply(reply)
     return judge(reply.status, f"HTTP {reply.status} from {where}")
@@ -98,14 +98,14 @@ def judge(status: int, said: str) -> AdapterHealth:
     match status:
         case 401 | 403:
             fix = "Set a key that is valid there."
-            return AdapterHealth(False, f"the key was refused: {said}", fix, key_refused=True)
+            return AdapterHealth(False, f"the key was rejected: {said}", fix, key_refused=True)
         case 407:
-            return AdapterHealth(False, f"a proxy wants a password: {said}", "Check HTTPS_PROXY and NO_PROXY.")
+            return AdapterHealth(False, f"a proxy requires a password: {said}", "Check HTTPS_PROXY and NO_PROXY.")
         case 429:
-            return AdapterHealth(True, f"answers, and limits this key's requests now: {said}")
+            return AdapterHealth(True, f"answers, but the rate limit of this key is reached: {said}")
         case _ if status >= 500:
-            return AdapterHealth(False, f"answers with its own failure: {said}", "Try again later.")
+            return AdapterHealth(False, f"reports its own failure: {said}", "Try again later.")
         case _ if 300 <= status < 400:
-            return AdapterHealth(False, f"redirects, which is never followed: {said}", "Correct base_url.")
+            return AdapterHealth(False, f"redirects, and redirects are not followed: {said}", "Correct base_url.")
         case _:
             return AdapterHealth(True, f"answers: {said}")

@@ -95,12 +95,12 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "images", tuple(self.images))
         if self.n < 1:
-            raise ValueError(f"n is {self.n}: at least one image is made")
+            raise ValueError(f"n={self.n}: must be at least 1")
         if self.mask is not None and not self.images:
-            raise ValueError("a mask needs an image that it lies upon")
+            raise ValueError("a mask needs an image")
         for block in (*self.images, *(() if self.mask is None else (self.mask,))):
             if media_bytes(block) is None:
-                raise ValueError("images to edit are given as bytes: ImageBlock.from_path(path) reads a file")
+                raise ValueError("images to edit must be bytes. To read a file, use ImageBlock.from_path(path)")
 
     @property
     def operation(self) -> ImageOperation:
@@ -140,7 +140,7 @@ class GeneratedImage(ShortRepr, frozen=True, kw_only=True):
             OSError: The file can't be written, or the path is a symbolic link.
         """
         if self.data is None:
-            raise ValueError(f"the provider gave an address, and no bytes: {self.url}")
+            raise ValueError(f"the provider returned an address instead of bytes: {self.url}")
         target = Path(path)
         write_private(target, self.data)
         return target

@@ -73,8 +73,7 @@ class Key:
             if fault is not None:
                 key = "api_key" if self.name is None else f"keys[{self.name!r}]"
                 raise AuthError(
-                    f"{self._adapter}: no key could be had from {key}: {fault}; see that the function or the file "
-                    "behind it gives the key",
+                    f"{self._adapter}: can't get a key from {key}: {fault}. Check its function or file",
                     provider=self._adapter,
                 )
             self.known = KnownKey(value, 1 if known is None else known.version + 1)
@@ -92,10 +91,10 @@ async def _answer(source: KeySource) -> tuple[str, str | None]:
     except Exception as error:
         return "", f"it raised {type(error).__name__}"
     if not isinstance(answer, str):
-        return "", f"it gave no text, but {type(answer).__name__}"
+        return "", f"it returned {type(answer).__name__} instead of text"
     value = answer.strip()
     fault = fault_of(value)
-    return value, f"it holds {fault}" if fault else None if value else "it is empty"
+    return value, f"it has {fault}" if fault else None if value else "it is empty"
 
 
 # --- Pauses of refused keys ---
@@ -231,7 +230,7 @@ class Keyring:
     """The keys of an adapter, by name.
 
     Raises:
-        ConfigurationError: `key_pool` has a name that isn't in `keys`.
+        ConfigurationError: `key_pool` has a name that is not in `keys`.
     """
 
     def __init__(self, adapter: str, config: AdapterConfig) -> None:
@@ -261,8 +260,8 @@ class Keyring:
             self.named(name)
         elif self.unnamed is None and self.pool is None:
             raise ConfigurationError(
-                f"{self._adapter} has keys with names only: say key=; {self._known()}; or give it an "
-                "api_key or a key_pool for calls that name none"
+                f"{self._adapter} has only named keys: pass key=; {self._known()}. Or set api_key or "
+                f"key_pool for calls without key="
             )
 
     def named(self, name: str) -> Key:
@@ -306,7 +305,7 @@ class Keyring:
         return Key(self._adapter, None, config.api_key, self._learn)
 
     def _known(self) -> str:
-        return f"its keys are {', '.join(sorted(self._named))}" if self._named else "it has no keys with names"
+        return f"its keys are {', '.join(sorted(self._named))}" if self._named else "it has no named keys"
 
     def _learn(self, value: str) -> None:
         self.secrets = with_secret(self.secrets, value)

@@ -116,7 +116,7 @@ class VideoRequest(CallRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.first_frame is not None and media_bytes(self.first_frame) is None:
-            raise ValueError("a first frame is given as bytes: ImageBlock.from_path(path) reads a file")
+            raise ValueError("a first frame must be bytes. To read a file, use ImageBlock.from_path(path)")
 
     @property
     def terms(self) -> VideoTerms:
@@ -419,7 +419,7 @@ class _Download:
             if content.start != self._size or self._is_other(content):
                 if content.start:
                     self._start_again()
-                    raise StreamError("the file has changed while it was downloaded")
+                    raise StreamError("the file changed during the download")
                 self._start_again()
             self._total, self._etag, self._media_type = content.total, content.etag, content.media_type
             self._digest = content.digest or self._digest
@@ -455,15 +455,15 @@ class _Download:
         if self._size == 0:
             return "the download is empty"
         if self._total is not None and self._size > self._total:
-            return f"the download has {self._size} bytes, and should have {self._total}"
+            return f"the download has {self._size} bytes instead of {self._total}"
         if self._digest is not None:
             algorithm, expected = self._digest
             if self._hash(algorithm) != expected:
-                return f"the download's {algorithm} is not the one that the server gave"
+                return f"the download's {algorithm} differs from the one of the server"
         elif self._total is None and self._variant == "video" and self._media_type in ("video/mp4", ""):
             self._file.flush()
             if not is_whole_mp4(self._file, self._size):
-                return "the download is not a whole MP4 file, and the server did not say how long it is"
+                return "the download is not a complete MP4 file, and the server sent no length"
         return None
 
     def _hash(self, algorithm: str) -> bytes:

@@ -28,7 +28,7 @@ def to_us(moment: int | datetime) -> int:
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
-        raise ValueError(f"{moment} has no time zone: nobody knows which moment that is")
+        raise ValueError(f"{moment} has no time zone, so it is ambiguous")
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -22,6 +22,8 @@ def __getattr__(name: str) -> object:
         value = [name for room in _ROOMS for name in import_module(room, __name__).__all__]
     elif not name.startswith("_") and (room := _room_of(name)) is not None:
         value = getattr(room, name)
+    elif name in ("UnderWay", "WorkUnderWay"):  # old names, which warn
+        value = getattr(import_module(".engine", __name__), name)
     else:
         raise AttributeError(f"module 'callboard' has no attribute {name!r}", name=name, obj=modules[__name__])
     globals()[name] = value

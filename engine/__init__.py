@@ -3,6 +3,8 @@
 Composes the other three packages; contains no wire format and no SQL.
 """
 
+from importlib import import_module
+
 from callboard.bus._lazy_names import face
 
 __getattr__, __dir__, __all__ = face(
@@ -65,10 +67,11 @@ __getattr__, __dir__, __all__ = face(
         ".tree": "ChildTurn TurnLimitError TurnLimits attach_trace_context detached trace_context",
         ".type_schema.fitting": "SchemaError",
         "callboard.tracestore.reports": "Check HealthReport",
-        ".watching.now": "EngineStatistics ProviderStatistics UnderWay WorkUnderWay",
+        ".watching.now": "ActiveWork EngineStatistics ProviderStatistics WorkInProgress",
         ".watching.preview": "RequestLoss RequestPreview",
         ".watching.watch": "EndedCall SyncWatch Watch watch watch_sync",
         ".web_view.subject": "Scope",
         ".web_view.web": "web",
     },
+    others=lambda name: import_module(".watching.now", __name__).old_class(name),
 )

@@ -50,7 +50,7 @@ from .tools.waiting_calls import Answer
 from .tree import ChildTurn, TurnLimitError, TurnLimits, attach_trace_context, detached, trace_context
 from .type_schema.fitting import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
-from .watching.now import EngineStatistics, ProviderStatistics, UnderWay, WorkUnderWay
+from .watching.now import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope
@@ -60,6 +60,7 @@ __all__ = [
     "AbortController",
     "AbortSignal",
     "AccountState",
+    "ActiveWork",
     "AdapterEntry",
     "Amount",
     "Answer",
@@ -167,7 +168,6 @@ __all__ = [
     "TurnLimits",
     "TurnOptions",
     "TurnStream",
-    "UnderWay",
     "UsageSoFar",
     "VideoHandle",
     "VideoOptions",
@@ -175,7 +175,7 @@ __all__ = [
     "ViewEvent",
     "ViewReader",
     "Watch",
-    "WorkUnderWay",
+    "WorkInProgress",
     "agent_tool",
     "attach_trace_context",
     "costs",

@@ -44,7 +44,7 @@ PARENT_ENDED = "the turn that made this call with a tool ended, or the engine wa
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one turn together with its descendants: all turns and calls that its tools start.
 
-    A descendant gets what is left. A call above a limit raises in the tool that makes it: `TurnLimitError`, or
+    A descendant gets the rest. A call above a limit raises in the tool that makes it: `TurnLimitError`, or
     BudgetExceededError for money. The model gets that as the tool's error, and its turn goes on.
 
     Raises:

@@ -8,7 +8,7 @@
 
 Prints each offender with its file and line, and exits with 1 if there is one. The list is `plain_english.toml`.
 
-In Python, `# plain: reason` at the end of a line exempts a message that starts there.
+In Python, `# plain: reason` at the end of a line exempts the message on it or below it.
 
 In Markdown, `<!-- plain: reason -->` exempts the next block. `<!-- plain, from here: reason -->` exempts the text
 up to `<!-- plain, to here -->`, or to the end of the page.
@@ -54,7 +54,9 @@ _CODES = re.compile(r"`code`(?:(?:,? and |,? or |, |; )`code`)+")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _TAG = re.compile(r"<[^>]+>")
 _EXEMPT_LINE = re.compile(r"#.*\bplain: \S")
-_SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|FROM|WHERE|JOIN|ORDER BY|GROUP BY|WITH|AND|CASE)\b")
+_SQL = re.compile(
+    r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|FROM|WHERE|JOIN|ORDER BY|GROUP BY|WITH|AND|CASE|BEGIN|PRAGMA)\b"
+)
 _JS_STRING = re.compile(r"""(?<![\w\\])"([^"\\\n]*(?:\\.[^"\\\n]*)*)"|`([^`]*)`""")
 _JS_VALUE = re.compile(r"\$\{[^{}]*\}|=>")
 _JS_COMMENT = re.compile(r"^\s*(?://|\*|/\*).*$|(?<=[\s;])// .*$", re.MULTILINE)
@@ -242,7 +244,7 @@ def _messages_of(source: str, name: str) -> Iterator[Text]:
                 pass
             case _:
                 continue
-        exempt = any(_EXEMPT_LINE.search(line) for line in lines[node.lineno - 1 : node.end_lineno])
+        exempt = any(_EXEMPT_LINE.search(line) for line in lines[max(node.lineno - 2, 0) : node.end_lineno])
         if len(_WORD.findall(text)) > 2 and not _SQL.search(text) and not exempt:
             yield Text(name, node.lineno, text, "message")
 

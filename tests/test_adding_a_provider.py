@@ -88,7 +88,7 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
         ("my_provider", "is not package.module:NAME"),
         ("nowhere.kit:X", "can't be imported"),
         ("my_provider.kit:NOBODY", "can't be imported"),
-        ("my_provider.kit:TOKENS", "is no callboard.adapters.conformance.Kit but dict"),
+        ("my_provider.kit:TOKENS", "is not a callboard.adapters.conformance.Kit but dict"),
     ],
 )
 def test_a_kit_that_is_none_is_explained(elsewhere: Path, place: str, said: str) -> None:

@@ -137,7 +137,7 @@ class CollectionFile:
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if (tables and application != _APPLICATION) or version > _VERSION:
-            raise StoreError(f"{self.path} is no file of collections, or one of a newer Callboard")
+            raise StoreError(f"{self.path} is not a collections file, or belongs to a newer Callboard")
         if not tables:
             self._connection.executescript(
                 f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA application_id = {_APPLICATION};"
@@ -194,7 +194,7 @@ class CollectionFile:
             ).fetchone()
             if space != of_space:
                 raise StoreError(
-                    f"the vectors of {name!r} are of {of_model}, and those of {model} can't be compared"
+                    f"{name!r} has vectors of {of_model}, which can't be compared with vectors of {model}"
                 )
             if any(len(item.vector) != 4 * length for item in items):
                 raise StoreError(f"the vectors of {name!r} have {length} dimensions, not {dimensions}")

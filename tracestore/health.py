@@ -76,7 +76,7 @@ def _locking(path: Path) -> str:
     version = sqlite_version()
     if needs_file_lock():
         return (
-            f"SQLite {version} can lose rows when two connections write a WAL file at once "
-            f"(mended in 3.51.3, 3.50.7 and 3.44.6), so writers take turns on {path.name}.lock"
+            f"SQLite {version} can lose rows when two connections write a WAL file concurrently (fixed "
+            f"in 3.51.3, 3.50.7 and 3.44.6), so writers take turns on {path.name}.lock"
         )
-    return f"SQLite {version} needs no lock file: several writers are safe"
+    return f"SQLite {version} needs no lock file: concurrent writers are safe"

@@ -19,7 +19,7 @@ def home_folder() -> Path:
     given = os.environ.get("CALLBOARD_HOME")
     home = Path(given) if given else Path.home() / ".callboard"
     if home.is_file():
-        raise ConfigurationError(f"{home} is a file, and should be a folder: set CALLBOARD_HOME to another place")
+        raise ConfigurationError(f"{home} is a file, but must be a folder. Set CALLBOARD_HOME to another path")
     return home
 
 

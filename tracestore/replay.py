@@ -224,7 +224,7 @@ async def _prepare(database: Database) -> None:
     if application == APPLICATION_ID:
         return
     if application or tables:
-        raise StoreError(f"{database.path} holds something else than saved replies; name another file for them")
+        raise StoreError(f"{database.path} is not a file of saved replies. Choose another file")
 
     def make(statements: Statements) -> None:
         statements.run(

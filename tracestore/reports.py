@@ -298,7 +298,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Literal["interrupted", "finished", "undone"]:
-        """``interrupted`` is also a run in progress now."""
+        """``interrupted`` includes a run in progress."""
         if self.finished_us is None:
             return "interrupted"
         return "finished" if self.undone_us is None else "undone"

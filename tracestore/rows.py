@@ -198,7 +198,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A name for people."""
 
 
-NOTHING_SAID = "nothing of what was said in it is stored, though the model was asked"
+NOTHING_SAID = "its messages are not stored, although the model was called"
 """The missing part of a session that has calls but no message."""
 
 

@@ -54,7 +54,7 @@ async def search(database: Database, index: Index, where: SearchFilter) -> list[
     """See `Store.search`."""
     terms = () if where.text is None else terms_of(where.text)
     if where.text is not None and all(term.absent for term in terms):
-        raise StoreError(f"there is no word to look for in {where.text!r}")
+        raise StoreError(f"no search word in {where.text!r}")
     if terms:
         await database.write(index.make)
         while await database.write(lambda statements: _take_in(statements, index)):

@@ -25,21 +25,26 @@ def find_kit(place: str) -> Kit:
         raise ValueError(f"{place} can't be imported: {error}") from error
     kit = found() if isinstance(found, type) and issubclass(found, Kit) else found
     if not isinstance(kit, Kit):
-        raise ValueError(f"{place} is no callboard.adapters.conformance.Kit but {type(kit).__name__}")
+        raise ValueError(f"{place} is not a callboard.adapters.conformance.Kit but {type(kit).__name__}")
     return kit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if nothing failed, 1 if a check failed, 2 if there is no such kit."""
     parser = argparse.ArgumentParser(
-        "python -m callboard.adapters.conformance", description="Check an adapter by its kit."
+        "python -m callboard.adapters.conformance",
+        description="Run the conformance checks of an adapter with its kit.",
     )
-    parser.add_argument("kit", help="package.module:NAME of the kit")
-    parser.add_argument("-k", metavar="WORD", default="", help="only checks whose name holds this")
+    parser.add_argument("kit", help="the kit, as package.module:NAME")
+    parser.add_argument("-k", metavar="WORD", default="", help="run only checks with this text in their name")
     parser.add_argument(
-        "--patience", type=float, default=120.0, metavar="SECONDS", help="what blocks for longer ends the run"
+        "--patience",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="stop the run if a check blocks for longer",
     )
-    parser.add_argument("--list", action="store_true", help="only say which checks there are")
+    parser.add_argument("--list", action="store_true", help="list the checks without running them")
     given = parser.parse_args(arguments)
     chosen = [check for check in CHECKS if given.k in check.name]
     if given.list:

@@ -70,16 +70,16 @@ def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
 
 def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
     """`message.start` is first, `message.complete` last, each there once, and all are of one message."""
-    require(events, "a message has events, and there are none")
+    require(events, "the stream has no events")
     first, *middle, last = events
     if not isinstance(first, MessageStart):
-        raise AssertionError(f"the first event is no message.start: {first!r}")
+        raise AssertionError(f"the first event is not message.start: {first!r}")
     if not isinstance(last, MessageComplete):
-        raise AssertionError(f"the last event is no message.complete: {last!r}")
+        raise AssertionError(f"the last event is not message.complete: {last!r}")
     again = [event for event in middle if isinstance(event, MessageStart | MessageComplete)]
-    require(not again, f"a message starts and ends once; between its start and its end is {again}")
+    require(not again, f"a message must start and end once, but between its start and its end is {again}")
     ids = {event.message_id for event in events}
-    require(len(ids) == 1, f"one message has one id, and here are {sorted(ids)}")
+    require(len(ids) == 1, f"a message must have one id, but the ids are {sorted(ids)}")
     return last
 
 
@@ -87,19 +87,19 @@ def check_indexes(events: Sequence[StreamEvent]) -> None:
     """Indexes never decrease, and each belongs to a block of the final content."""
     last = events[-1]
     if not isinstance(last, MessageComplete):
-        raise AssertionError("the last event is no message.complete")
+        raise AssertionError("the last event is not message.complete")
     indexes = [index for event in events if (index := _index(event)) is not None]
     require(indexes == sorted(indexes), f"content_block_index decreases: {indexes}")
     size = len(last.final_content)
     wrong = [index for index in indexes if not 0 <= index < size]
-    require(not wrong, f"content_block_index {wrong} is of no block: the final content has {size}")
+    require(not wrong, f"content_block_index {wrong} has no block: the final content has {size}")
 
 
 def check_blocks(events: Sequence[StreamEvent]) -> None:
-    """The events of each block add up to it."""
+    """Check that the events of each block add up to the block."""
     last = events[-1]
     if not isinstance(last, MessageComplete):
-        raise AssertionError("the last event is no message.complete")
+        raise AssertionError("the last event is not message.complete")
     inner = [event for event in events if _index(event) is not None]
     blocks = {index: list(block) for index, block in itertools.groupby(inner, _index)}
     for index, content in enumerate(last.final_content):
@@ -108,7 +108,7 @@ def check_blocks(events: Sequence[StreamEvent]) -> None:
         except AssertionError as error:
             raise AssertionError(f"block {index} ({type(content).__name__}): {error}") from None
     ids = [block.id for block in last.final_content if isinstance(block, ToolUseBlock)]
-    require(len(ids) == len(set(ids)), f"each tool call has an id of its own, and here are {ids}")
+    require(len(ids) == len(set(ids)), f"each tool call must have its own id, but the ids are {ids}")
 
 
 def check_usage(usage: TokenUsage) -> None:
@@ -135,16 +135,18 @@ def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, well: 
     match content:
         case TextBlock():
             texts = [event.text for event in events if isinstance(event, TextDelta)]
-            require(len(texts) == len(events), f"text has text.delta only, and here is {events}")
-            require(texts and all(texts), f"text has deltas, and each of them has text: {texts}")
+            require(len(texts) == len(events), f"text must have only text.delta, but the events are {events}")
+            require(texts and all(texts), f"text must have deltas with text, but the texts are {texts}")
             _same_text("its deltas", "".join(texts), content.text)
         case ThinkingBlock():
             deltas = [event for event in events if isinstance(event, ThinkingDelta)]
-            require(len(deltas) == len(events), f"thinking has thinking.delta only, and here is {events}")
+            require(
+                len(deltas) == len(events), f"thinking must have only thinking.delta, but the events are {events}"
+            )
             said = all(delta.text or delta.signature is not None for delta in deltas)
-            require(said, f"each delta has text or the signature: {deltas}")
+            require(said, f"each delta must have text or the signature: {deltas}")
             early = [delta for delta in deltas[:-1] if delta.signature is not None]
-            require(not early, f"only the last delta is signed, and here is {early}")
+            require(not early, f"only the last delta may be signed, but there is {early}")
             _same_text("its deltas", "".join(delta.text for delta in deltas), content.text)
             signature = deltas[-1].signature if deltas else None
             require(signature == content.signature, f"signed {signature!r}, kept as {content.signature!r}")
@@ -155,12 +157,14 @@ def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, well: 
                 case [ProviderBlock(raw=raw)] if content.provider_raw is not None:
                     require(raw == content.provider_raw.data, f"{raw!r} is not {content.provider_raw.data!r}")
                 case _:
-                    raise AssertionError(f"a block outside the catalogue is one event, and here is {events}")
+                    raise AssertionError(
+                        f"a block outside the catalogue must be one event, but the events are {events}"
+                    )
         case ImageBlock():
             shown = len(events) == 1 and isinstance(events[0], ProviderBlock)
-            require(shown, f"an image is one event of its provider's, and here is {events}")
+            require(shown, f"an image must be one provider event, but the events are {events}")
         case _:
-            raise AssertionError(f"no model makes {content!r}")
+            raise AssertionError(f"a model can't return {content!r}")
 
 
 def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, well: bool) -> None:
@@ -169,31 +173,31 @@ def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, well: b
             pass
         case _:
             raise AssertionError(
-                f"a call is start, fragments, end, and here is {[event.type for event in events]}"
+                f"a call must be start, fragments and end, but the events are {[event.type for event in events]}"
             )
     deltas = [event for event in middle if isinstance(event, ToolUseInputDelta)]
     require(len(deltas) == len(middle), f"between start and end of a call is {middle}")
     fragments = [delta.partial_json for delta in deltas]
-    require(all(fragments), f"a fragment is never empty: {fragments}")
+    require(all(fragments), f"a fragment must not be empty: {fragments}")
     ids = {start.tool_use_id, end.tool_use_id, *(delta.tool_use_id for delta in deltas)}
     require(ids == {content.id}, f"the ids of its events are {sorted(ids)}, its own is {content.id}")
     require(start.tool_name == content.name, f"started as {start.tool_name!r}, ended as {content.name!r}")
-    require(isinstance(end.final_input, dict), f"final_input is no object: {end.final_input!r}")
+    require(isinstance(end.final_input, dict), f"final_input is not an object: {end.final_input!r}")
     require(end.final_input == content.input, f"ended with {end.final_input}, kept as {content.input}")
     msgspec.json.encode(end.final_input)  # it can be sent back
     if well:
         agree = end.incomplete == content.incomplete
         require(agree, f"incomplete is {end.incomplete} at its end and {content.incomplete} in the final content")
     else:
-        require(content.incomplete, "the reply did not end well, and a call of it is not incomplete")
+        require(content.incomplete, "the reply was cut off, but one of its calls is not marked as incomplete")
     if content.raw_arguments is not None:
         _same_text("its fragments", "".join(fragments), content.raw_arguments)
-        require(content.incomplete, "arguments that are no object make the call incomplete")
-        require(content.input == {}, f"arguments that are no object give {content.input}")
+        require(content.incomplete, "invalid arguments must make the call incomplete")
+        require(content.input == {}, f"invalid arguments became {content.input}")
 
 
 def _same_text(what: str, found: str, expected: str) -> None:
-    require(found == expected, f"{what} add up to {found!r}, and it is {expected!r}")
+    require(found == expected, f"{what} add up to {found!r} instead of {expected!r}")
 
 
 PATIENCE_SECONDS = 30.0
@@ -258,7 +262,8 @@ async def failure(at: Stage, *, streamed: bool, request: CanonicalRequest | None
     if streamed:
         heard = await hear(at, request)
         require(
-            not heard.events, f"a call that failed before its reply has no events, and here are {heard.events}"
+            not heard.events,
+            f"a call that failed before its reply must have no events, but the events are {heard.events}",
         )
         if heard.error is None:
             raise AssertionError("stream() raised nothing")
@@ -332,13 +337,13 @@ def streaming(kit: Kit) -> None:
 def keyed(kit: Kit) -> None:
     """Skip the check if the provider has no keys."""
     if not kit.takes_key:
-        raise NotShown("the provider takes no key")
+        raise NotShown("the provider needs no key")
 
 
 def waiting(kit: Kit) -> None:
     """Skip the check in real time, because it would take minutes."""
     if kit.real_time:
-        raise NotShown("it waits for minutes, which needs virtual time")
+        raise NotShown("it waits for minutes and needs virtual time")
 
 
 def calling(at: Stage, calls: int = 1) -> None:

@@ -84,7 +84,7 @@ def run_check(one: Check, kit: Kit, backend: str = "virtual-asyncio") -> Outcome
             case AssertionError():
                 return Outcome(one, "failed", str(cause) or "an assertion failed", cause)
             case TimeoutError():
-                return Outcome(one, "failed", "it hangs: nothing more happens", cause)
+                return Outcome(one, "failed", "it hangs", cause)
             case _:
                 return Outcome(one, "failed", f"raised {type(cause).__name__}: {cause}", cause)
     return Outcome(one, "passed")
@@ -186,12 +186,12 @@ def checklist(outcomes: Iterable[Outcome]) -> str:
         failed = [outcome.check.name for outcome in own if outcome.result == "failed"]
         skipped = sorted({outcome.reason for outcome in own if outcome.result == "skipped"})
         if failed:
-            lines.append(f"[ ] {point}: not proved, {', '.join(failed[:4])}{' ...' if len(failed) > 4 else ''}")
+            lines.append(f"[ ] {point}: failed, {', '.join(failed[:4])}{' ...' if len(failed) > 4 else ''}")
         elif all(outcome.result == "skipped" for outcome in own):
             lines.append(f"[-] {point}: {'; '.join(skipped) or 'not checked'}")
         else:
             lines.append(f"[x] {point}")
-    lines += [f"[?] {point}: by hand" for point in BY_HAND]
+    lines += [f"[?] {point}: check by hand" for point in BY_HAND]
     return "\n".join(lines)
 
 

@@ -188,7 +188,7 @@ async def there_are_exactly_one_and_max_retries_attempts(kit: Kit) -> None:
             async with kit.stage(*scenes, max_retries=9, retry=SOON) as at:
                 error = await failure(at, streamed=streamed, request=at.request(max_retries=retries))
                 require(at.asked() == retries + 1, "the request's own max_retries was not used")
-                require(error.retryable, "what was retried in vain is still of a passing kind (retryable)")
+                require(error.retryable, "the error after all retries must still be retryable")
 
 
 def _check_reports(reports: list[AttemptReport], retries: int) -> None:

@@ -85,11 +85,11 @@ class FakeTransport:
         self.closed = False
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        """The next reply. Raises an exception in its place, or AssertionError if there is none."""
+        """Return the next reply, or raise the next exception. Raises AssertionError if there is neither."""
         await anyio.lowlevel.checkpoint()
         self.requests.append(request)
         if len(self.requests) > len(self.replies):
-            raise AssertionError(f"request number {len(self.requests)} is one more than there should be")
+            raise AssertionError(f"unexpected request number {len(self.requests)}")
         reply = self.replies[len(self.requests) - 1]
         if isinstance(reply, Exception):
             raise reply

@@ -117,8 +117,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if (name := self._stranger) is not None:
             self._stranger = None
             raise RuntimeError(
-                f"the thread {name!r} works for a loop on virtual time, which may run out over it: "
-                "run the test in real time, on the backend 'asyncio'"
+                f"the thread {name!r} works for a loop with virtual time, which does not wait for it. "
+                f"Run the test in real time, on the backend 'asyncio'"
             )
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
@@ -221,7 +221,7 @@ def backend(name: str) -> Backend:
         case "asyncio" | "trio":
             return name, {}
         case _:
-            raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
+            raise ValueError(f"unknown backend {name!r}. Expected {', '.join(BACKENDS)}")
 
 
 def run_virtual(function: Callable[[], Awaitable[T]], name: str = "virtual-asyncio") -> T:

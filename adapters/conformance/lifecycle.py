@@ -145,7 +145,7 @@ async def the_key_is_in_no_text(kit: Kit) -> None:
                     texts["the attempts' reports"] = repr(reports)
                     found += [f"{what} ({condition})" for what, text in texts.items() if KEY in text]
     if KEY in logged():
-        found.append("what was logged or printed")
+        found.append("the logs and the output")
     require(not found, f"the key is in {', '.join(dict.fromkeys(found))}")
 
 
@@ -200,7 +200,7 @@ async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
             heard.events[:0] = events
             _check_end(heard, cancelled=running, when=when)
             with within(f"a second cancel() {when}"):
-                require(await at.adapter.cancel("req_1") is False, "cancel() of what has ended is not False")
+                require(await at.adapter.cancel("req_1") is False, "cancel() after the end is not False")
             await at.must_release(f"cancelled {when}, the connection was not closed")
             require((await listen(stream)).events == [], "a stream that has ended gave more events")
 
@@ -274,7 +274,7 @@ async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
     require("".join(texts) == scene.text, f"of the text {scene.text!r} remains {texts}")
     call = last.final_content[-1]
     if not isinstance(call, ToolUseBlock):
-        raise AssertionError(f"the call that had begun is not in {last.final_content}")
+        raise AssertionError(f"the started call is not in {last.final_content}")
     require(call.incomplete or call.input, f"the call is not marked, and would be run without arguments: {call}")
 
 
@@ -290,7 +290,7 @@ async def a_cancelled_complete_raises(kit: Kit) -> None:
                     await anyio.sleep(kit.moment)
                     require(await at.adapter.cancel("req_1") is True, "cancel() of a running call is not True")
             require(raised, f"it did not raise CancelledError, cancelled after {scene}")
-            require(await at.adapter.cancel("req_1") is False, "cancel() of what has ended is not False")
+            require(await at.adapter.cancel("req_1") is False, "cancel() after the end is not False")
             require(at.asked() == 1, "another attempt was made after the cancel")
             await at.must_release("the connection was not closed")
 

@@ -225,9 +225,9 @@ async def no_history_is_poison(kit: Kit) -> None:
         require(response.text == "Hi.", f"the answer is {response.content}")
         if at.requests is None:
             return
-        require(response.warnings, "what was left out of the history is not told in the response's warnings")
+        require(response.warnings, "the warnings do not list the content left out of the history")
         body = sent(at, 0).body.decode()
-        require("c2lnbmF0dXJl" not in body, "somebody else's signature was sent")
+        require("c2lnbmF0dXJl" not in body, "a foreign signature was sent")
         try:
             calls, answers = over_http(kit).ids(sent_body(at, 0))
         except NotShown:
@@ -379,7 +379,7 @@ async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
         if isinstance(asked, bool) and isinstance(otherwise, bool) and asked is not otherwise:
             others[name] = otherwise
     if not others:
-        raise NotShown("neither the model nor the way of the reply stands in the body")
+        raise NotShown("the body has neither the model nor the kind of reply")
     for name, value in others.items():
         async with kit.stage(Says("Hi.", streamed=False)) as at:
             error = await refusal(at, provider_options=_options(kit, name, value))

@@ -267,7 +267,7 @@ async def usage_is_what_the_provider_said(kit: Kit) -> None:
     for usage in (plain, streamed):
         check_usage(usage)
         if kit.usage is None:
-            require(str(usage.source) == "estimated", f"usage that nobody reported is {usage.source!r}")
+            require(str(usage.source) == "estimated", f"usage without a report is {usage.source!r}")
             require(usage.input_tokens > 0 and usage.output_tokens > 0, f"the estimate is {usage}")
         else:
             for count in ("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens"):

@@ -291,7 +291,7 @@ class HttpAdapter:
     def _that_has(self, part: T | None, what: str) -> T:
         if part is None:
             raise CapabilityError(
-                f"{self.name} can't {what}: its adapter has no wire for that", provider=self.name
+                f"{self.name} can't {what}: its adapter does not support that", provider=self.name
             )
         return part
 

@@ -449,7 +449,7 @@ def came_to_nothing(error: AdapterError) -> bool:
 
 def _unknown_outcome(provider: str, error: AdapterError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"{provider}: the request was sent, and it may have been carried out and be billed: {error}",
+        f"{provider}: the request was sent and may have been run and billed: {error}",
         provider_status=error.provider_status,
         provider_code=error.provider_code,
         provider_message=error.provider_message,

@@ -111,7 +111,7 @@ class HttpCall(HttpAttempts):
         wire, model = self.wire, self.request.wire_model
         if wire.is_unknown(model):
             await self.wait(
-                lambda: wire.learn_model(model, self.client.look_up), what="what the server says of the model"
+                lambda: wire.learn_model(model, self.client.look_up), what="the server's facts about the model"
             )
         try:
             written = emulation.write_request(wire, self._informed(), stream=self.streamed)
@@ -192,7 +192,7 @@ class HttpCall(HttpAttempts):
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise self.client.unreadable(body, reply.headers, error) from error
         if not assembler.complete:
-            raise self.client.unreadable(body, reply.headers, "it holds no message")
+            raise self.client.unreadable(body, reply.headers, "it has no message")
         return assembler.take()
 
     def _read_events(self, body: bytes) -> list[StreamEvent] | None:

@@ -368,7 +368,7 @@ def build_error(
     if hint is None and status == 429:
         hint = reset_seconds(headers, now_us)
     return kind(
-        f"{provider}: {said}" if status is None else f"{provider} answered {status}: {said}",
+        f"{provider}: {said}" if status is None else f"{provider} returned {status}: {said}",
         provider=provider,
         provider_status=status,
         provider_code=code,

@@ -173,8 +173,8 @@ def not_of_protocol(
     retried.
     """
     kind = content_type(headers)
-    said = f"{name}: {found} of {host_of(url)} is none of its protocol ({kind or 'no content type'}): {why}"
-    said += f"; it begins {excerpt(body)!r}" if body.strip() else "; it is empty"
+    said = f"{name}: {found} of {host_of(url)} does not follow its protocol ({kind or 'no content type'}): {why}"
+    said += f"; it starts with {excerpt(body)!r}" if body.strip() else "; it is empty"
     if is_foreign(body, kind):
         return StreamError(f"{said}; {_ADVICE}", retryable=False)
     return StreamError(said)
@@ -200,8 +200,8 @@ def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> st
     """The origin of a reply in words, for an error's text. Empty if it is obviously the provider."""
     if 300 <= status < 400:
         target = headers.get("location", "")
-        where = f"to {place(target)}" if target else "without saying where to"
-        return f" ({host_of(url)} redirects {where}, which is never followed: correct base_url)"
+        where = f"to {place(target)}" if target else "without a target"
+        return f" ({host_of(url)} redirects {where}, and redirects are not followed: correct base_url)"
     if body.lstrip()[:1] in (b"{", b"[") or body.startswith((b"data:", b"event:")):
         return ""
     return f" ({content_type(headers) or 'no content type'}, from {host_of(url)})"

@@ -60,7 +60,7 @@ class Edit(msgspec.Struct, frozen=True):
         """The change in words, after "provider refused the request"."""
         said = ".".join(self.path)
         if self.rename is not None:
-            return f"{said} is called {self.rename} there"
+            return f"{said} was renamed to {self.rename}"
         if self.value is not UNSET:
             return f"{said} was set to {self.value!r}"
         return f"{said} was left out" if self.entry is UNSET else f"{self.entry} of {said} was left out"
@@ -235,7 +235,7 @@ def _matched(patterns: Iterable[str], messages: Iterable[str]) -> re.Match[str] 
 
 def _warning(provider: str, what: str) -> CallWarning:
     return CallWarning(
-        WarningCode.REQUEST_REPAIRED, f"{provider} refused the request: {what}, and it was sent again"
+        WarningCode.REQUEST_REPAIRED, f"{provider} rejected the request: {what}, and the request was sent again"
     )
 
 
@@ -256,7 +256,7 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
     if not count:
         return None
     mended = msgspec.structs.replace(request, messages=tuple(message for message in bare if message.content))
-    said = f"it did not accept its reasoning back; {count} blocks went without it, or were left out"
+    said = f"it did not accept its reasoning in the history; {count} blocks were sent without it or left out"
     warning = CallWarning(WarningCode.REASONING_REFUSED, _warning(provider, said).message)
     return Repair("signature", mended, (), warning)
 
@@ -266,7 +266,7 @@ def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider
     if limit is None:
         return None
     said = (
-        f"max_output_tokens was lowered from {request.max_output_tokens} to {limit}, the most that it takes here"
+        f"max_output_tokens was lowered from {request.max_output_tokens} to {limit}, the maximum of the provider"
     )
     mended = msgspec.structs.replace(request, max_output_tokens=limit)
     return Repair("output_limit", mended, (), _warning(provider, said))
@@ -381,5 +381,5 @@ def _with_told_tools(
     mended = tuple(tell_tools(request.messages, told, wire_ids or set()))
     if mended == request.messages:
         return None
-    said = f"it did not accept a tool call or its result; {len(told)} of them were told in words"
+    said = f"it did not accept a tool call or its result; {len(told)} of them were sent as text"
     return Repair("tool_pairs", msgspec.structs.replace(request, messages=mended), (), _warning(provider, said))

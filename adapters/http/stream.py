@@ -214,7 +214,7 @@ class HttpStream:
         if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
             if is_page(reply.headers):
                 page = await self._call.wait(lambda: read_error_body(reply), what="the reply's body")
-                raise self._client.unreadable(page, reply.headers, "it is a page")
+                raise self._client.unreadable(page, reply.headers, "it is a web page")
             self._read_as_events()
             return
         first = await self._call.wait(lambda: _beginning(reply), what="the reply's body")

@@ -344,10 +344,10 @@ class HttpClient:
         call = self.wire.health_request()
         if call is None:
             if self.keys.own.known != _NO_KEY:
-                return AdapterHealth(True, f"not asked: {self.name} has nothing to ask that costs nothing")
+                return AdapterHealth(True, f"not contacted: {self.name} has no free request for a health check")
             return AdapterHealth(False, "no key", f"Set a key of {self.name}.")
         seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
-        health = AdapterHealth(False, f"no key came within {seconds:g} s", "See what its function waits for.")
+        health = AdapterHealth(False, f"no key was returned within {seconds:g} s", "Check why its function waits.")
         key = self.keys.own
         with anyio.move_on_after(seconds):
             try:

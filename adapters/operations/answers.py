@@ -129,7 +129,7 @@ class HttpJobs:
 
 def found_again(job: J, why: str) -> J:
     """The job with a warning that its creation was not confirmed."""
-    said = f"the answer to its creation was lost ({why}); it was found in the provider's list"
+    said = f"the answer to its creation was lost ({why}). The job was found in the provider's list"
     return msgspec.structs.replace(job, warnings=(CallWarning(WarningCode.FOUND_AGAIN, said),))
 
 
@@ -184,7 +184,7 @@ class HttpEmbeddings:
         attempts.first_event(reply.headers)
         warnings = written.warnings
         if found.input_tokens is None:
-            said = f"{name} reported no usage: it is an estimate"
+            said = f"{name} reported no usage. The usage is an estimate"
             warnings = (*warnings, CallWarning(WarningCode.USAGE_ESTIMATED, said))
         return EmbeddingResponse(
             request_id=request.request_id,
@@ -227,16 +227,16 @@ class EmbeddingOnlyWire(ChatWire):
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         raise CapabilityError(
-            f"{self.name} embeds texts and holds no conversations: use `engine.embed(texts, model=...)`",
+            f"{self.name} embeds texts and has no conversations. Use `engine.embed(texts, model=...)`",
             provider=self.name,
             request_id=request.request_id,
         )
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        raise InvalidRequestError(f"{self.name} holds no conversations")
+        raise InvalidRequestError(f"{self.name} has no conversations")
 
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
-        raise InvalidRequestError(f"{self.name} holds no conversations")
+        raise InvalidRequestError(f"{self.name} has no conversations")
 
 
 class HttpImages:
@@ -280,7 +280,7 @@ class HttpImages:
     ) -> ImageResponse:
         name = self._client.name
         if len(made.images) < request.n:
-            said = f"{request.n} images were asked for and {len(made.images)} came"
+            said = f"{request.n} images were requested and {len(made.images)} returned"
             warnings = (*warnings, CallWarning(WarningCode.FEWER_IMAGES, said))
         return ImageResponse(
             request_id=request.request_id,
@@ -298,7 +298,9 @@ class HttpImages:
 
 
 def _no_image(reply: ImageReply) -> AdapterError:
-    words = f"no image came, but words: {reply.said[:500]}" if reply.said else "the reply holds no image"
+    words = (
+        (f"text was returned instead of an image: {reply.said[:500]}") if reply.said else "the reply has no image"
+    )
     error = InvalidRequestError(words)
     error.usage = reply.usage  # it is billed nevertheless
     return error

@@ -130,7 +130,7 @@ class HttpBatches(HttpJobs):
             question = page.following if len(young) == len(page.jobs) else None
         if len(candidates) > 1:
             ids = ", ".join(job.id for job in candidates)
-            raise OutcomeUnknownError(f"{provider}: several batches may be the one that was asked for: {ids}")
+            raise OutcomeUnknownError(f"{provider}: several batches match the request: {ids}")
         return msgspec.structs.replace(candidates[0], certain=wire.marks) if candidates else None
 
     def _may_be(self, job: BatchJob, mark: str, count: int) -> bool:
@@ -144,7 +144,7 @@ class HttpBatches(HttpJobs):
         if found is None:
             return None
         self._handed_out.add(found.id)
-        return found_again(msgspec.structs.replace(found, key=key), "its process ended before it came")
+        return found_again(msgspec.structs.replace(found, key=key), "its process ended before it arrived")
 
     async def retrieve(self, job_id: str, model: str, key: str | None) -> BatchJob:
         job = await self._ask(self.wire.retrieve(job_id), self._read_job, model, key)
@@ -152,7 +152,7 @@ class HttpBatches(HttpJobs):
 
     async def cancel(self, job: BatchJob, model: str) -> bool:
         if not job.certain:
-            raise OutcomeUnknownError(f"batch {job.id} may be another's, so it isn't cancelled")
+            raise OutcomeUnknownError(f"batch {job.id} may belong to another request, so it is not cancelled")
         try:
             await self._ask(self.wire.cancel(job.id), lambda body, headers: None, model, job.key)
         except NotFoundError:
@@ -177,7 +177,7 @@ class HttpBatches(HttpJobs):
             downloads.start_again()
             await anyio.sleep(backoff_delay(without_gain, self._client.config.retry, self._client.clock.random()))
         if len(downloads.lines) and not any(item.id in downloads.lines for item in items):
-            said = f"{self._client.name}: the results of batch {job.id} are those of other requests"
+            said = f"{self._client.name}: the results of batch {job.id} belong to other requests"
             raise OutcomeUnknownError(said)
         return _Outcomes(items, lambda item: self._outcome(job, item, downloads))
 
@@ -299,7 +299,7 @@ class Downloads:
         try:
             self._take(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            said = f"{self._client.name}: the results of a batch break off, or hold a line that is none: {error}"
+            said = f"{self._client.name}: the results of a batch are cut off or have an invalid line: {error}"
             raise StreamError(said, retryable=True) from error
 
     def _take(self, text: bytes) -> None:
@@ -308,7 +308,7 @@ class Downloads:
 
 
 class _ReplyOfBatch:
-    """The HTTP reply that a request of a batch would have had alone."""
+    """The HTTP reply that a batch request gets if it is sent alone."""
 
     status = 200
     headers: Mapping[str, str] = {}
@@ -352,7 +352,7 @@ def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
                 )
             )
         case _:
-            return StreamError(f"{job.provider}: batch {job.id} is over, and has no result of this request")
+            return StreamError(f"{job.provider}: batch {job.id} has ended without a result for this request")
 
 
 MOST_IN_MEMORY = 32 * 1024 * 1024

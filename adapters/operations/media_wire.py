@@ -96,16 +96,18 @@ def fit_image(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
     """
     model = request.wire_model
     if not request.prompt.strip():
-        raise InvalidRequestError("there is no prompt to make an image of")
+        raise InvalidRequestError("an image needs a prompt")
     if request.operation not in can.operations:
-        raise CapabilityError(f"{model} can't {request.operation}: it can {', '.join(can.operations)}")
+        raise CapabilityError(f"{model} can't {request.operation}. It supports {', '.join(can.operations)}")
     if can.max_images is not None and request.n > can.max_images:
         raise CapabilityError(f"{model} makes at most {can.max_images} images in one request, not {request.n}")
     if can.max_prompt_characters is not None and len(request.prompt) > can.max_prompt_characters:
         length = f"{len(request.prompt)} characters"
-        raise CapabilityError(f"{model} reads {can.max_prompt_characters} characters, and the prompt has {length}")
+        raise CapabilityError(
+            f"{model} accepts {can.max_prompt_characters} characters, but the prompt has {length}"
+        )
     if can.max_input_images is not None and len(request.images) > can.max_input_images:
-        raise CapabilityError(f"{model} takes {can.max_input_images} images, not {len(request.images)}")
+        raise CapabilityError(f"{model} accepts {can.max_input_images} images, not {len(request.images)}")
     for block in request.images:
         _check_input(block, can, model)
     if request.mask is not None:
@@ -118,7 +120,7 @@ def fit_image(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
         if value is not None and choices is not None and value not in choices:
             raise CapabilityError(f"{model} has no {name} {value!r}: {_offer(choices)}")
     if request.background == "transparent" and request.output_format == "jpeg":
-        raise CapabilityError("a JPEG can't be transparent: ask for png or webp")
+        raise CapabilityError("a JPEG can't be transparent: use png or webp")
     return _fit_size(request, can)
 
 
@@ -126,10 +128,10 @@ def _fit_size(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
     model, size, aspect = request.wire_model, request.size, request.aspect_ratio
     ratio = None if aspect is None else read_ratio(aspect)
     if aspect is not None and ratio is None:
-        raise CapabilityError(f"the aspect ratio {aspect!r} is none: write it as 16:9")
+        raise CapabilityError(f"invalid aspect ratio {aspect!r}: write it as 16:9")
     pixels = None if size is None else read_size(size)
     if ratio is not None and pixels is not None:
-        raise CapabilityError(f"ask for the size {size} or for the aspect ratio {aspect}, not for both")
+        raise CapabilityError(f"set the size {size} or the aspect ratio {aspect}, not both")
     if size is not None and can.sizes is not None and size not in can.sizes:
         if not can.free_sizes or pixels is None:
             raise CapabilityError(f"{model} has no size {size!r}: {_offer(can.sizes)}")
@@ -152,9 +154,9 @@ def _fit_size(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
 def _check_free(size: tuple[int, int], can: ImageCapabilities, model: str) -> None:
     width, height = size
     if width % can.size_step or height % can.size_step:
-        raise CapabilityError(f"{model} has sizes of multiples of {can.size_step} pixels, not {width}x{height}")
+        raise CapabilityError(f"{model} needs multiples of {can.size_step} pixels, not {width}x{height}")
     if max(width, height) > 3 * min(width, height):
-        raise CapabilityError(f"{model} has aspect ratios from 1:3 to 3:1, not that of {width}x{height}")
+        raise CapabilityError(f"{model} needs an aspect ratio from 1:3 to 3:1, not that of {width}x{height}")
     if can.max_pixels is not None and width * height > can.max_pixels:
         raise CapabilityError(f"{model} has no size {width}x{height}: at most {can.max_pixels} pixels")
 
@@ -162,18 +164,20 @@ def _check_free(size: tuple[int, int], can: ImageCapabilities, model: str) -> No
 def _check_input(block: ImageBlock, can: ImageCapabilities, model: str) -> None:
     media_type, data = input_bytes(block)
     if can.input_media_types is not None and media_type not in can.input_media_types:
-        raise CapabilityError(f"{model} takes no {media_type or 'such image'}: {_offer(can.input_media_types)}")
+        raise CapabilityError(
+            f"{model} does not accept {media_type or 'such an image'}: {_offer(can.input_media_types)}"
+        )
     if can.max_input_bytes is not None and len(data) > can.max_input_bytes:
-        raise CapabilityError(f"{model} takes images of {can.max_input_bytes} bytes, not {len(data)}")
+        raise CapabilityError(f"{model} accepts images of {can.max_input_bytes} bytes, not {len(data)}")
 
 
 def _check_mask(mask: ImageBlock, image: ImageBlock) -> None:
     media_type, data = input_bytes(mask)
     if media_type != "image/png":
-        raise CapabilityError(f"a mask is a PNG, not {media_type or 'of an unknown type'}")
+        raise CapabilityError(f"a mask must be a PNG, not {media_type or 'of an unknown type'}")
     own, other = image_size(data), image_size(input_bytes(image)[1])
     if own is not None and other is not None and own != other:
-        raise CapabilityError(f"the mask is of {own[0]}x{own[1]} pixels, and its image of {other[0]}x{other[1]}")
+        raise CapabilityError(f"the mask has {own[0]}x{own[1]} pixels, but its image has {other[0]}x{other[1]}")
 
 
 def _offer(choices: tuple[str, ...]) -> str:
@@ -191,7 +195,7 @@ def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -
     try:
         data = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise StreamError(f"an image is no base64: {error}") from error
+        raise StreamError(f"an image is not base64: {error}") from error
     if not data:
         raise StreamError("an image is empty")
     width, height = image_size(data) or (None, None)
@@ -255,28 +259,30 @@ def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
     """Require that the model can make the video. No field is dropped, because each video costs money."""
     model = request.wire_model
     if not request.prompt.strip():
-        raise InvalidRequestError("there is no prompt to make a video of")
+        raise InvalidRequestError("a video needs a prompt")
     if request.seconds is not None and can.seconds is not None and request.seconds not in can.seconds:
         offer = ", ".join(map(str, can.seconds))
-        raise CapabilityError(f"{model} makes no videos of {request.seconds} s: it offers {offer}")
+        raise CapabilityError(f"{model} does not offer videos of {request.seconds} s. It offers {offer}")
     if request.size is not None and can.sizes is not None and request.size not in can.sizes:
         raise CapabilityError(f"{model} has no size {request.size!r}: it offers {', '.join(can.sizes)}")
     if can.max_prompt_characters is not None and len(request.prompt) > can.max_prompt_characters:
-        raise CapabilityError(f"{model} reads {can.max_prompt_characters} characters of a prompt")
+        raise CapabilityError(f"{model} accepts {can.max_prompt_characters} characters in a prompt")
     match can.audio, request.audio:
         case "always", False:
-            raise CapabilityError(f"{model} makes no videos without sound")
+            raise CapabilityError(f"{model} can't make videos without sound")
         case "never", True:
-            raise CapabilityError(f"{model} makes no sound")
+            raise CapabilityError(f"{model} can't make sound")
         case _:
             pass
     if request.first_frame is not None:
         if not can.first_frame:
-            raise CapabilityError(f"{model} takes no first frame")
+            raise CapabilityError(f"{model} does not accept a first frame")
         media_type = media_type_of(request.first_frame)
         if can.first_frame_media_types is not None and media_type not in can.first_frame_media_types:
             offer = ", ".join(can.first_frame_media_types)
-            raise CapabilityError(f"{model} takes no first frame of {media_type or 'that kind'}: it takes {offer}")
+            raise CapabilityError(
+                f"{model} does not accept a first frame of {media_type or 'that kind'}. It accepts {offer}"
+            )
 
 
 def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:

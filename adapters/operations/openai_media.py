@@ -309,7 +309,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         status = _STATUSES.get(video.status, "in_progress")
         warnings: tuple[CallWarning, ...] = ()
         if video.status not in _STATUSES:
-            said_so = f"the job's status is {video.status!r}, which is none of the protocol: taken as in progress"
+            said_so = f"the job's status is {video.status!r}, which is unknown. It is treated as in progress"
             warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, said_so),)
         named = video.model or model
         said = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)

@@ -195,7 +195,7 @@ def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarn
     """
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:
-        what = "Cohere's models want an input_type; the texts were embedded as documents"
+        what = "Cohere's models require an input_type. The texts were embedded as documents"
         warnings = (CallWarning(WarningCode.INPUT_TYPE_ASSUMED, what),)
     fields: JsonObject = {
         "texts": list(request.inputs),

@@ -89,7 +89,7 @@ class HttpVideos(HttpJobs):
             job for job in jobs if job.id not in self._handed_out and (job.created_at or 0) >= began - CLOCKS_APART
         ]
         if len(found) > 1:
-            raise OutcomeUnknownError(f"{name}: several jobs may be the one that was asked for")
+            raise OutcomeUnknownError(f"{name}: several jobs match the request")
         return found[0] if found else None
 
     async def retrieve(self, job_id: str, model: str, terms: VideoTerms) -> VideoJob:
@@ -110,7 +110,7 @@ class HttpVideos(HttpJobs):
     async def delete(self, job_id: str, model: str) -> bool:
         call = self.wire.delete(job_id)
         if call is None:
-            raise CapabilityError(f"{self._client.name} has no way to end a job: {job_id} goes on")
+            raise CapabilityError(f"{self._client.name} can't cancel a job: {job_id} continues")
         try:
             await self._ask(call, lambda body, headers: None, model, self._key_of.get(job_id))
         except NotFoundError:
@@ -121,11 +121,11 @@ class HttpVideos(HttpJobs):
 
     async def open(self, job: VideoJob, variant: VideoVariant, start: int, etag: str) -> VideoContent:
         if job.status != "completed":
-            raise InvalidRequestError(f"job {job.id} is {job.status}: there is nothing to download")
+            raise InvalidRequestError(f"job {job.id} is {job.status}: there is no file to download")
         client = self._client
         can = self.capabilities(job.model.removeprefix(f"{client.name}:"))
         if variant not in can.variants:
-            raise CapabilityError(f"{job.model} has no {variant} to download: it has {', '.join(can.variants)}")
+            raise CapabilityError(f"{job.model} has no {variant} to download. It has {', '.join(can.variants)}")
         address = self.wire.content(job, variant)
         inline = read_data_url(address)
         if inline is not None:
@@ -140,7 +140,7 @@ class HttpVideos(HttpJobs):
         content = HttpVideoContent(reply, client.config.stream_read_timeout, client.name)
         if not content.usable(start):
             await close_reply(reply)
-            raise StreamError(f"{client.name}: the server sent another part of the file than was asked for")
+            raise StreamError(f"{client.name}: the server sent another part of the file than requested")
         return content
 
     async def _open_with_key(self, url: str, headers: Mapping[str, str], key: Key) -> HttpReply:
@@ -183,13 +183,13 @@ class HttpVideos(HttpJobs):
                     url = urljoin(url, target)
                     if urlsplit(url).scheme not in ("http", "https"):
                         raise StreamError(
-                            f"{client.name}: a download leads to {urlsplit(url).scheme}", retryable=False
+                            f"{client.name}: a download redirects to {urlsplit(url).scheme}", retryable=False
                         )
                     continue
                 raise client.error_of(await self._within(read_error_body(reply)), reply)
             finally:
                 await close_reply(reply)
-        raise StreamError(f"{client.name}: a download leads in circles", retryable=False)
+        raise StreamError(f"{client.name}: a download redirects in a loop", retryable=False)
 
     def _is_allowed(self, url: str) -> bool:
         """Whether the configuration allows the host of an address in a reply."""

@@ -142,7 +142,7 @@ def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
     for size in sizes:
         if size + 1 > limits.max_bytes:
             raise InvalidRequestError(
-                f"one request has {size:,} bytes, and a whole batch may have {limits.max_bytes:,}"
+                f"one request has {size:,} bytes, but a batch may have at most {limits.max_bytes:,}"
             )
         if not counts or counts[-1] == limits.max_requests or size + 1 > room:
             counts.append(0)
@@ -289,10 +289,10 @@ def fit_texts(
 ) -> tuple[EmbeddingRequest, list[CallWarning]]:
     """The request without the settings that the model lacks, and a warning for each."""
     if not request.inputs:
-        raise InvalidRequestError("there is no text to embed")
+        raise InvalidRequestError("pass a text to embed")
     if len(request.inputs) > can.max_inputs:
         raise CapabilityError(
-            f"{provider} takes {can.max_inputs} texts in one request, not {len(request.inputs)}: use embed_all"
+            f"{provider} accepts {can.max_inputs} texts in one request, not {len(request.inputs)}. Use embed_all"
         )
     warnings: list[CallWarning] = []
     dimensions, input_type = request.dimensions, request.input_type
@@ -306,11 +306,11 @@ def fit_texts(
         warnings.append(dropped("input_type", provider, f"{request.wire_model} has no {input_type!r}"))
         input_type = None
     if request.truncate and not can.supports_truncation and not can.cuts_silently:
-        warnings.append(dropped("truncate", provider, "it refuses a text that is too long, whatever is asked"))
+        warnings.append(dropped("truncate", provider, "it always rejects a text that is too long"))
     if can.cuts_silently and not request.truncate and can.max_input_tokens is not None:
         long = [str(at) for at, text in enumerate(request.inputs) if estimate(text) > can.max_input_tokens]
         if long:
-            most = f"{request.wire_model} reads {can.max_input_tokens} tokens and cuts what is longer"
+            most = f"{request.wire_model} accepts {can.max_input_tokens} tokens and cuts longer texts"
             warnings.append(CallWarning(WarningCode.INPUT_MAY_BE_CUT, f"text {', '.join(long[:10])}: {most}"))
     encoding = request.encoding or can.encodings[0]
     if encoding not in can.encodings:
@@ -323,7 +323,7 @@ def fit_texts(
 def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
     """Raise unless there is one vector of the requested length for each text."""
     if len(reply.vectors) != len(request.inputs):
-        what = f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came"
+        what = f"{len(request.inputs)} texts were sent, but {len(reply.vectors)} vectors returned"
         raise StreamError(what, retryable=False)  # it was billed, and a retry would be again
     sizes = {len(vector) for vector in reply.vectors}
     if len(sizes) > 1:
@@ -331,8 +331,8 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
         raise StreamError(what, retryable=False)
     if request.dimensions is not None and sizes != {request.dimensions}:
         raise CapabilityError(
-            f"{request.wire_model} was asked for {request.dimensions} dimensions and gave {sizes.pop()}: "
-            "the server doesn't know the parameter"
+            f"{request.wire_model} returned {sizes.pop()} dimensions instead of {request.dimensions}: "
+            f"the server ignores the parameter"
         )
 
 
@@ -352,7 +352,7 @@ def read_vector(value: str | Sequence[float]) -> Vector:
     try:
         raw = base64.b64decode(value, validate=True)
     except ValueError as error:
-        raise StreamError(f"a vector is no base64: {error}") from error
+        raise StreamError(f"a vector is not base64: {error}") from error
     return from_bytes(raw)
 
 
@@ -362,7 +362,7 @@ def from_bytes(raw: bytes) -> Vector:
     Some servers send int8 values under the same label, which would decode to nonsense.
     """
     if not raw or len(raw) % _BYTES:
-        raise StreamError(f"a vector of {len(raw)} bytes is not made of float32 numbers")
+        raise StreamError(f"a vector of {len(raw)} bytes does not consist of float32 numbers")
     vector = array("f")
     vector.frombytes(raw)
     if sys.byteorder == "big":
@@ -370,7 +370,9 @@ def from_bytes(raw: bytes) -> Vector:
     head = vector[:_LOOKED_AT]
     odd = sum(not (number == 0 or _LEAST < abs(number) < _MOST) for number in head)
     if len(head) >= _LOOKED_AT // 8 and odd * 4 > len(head):
-        what = f"a vector of {len(raw)} bytes is not made of float32 numbers; they may be int8: ask for floats"
+        what = (
+            f"a vector of {len(raw)} bytes does not consist of float32 numbers. They may be int8: request floats"
+        )
         raise StreamError(what, retryable=False)
     return vector
 
@@ -382,4 +384,4 @@ def from_numbers(numbers: Sequence[float]) -> Vector:
     try:
         return array("f", numbers)
     except (OverflowError, TypeError) as error:
-        raise StreamError(f"a vector has what is no number: {error}") from error
+        raise StreamError(f"a vector has an invalid number: {error}") from error

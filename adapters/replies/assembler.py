@@ -212,7 +212,7 @@ class Assembler:
             return
         if given != (block.final_input if block.final_input is not None else parse_arguments(block.text).value):
             block.final_input = given
-            message = f"the arguments for {block.tool_name!r} at the end of the call differ from those before"
+            message = f"the arguments for {block.tool_name!r} at the end of the call differ from the streamed ones"
             self.warn(WarningCode.ARGUMENTS_REPLACED, message)
 
     def block_raw(self, key: Key, raw: JsonObject) -> None:
@@ -344,7 +344,7 @@ class Assembler:
         if usage.source is UsageSource.INCONSISTENT:
             self.warn(
                 WarningCode.USAGE_INCONSISTENT,
-                f"{self.provider} reported a usage that contradicts itself, so the call has no price",
+                f"{self.provider} reported usage that contradicts itself, so the call has no price",
             )
         content = tuple(block.content for block in self._done if block.content is not None)
         self.stop_reason, self.raw_stop_reason, self.usage = stop_reason, raw, usage
@@ -361,7 +361,7 @@ class Assembler:
 
     def end_unsaid(self) -> None:
         """Warn that the reply gives no stop reason."""
-        self.warn(WarningCode.NO_STOP_REASON, "the provider did not say why the reply ended")
+        self.warn(WarningCode.NO_STOP_REASON, "the provider sent no stop reason")
 
     @property
     def has_tool_use(self) -> bool:
@@ -443,7 +443,7 @@ class Assembler:
             assert isinstance(call, ToolUseBlock)
             assert isinstance(first, ToolUseBlock)
             if call.incomplete or not call.input or (call.input == first.input and not first.incomplete):
-                message = f"the call of {call.name!r} came twice under one id, and counts once"
+                message = f"the call of {call.name!r} arrived twice with the same id and counts once"
                 self.warn(WarningCode.REPEATED_CALL, message)
             else:
                 self._start(block)
@@ -481,7 +481,7 @@ class Assembler:
         self._ready += block.close(self._raw, self.clean_input, cut_off=cut_off)
         self._done.append(block)
         if block.unwrapped:
-            message = f"the arguments for {block.tool_name!r} were a JSON string that held the object"
+            message = f"the arguments for {block.tool_name!r} were a JSON string with the object inside"
             self.warn(WarningCode.ARGUMENTS_UNWRAPPED, message)
 
     def _raw(self, data: JsonObject) -> ProviderRaw:

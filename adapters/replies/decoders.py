@@ -103,7 +103,7 @@ def _parse(text: str) -> Json:
 
 
 def _no_json(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
@@ -122,7 +122,7 @@ def mend_body(text: bytes) -> Mended | None:
     """The body with everything invalid in JSON replaced; None if there is none."""
     replaced: list[str] = []
     steps = (
-        ("bytes that are no UTF-8", _as_utf8),
+        ("invalid UTF-8", _as_utf8),
         ("NaN or Infinity", _without_constants),
         ("half a surrogate pair", mend_json),
     )

@@ -124,7 +124,7 @@ def reads_server_sent_events(normaliser: StreamNormaliser) -> bool:
 def _failure(error: Exception) -> AdapterError:
     if isinstance(error, AdapterError):
         return error
-    return StreamError(f"the provider sent an event that is none of its protocol: {error}")
+    return StreamError(f"the provider sent an event outside its protocol: {error}")
 
 
 def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:

@@ -187,7 +187,7 @@ def fill_usage(
     if not known:
         assembler.warn(
             WarningCode.USAGE_ESTIMATED,
-            f"{assembler.provider} reported only a part of the usage; the rest is an estimate",
+            f"{assembler.provider} reported only a part of the usage. The rest is an estimate",
         )
     if prompt is None:
         assert request is not None

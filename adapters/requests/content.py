@@ -92,7 +92,7 @@ def encode_json(value: Json) -> bytes:
         except UnicodeEncodeError:
             return msgspec.json.encode(mend_json_value(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequestError(f"the request is no JSON: {error}") from error
+        raise InvalidRequestError(f"the request is not JSON: {error}") from error
 
 
 def as_text(value: Json) -> str:

@@ -30,7 +30,7 @@ from .fitted import Loss, WireCall, block_type
 from .settings import check_demands, check_tool_choice
 
 WARNING = CallWarning(
-    WarningCode.TOOLS_EMULATED, "this model has no tools of its own: calls are emulated by constrained output"
+    WarningCode.TOOLS_EMULATED, "this model does not support tools. Its calls are emulated with constrained output"
 )
 
 
@@ -257,7 +257,7 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
 
 def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
     """The calls and results of the history in words."""
-    reason = "tools are emulated: it is told in words"
+    reason = "tools are emulated, so it is sent as text"
     for message in request.messages:
         for block in message.content:
             if isinstance(block, ToolUseBlock | ToolResultBlock):

@@ -47,7 +47,7 @@ class ToolIdRule(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.allows(self.derive("")):
-            raise ValueError(f"ids such as {self.derive('')!r} break the rule that they are derived by")
+            raise ValueError(f"ids such as {self.derive('')!r} break their derivation rule")
 
     def allows(self, wire_id: str) -> bool:
         return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
@@ -213,7 +213,7 @@ def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
     """The text for a message that lost all its blocks. Without it the message would vanish, and so would the
     question of its answer.
     """
-    return [TextBlock(f"({block_type(block)} left out: it can't be shown here)") for block in refused]
+    return [TextBlock(f"({block_type(block)} left out: not supported here)") for block in refused]
 
 
 # --- Supported content ---
@@ -224,7 +224,7 @@ def refusal(block: ContentBlock, target: Target) -> str | None:
     match block:
         case OpaqueBlock():
             reason = foreign(block, target)
-            return reason if reason or target.takes_opaque else "this protocol takes no such content"
+            return reason if reason or target.takes_opaque else "this protocol does not support this content"
         case ImageBlock():
             kind, accepts, types = "images", target.accepts_images, target.image_types
         case AudioBlock():
@@ -234,13 +234,13 @@ def refusal(block: ContentBlock, target: Target) -> str | None:
         case _:
             return None
     if not accepts:
-        return f"the model takes no {kind}"
+        return f"the model does not accept {kind}"
     if is_empty(block):
-        return "there is nothing in it"
+        return "it is empty"
     media_type = media_type_of(block, target.fetches)
     if types is None or media_type is None or media_type in types:
         return None
-    return f"{media_type or 'no media type'} is none of {', '.join(types)}"
+    return f"{media_type or 'no media type'} is not one of {', '.join(types)}"
 
 
 def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: Target) -> str | None:
@@ -249,7 +249,7 @@ def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: T
         return reason
     kind = str(type(block).__struct_config__.tag)
     what = block.kind if isinstance(block, OpaqueBlock) else kind
-    return None if kind in target.results_carry else f"a tool's result can't hold any {what} here"
+    return None if kind in target.results_carry else f"a tool result can't have {what} here"
 
 
 def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: Target) -> str | None:
@@ -260,13 +260,13 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
     if origin is None and target.adopts_signatures and not unsigned:
         origin = target.provider
     if origin != target.provider:
-        return f"it belongs to {origin or 'an unknown provider'}"
+        return f"only {origin or 'an unknown provider'} accepts it"
     if isinstance(block, OpaqueBlock):
         return None
     if not target.replays_thinking:
-        return "this protocol takes no reasoning back"
+        return "this protocol does not accept reasoning"
     if raw is not None and None not in (raw.model, target.model) and raw.model != target.model:
-        return f"it belongs to the model {raw.model}"
+        return f"only the model {raw.model} accepts it"
     return None
 
 

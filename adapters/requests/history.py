@@ -70,8 +70,8 @@ class Losses:
 
 # --- Calls and results ---
 
-NOT_EXECUTED = "This tool call was interrupted and not executed."
-NO_RESULT = "This tool call was interrupted and has no result; it may have been carried out, in part or in full."
+NOT_EXECUTED = "This tool call was interrupted and not run."
+NO_RESULT = "This tool call was interrupted and has no result. It may have run in part or in full."
 """For a complete call without a result, for example after a crash of the process that ran it."""
 
 
@@ -93,10 +93,10 @@ class FittedCalls:
         changed: dict[str, object] = {}
         name = _legal_name(block.name)
         if name != block.name:
-            self._losses.note(message, block, "its name is no legal one and was changed")
+            self._losses.note(message, block, "its name is not valid and was changed")
             changed["name"] = name
         if block.raw_arguments and not block.input:
-            self._losses.note(message, block, "its arguments are no JSON object; it was sent without any")
+            self._losses.note(message, block, "its arguments are not a JSON object and were left out")
             changed["raw_arguments"] = None
         mended = mend_object(block.input)
         if mended is not block.input:
@@ -150,9 +150,9 @@ class FittedCalls:
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in self._called:
-                    self._losses.note(message, block, "no message has the call that it answers")
+                    self._losses.note(message, block, "its tool call is missing")
                 elif self._results[block.tool_use_id][1] is not block:
-                    self._losses.note(message, block, "the call that it answers has a result already")
+                    self._losses.note(message, block, "its tool call already has a result")
 
     @cached_property
     def _called(self) -> set[str]:
@@ -179,10 +179,10 @@ def _legal_name(name: str) -> str:
 
 # --- Fitting ---
 
-FAILED_SILENTLY = "The tool failed without saying why."
+FAILED_SILENTLY = "The tool failed without an error text."
 NO_OUTPUT = "(no output)"
 """Replaces a tool's result without visible text, for servers that reject it."""
-BEGINNING = "(The conversation begins with the assistant's message.)"
+BEGINNING = "(The conversation starts with a message of the assistant.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
 """The text before an image that another model made, in a user message."""
 OPTIONS = "history"
@@ -289,9 +289,7 @@ class _Fitter:
             texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:
-            self.losses.note(
-                message, block, "the system text has no parts here, so that its fields can't go with it"
-            )
+            self.losses.note(message, block, "the system prompt has no parts here, so its fields can't be sent")
         return ()
 
     def _tools_told(self) -> tuple[Message, ...]:
@@ -300,10 +298,12 @@ class _Fitter:
         for message in self.request.messages:
             for call in message.tool_uses:
                 calls[call.id] = call
-                self.losses.note(message, call, "the model takes no tools; with its result it is told in words")
+                self.losses.note(
+                    message, call, "the model does not support tools, so it is sent as text with its result"
+                )
             for block in message.content if message.tool_uses else ():
                 if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
-                    self.losses.note(message, block, "it is bound to a call of a tool, which is told in words")
+                    self.losses.note(message, block, "it belongs to a tool call that is sent as text")
         return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
@@ -323,7 +323,9 @@ class _Fitter:
         if not content and not self.shown:
             content += left_out(block for block in message.content if isinstance(block, ImageBlock))
         if content and not fitted and self.target.begins_with_user:
-            self.losses.note(message, content[0], "a user message was put before it, for none came first")
+            self.losses.note(
+                message, content[0], "a user message was added before it, because the first message must be one"
+            )
             fitted.append(Message.user(BEGINNING))
         self._append(fitted, message, Role.ASSISTANT, content)
         calls = [block for block in content if isinstance(block, ToolUseBlock)]
@@ -358,7 +360,7 @@ class _Fitter:
                         kept.append(self.losses.mended_block(message, block))
                 case ToolUseBlock():
                     if block.id in self.calls.ids:
-                        self.losses.note(message, block, "a tool call of the same id came before it")
+                        self.losses.note(message, block, "an earlier tool call has the same id")
                     else:
                         kept.append(self.calls.fit(message, block))
                 case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
@@ -383,7 +385,7 @@ class _Fitter:
         refused = refusal(block, self.target)
         if refused is None:
             self.shown.append(msgspec.structs.replace(block, provider_raw=None))
-        self.losses.note(message, block, refused or "a model's image goes to another as the user's")
+        self.losses.note(message, block, refused or "an image of another model is sent as an image of the user")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
         """The text of reasoning for another model, if the caller wants that."""

@@ -130,7 +130,7 @@ def describe_constraints(constraints: JsonObject) -> Iterator[str]:
         if value is None or value is False:
             continue
         if name == "uniqueItems":
-            yield "no item twice"
+            yield "unique items"
         else:
             yield _WORDS.get(name, f"{name}: {{}}").replace("{}", as_text(value))
 

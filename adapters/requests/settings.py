@@ -53,7 +53,7 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
 
         near = [] if unknown is None else get_close_matches(unknown, known, n=1)
         hint = f", did you mean `{near[0]}`?" if near else ""
-        said = f"{name}: options of type {type_name}: {error}{hint}; known are {', '.join(known)}"
+        said = f"{name}: options of type {type_name}: {error}{hint}. Expected {', '.join(known)}"
         raise ConfigurationError(said) from error
 
 
@@ -72,9 +72,9 @@ def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> Non
     if choice is None or choice.mode not in ("required", "named"):
         return
     if not names:
-        raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} needs tools, and the request has none")
+        raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} needs tools, but the request has none")
     if choice.mode == "named" and choice.tool_name not in names:
-        raise UnsupportedToolChoiceError(f"the request demands {choice.tool_name!r}, which is no tool of it")
+        raise UnsupportedToolChoiceError(f"the tool choice {choice.tool_name!r} is not a tool of the request")
 
 
 def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> bool:
@@ -126,7 +126,7 @@ def write_settings(
         elif name not in paths:
             warnings.append(dropped(name, provider, "the protocol has no such parameter"))
         elif name == "verbosity" and value not in VERBOSITIES:
-            warnings.append(dropped(name, provider, f"{value!r} is none of {', '.join(VERBOSITIES)}"))
+            warnings.append(dropped(name, provider, f"{value!r} must be one of {', '.join(VERBOSITIES)}"))
         else:
             put(body, paths[name], value)
     return warnings
@@ -235,7 +235,7 @@ def is_free_form(tool: ToolDefinition, options: JsonObject) -> bool:
     properties = tool.input_schema.get("properties")
     if not isinstance(properties, dict) or list(properties) != [INPUT]:
         raise InvalidRequestError(
-            f"tool {tool.name!r} is of the type {CUSTOM!r}, so `{INPUT}` has to be its only argument, and a text"
+            f"tool {tool.name!r} has the type {CUSTOM!r}, so `{INPUT}` must be its only argument and a text"
         )
     return True
 
@@ -257,7 +257,7 @@ def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities |
     effort = request.reasoning_effort
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequestError(
-            f"reasoning_effort {effort!r} is none of {', '.join(EFFORTS)}", request_id=request.request_id
+            f"reasoning_effort {effort!r} must be one of {', '.join(EFFORTS)}", request_id=request.request_id
         )
     if capabilities is None:
         return
@@ -266,7 +266,7 @@ def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities |
     choice = request.tool_choice
     if choice is not None and choice.mode in FORCING and not capabilities.supports_tool_choice:
         raise UnsupportedToolChoiceError(
-            f"{request.model} can't be made to call a tool (tool choice {choice.mode!r})", provider=provider
+            f"{request.model} can't be forced to call a tool (tool choice {choice.mode!r})", provider=provider
         )
 
 
@@ -276,11 +276,11 @@ def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iter
         if media:
             yield from media_lacks(message, capabilities)
         if any(map(is_empty, media)):
-            yield "can't be shown media without content"
+            yield "does not accept media without content"
     if request.tools and not capabilities.supports_tools:
         yield "can't call tools"
     if request.output_schema is not None and not capabilities.supports_structured_output:
-        yield "can't be held to a schema: it has no structured output"
+        yield "does not support output schemas"
 
 
 def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
@@ -299,10 +299,10 @@ def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator
             case _:
                 continue
         if not supported:
-            yield f"takes no {kind}"
+            yield f"does not accept {kind}"
         media_type = media_type_of(block)
         if accepted is not None and media_type and media_type not in accepted:
-            yield f"takes no {media_type} {kind}, only {', '.join(accepted)}"
+            yield f"does not accept {media_type} {kind}, only {', '.join(accepted)}"
 
 
 JOINED = frozenset({"tools", "include"})
@@ -378,7 +378,9 @@ def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collect
         elif place in JOINED and present:
             body[name] = _joined(present, value, place)
         elif isinstance(present, dict) and value is not None and not isinstance(value, dict) and above == "":
-            raise InvalidRequestError(f"provider_options: {place} must be an object, for it is merged into ours")
+            raise InvalidRequestError(
+                f"provider_options: {place} must be an object, because it is merged into ours"
+            )
         else:
             body[name] = value
 
@@ -386,9 +388,7 @@ def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collect
 def _keep(body: JsonObject, name: str, place: str, value: Json) -> None:
     ours = body.get(name, False if name == "stream" else value)
     if value != ours:
-        raise InvalidRequestError(
-            f"provider_options can't set {place!r} to {value!r}: the call is made with {ours!r}"
-        )
+        raise InvalidRequestError(f"provider_options can't set {place!r} to {value!r}: the call uses {ours!r}")
 
 
 def _are_two_kinds(ours: JsonObject, theirs: JsonObject) -> bool:
@@ -397,5 +397,5 @@ def _are_two_kinds(ours: JsonObject, theirs: JsonObject) -> bool:
 
 def _joined(ours: Json, theirs: Json, place: str) -> Json:
     if not isinstance(ours, list) or not isinstance(theirs, list):
-        raise InvalidRequestError(f"provider_options: {place} must be a list, for it is added to ours")
+        raise InvalidRequestError(f"provider_options: {place} must be a list, because it is added to ours")
     return ours + [entry for entry in theirs if entry not in ours]

@@ -102,7 +102,7 @@ class _Writer:
         if not isinstance(alternatives, list) or ("anyOf" in schema and "oneOf" in schema):
             raise NotStrict(f"{path}: anyOf and oneOf must be one list of schemas")
         if "properties" in schema or "items" in schema or set(strict) - {"description"}:
-            raise NotStrict(f"{path}: anyOf stands beside other constraints")
+            raise NotStrict(f"{path}: anyOf with other constraints")
         strict["anyOf"] = [
             self.write(_schema(value, f"{path}.anyOf[{index}]"), f"{path}.anyOf[{index}]", depth + 1)
             for index, value in enumerate(alternatives)
@@ -166,7 +166,7 @@ def _reference(schema: JsonObject, path: str) -> JsonObject:
         raise NotStrict(f"{path}: strict mode can't follow {target!r}")
     beside = {key for key in schema if key not in _ANNOTATIONS} - {"$ref", "description", "$defs"}
     if beside:
-        raise NotStrict(f"{path}: $ref stands beside {', '.join(sorted(beside))}")
+        raise NotStrict(f"{path}: $ref with {', '.join(sorted(beside))}")
     if "description" in schema:  # $ref allows no siblings
         return {"description": schema["description"], "anyOf": [{"$ref": target}]}
     return {"$ref": target}

@@ -143,7 +143,7 @@ def _kind(byte: int) -> str:
     return " " if char == " " else "n" if char.isspace() else "."
 
 
-_SMALL_WORDS = (
+_SMALL_WORDS = (  # plain: words
     "de der del dem des di die da das du un una une und la las le les el los il en et que che qui ein eine einen "
     "ist zu von mit auf para por con pour dans een het van och og att na nie za ve bir bu est son non pas"
 )

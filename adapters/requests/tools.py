@@ -44,8 +44,8 @@ class FoldedSchema(msgspec.Struct, frozen=True):
             return []
         names = " and ".join(self.folded)
         said = (
-            f"the schema of {what} has {names} at its root, which the server refuses. "
-            "The alternatives were folded into one object."
+            f"the schema of {what} has {names} at its root, which the server rejects. The alternatives "
+            f"were merged into one object."
         )
         return [CallWarning(WarningCode.SCHEMA_FOLDED, said)]
 
@@ -232,7 +232,7 @@ def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str
         return None
     strict = _strict(tool.input_schema)
     if isinstance(strict, str) and tool.strict:
-        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {strict}; define it with strict=False")
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {strict}. Define it with strict=False")
     return strict
 
 

@@ -51,22 +51,22 @@ def place(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "an address that is none"
+        return "an invalid address"
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}" if parts.scheme or host else parts.path
 
 
 def _what_is_wrong(url: str) -> str | None:
     if re.search(r"[\s\x00-\x1f\x7f]", url):
-        return "holds white space or a control character"
+        return "has white space or a control character"
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port
     except ValueError as error:
-        return f"is no address: {_without_quotation(error)}"
+        return f"is not an address: {_without_quotation(error)}"
     if parts.scheme not in ("http", "https"):
-        return "begins with neither http:// nor https://"
+        return "does not start with http:// or https://"
     if port == 0:
         return "has the port 0"
     return _wrong_host(parts, host) or _too_much(parts)
@@ -81,16 +81,16 @@ def _wrong_host(parts: SplitResult, host: str) -> str | None:
         except ValueError:
             return "has no IPv6 address between its brackets"
     elif not _HOST.fullmatch(host):
-        return "has a host that is none"
+        return "has an invalid host"
     return None
 
 
 def _too_much(parts: SplitResult) -> str | None:
     if "@" in parts.netloc:
-        return "holds a user or a password: a key belongs into api_key, other credentials into extra_headers"
+        return "has a user or a password. Put a key into api_key, and other credentials into extra_headers"
     if parts.query or parts.fragment:
-        said = "a query, which paths can't follow" if parts.query else "a fragment, which is never sent"
-        return f"holds {said}: what is not secret may stand in provider_options or options, a key in api_key"
+        said = "a query, which can't be followed by paths" if parts.query else "a fragment, which is never sent"
+        return f"has {said}. Put parameters into provider_options or options, and a key into api_key"
     return None
 
 
@@ -121,8 +121,8 @@ def check_key_goes_home(name: str, variable: str | None, address: str, *, of_man
         return
     whose = f"the key of {variable}" if variable else "the key"
     raise ConfigurationError(
-        f"{name}: without base_url {whose} would be sent to {host}; give base_url, or "
-        f"api_key_env with a name of that vendor's own, such as {own[0].upper()}_API_KEY"
+        f"{name}: without base_url, {whose} would be sent to {host}. Set base_url, or set api_key_env to "
+        f"a variable of that vendor, such as {own[0].upper()}_API_KEY"
     )
 
 
@@ -150,7 +150,7 @@ async def public_addresses(host: str, port: int) -> list[str]:
 def check_public(address: str, host: str) -> None:
     if not is_public(address):
         named = host if host == address else f"{host} ({address})"
-        said = f"the address {named} is not public, and what a reply names may lead to public ones only"
+        said = f"the address {named} is not public, and addresses in replies must be public"
         raise StreamError(f"{said}; options.download_hosts allows it", retryable=False)
 
 

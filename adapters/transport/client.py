@@ -184,7 +184,7 @@ class Pool:
             raise unreachable(self._host, "the server ended the connection before the request")
         if self._closed:
             connection.close()
-            raise unreachable(self._host, "this adapter was closed meanwhile")
+            raise unreachable(self._host, "this adapter was closed")
         self._open.add(connection)
         return connection
 

@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
 
     def _failure(self, error: Exception | None) -> NetworkError:
         if self._served and not self._heard:
-            return AgedConnectionError(f"the connection to {self._host} had ended before it was used again")
+            return AgedConnectionError(f"the connection to {self._host} was closed before it was reused")
         if error is None:
             return broken(self._host, f"the server ended it {'within' if self._heard else 'without'} a reply")
         made = failed(self._host, str(error) or type(error).__name__)
@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
         self._ended = True
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.end(failed(self._host, "it was closed before the reply's end"))
+            reply.end(failed(self._host, "it was closed before the end of the reply"))
         _release(self._writer)
         self._parser.close()
         self._on_end(self)

@@ -107,7 +107,7 @@ class ReplyParser:
             return
         status, version = self._parser.get_status_code(), self._parser.get_http_version()
         if version not in ("1.1", "1.0") or status < 100 or status == 101:
-            self._fail(f"a reply of HTTP/{version} with status {status}, which was not asked for")
+            self._fail(f"a reply of HTTP/{version} with status {status}, which was not requested")
         elif status < 200:
             if any(name.lower() == b"transfer-encoding" for name, _ in self._headers):
                 self._fail(f"a body behind status {status}")
@@ -133,7 +133,7 @@ class ReplyParser:
                 case _:
                     pass
         if codings and codings != [b"chunked"]:
-            self._fail(f"the transfer coding {b', '.join(codings)[:40]!r}, which was not asked for")
+            self._fail(f"the transfer coding {b', '.join(codings)[:40]!r}, which was not requested")
         elif size > MOST_HEAD_BYTES:
             self._fail(_TOO_LONG)
         else:
@@ -220,7 +220,7 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
             case "content-length" if value.strip() == str(length):
                 continue
             case _:  # it would contradict the header of the body above
-                raise unsendable(f"a header {name} of its own")
+                raise unsendable(f"a reserved header {name}")
         lines.append(f"{name}: {value}")
     if packed:
         lines.append(f"Accept-Encoding: {_ACCEPTED}")

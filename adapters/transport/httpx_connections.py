@@ -166,7 +166,7 @@ class _Body:
 
 
 class _Stream(Protocol):
-    """The body of a response of httpcore's."""
+    """The body of an httpcore response."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
     async def aclose(self) -> None: ...

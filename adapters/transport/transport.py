@@ -190,13 +190,13 @@ def check_sendable(headers: Mapping[str, str]) -> None:
     """Raise InvalidRequestError for a header that can't be sent. It names the header without its value."""
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()) and fault_of(value) is not None:
-            raise InvalidRequestError(f"the header {name!r} holds {fault_of(value)}, which can't be sent")
+            raise InvalidRequestError(f"the header {name!r} has {fault_of(value)}, which can't be sent")
 
 
 def _named(config: AdapterConfig, name: str) -> list[tuple[str, str]]:
     for header in config.extra_headers:
         if not _NAME.fullmatch(header):
-            raise ConfigurationError(f"{name}: extra_headers has a name that no header can have: {header[:40]!r}")
+            raise ConfigurationError(f"{name}: extra_headers has an invalid header name: {header[:40]!r}")
     return list(config.extra_headers.items())
 
 
@@ -204,7 +204,7 @@ def _clean(value: str, field: str) -> str:
     value = value.strip()
     found = fault_of(value)
     if found is not None:
-        raise ConfigurationError(f"{field} holds {found}, which no HTTP header can carry")
+        raise ConfigurationError(f"{field} has {found}, which is not allowed in an HTTP header")
     return value
 
 
@@ -214,7 +214,7 @@ def fault_of(value: str) -> str | None:
         if character in "\r\n":
             return f"a line break (character {at + 1} of {len(value)})"
         if not character.isascii():
-            return f"a character that is none of ASCII (character {at + 1} of {len(value)})"
+            return f"a character outside ASCII (character {at + 1} of {len(value)})"
         if not character.isprintable() and character != "\t":
             return f"a control character (character {at + 1} of {len(value)})"
     return None
@@ -434,7 +434,7 @@ def unreachable(host: str, said: str) -> NetworkError:
 
 def broken(host: str, said: str) -> StreamError:
     """The error for an invalid or incomplete reply."""
-    return StreamError(f"the connection to {host} broke: {said}")
+    return StreamError(f"the connection to {host} was lost: {said}")
 
 
 def failed(host: str, said: str) -> NetworkError:
@@ -444,8 +444,8 @@ def failed(host: str, said: str) -> NetworkError:
 
 def unsendable(what: str) -> InvalidRequestError:
     """The error for a request that can't be written. The text must not quote it."""
-    return InvalidRequestError(f"base_url, api_key or extra_headers can't be sent as they are ({what})")
+    return InvalidRequestError(f"base_url, api_key or extra_headers can't be sent ({what})")
 
 
 def not_made(error: Exception) -> AdapterError:
-    return AdapterError(f"the request could not be made: {type(error).__name__}: {error}")
+    return AdapterError(f"the request could not be built: {type(error).__name__}: {error}")

@@ -273,7 +273,7 @@ _log = Log("bus.supervisor")
 
 
 class Endings:
-    """Ends the lives in one run of a supervisor, and watches those that do not end."""
+    """Ends the lives in one run of a supervisor, and watches lives that do not end."""
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")

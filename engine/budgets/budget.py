@@ -210,7 +210,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return value if self.of is None or value == self.of else None
 
     def describe(self, value: str) -> str:
-        """The budget's account in words, for errors: ``3 USD per tag:tenant 'acme' and day``."""
+        """The account of the budget as text for errors: ``3 USD per tag:tenant 'acme' and day``."""
         limits = []
         if self.max_nano_usd is not None:
             limits.append(f"{usd_of(self.max_nano_usd).normalize():f} USD")

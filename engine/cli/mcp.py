@@ -1,6 +1,6 @@
-"""The MCP servers of ``--mcp FILE``, and their questions to the user.
+"""The MCP servers of ``--mcp FILE``: their start, their questions to the user, their logins.
 
-A question of a server goes to the user at the terminal. Logins are stored in a private file beside the trace.
+A question of a server goes to the user at the terminal. Logins are stored in a private file next to the trace.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def value_of(word: str, schema: dict[str, Any]) -> object:
             try:
                 return int(word) if kind == "integer" else float(word)
             except ValueError:
-                raise ValueError(f"this is no {kind}") from None
+                raise ValueError(f"this is not a {kind}") from None
         case "array":
             words = [part.strip() for part in word.split(",") if part.strip()]
             if choices and (wrong := [part for part in words if part not in choices]):

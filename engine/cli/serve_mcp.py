@@ -1,10 +1,9 @@
-"""`callboard serve-mcp`: tools or a model as an MCP server, for other hosts."""
+"""`callboard serve-mcp`: tools, or a model, as an MCP server for other hosts."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -18,7 +17,7 @@ from ..tools import ToolLike
 from .common.options import add_models_file, repeated
 from .common.sanitize import note
 from .conversation_setup import add_mcp_file, given_tools
-from .web import refuse_open_binds
+from .web import listening, refuse_open_binds, serve_until_interrupt
 
 PORT = 8374
 
@@ -46,7 +45,13 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--name", default="callboard", metavar="NAME", help="the server's name (default callboard)"
     )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
-    parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"default {PORT}; 0 takes a free one")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        metavar="N",
+        help=f"listen on this port (default: {PORT}; 0: any free port)",
+    )
     parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     parser.add_argument(
         "--allow-network",
@@ -55,10 +60,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     repeated(parser, "--host", metavar="NAME", help="a name by which clients reach it; may be repeated")
     add_models_file(parser)
-    parser.set_defaults(run=serve)
+    parser.set_defaults(run=run)
 
 
-def serve(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     if not arguments.tools and arguments.model is None:
         raise ConfigurationError("serve-mcp needs tools (-T, --mcp) or a model (-m) to serve")
     if arguments.http:
@@ -92,15 +97,6 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 async def _serve_http(app: Any, arguments: argparse.Namespace) -> None:
-    import uvicorn
-
-    family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
-    try:
-        listener = socket.create_server((arguments.bind, arguments.port), family=family)
-    except OSError as error:
-        raise ConfigurationError(f"port {arguments.port} of {arguments.bind}: {error.strerror or error}") from None
-    host = f"[{arguments.bind}]" if family == socket.AF_INET6 else arguments.bind
-    note(f"An MCP server, until Ctrl-C: http://{host}:{listener.getsockname()[1]}/mcp")
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    config.timeout_graceful_shutdown = 1
-    await uvicorn.Server(config).serve(sockets=[listener])
+    listener, address = listening(arguments)
+    note(f"An MCP server, until Ctrl-C: {address}mcp")
+    await serve_until_interrupt(app, listener, lifespan="auto")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
@@ -101,15 +102,7 @@ def _view(engine: Engine | None, place: TracePlace | None, arguments: argparse.N
 
 
 async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
-    import uvicorn
-
-    family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
-    try:
-        listener = socket.create_server((arguments.bind, arguments.port), family=family)
-    except OSError as error:
-        raise ConfigurationError(f"port {arguments.port} of {arguments.bind}: {error.strerror or error}") from None
-    port = listener.getsockname()[1]
-    address = f"http://{_in_url(arguments)}:{port}/"
+    listener, address = listening(arguments)
     console = make_console()
 
     def print_address() -> None:
@@ -122,16 +115,39 @@ async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
     view.on_sign_in(used)
     console.print("Serving the live view until Ctrl-C. This address signs in one browser:", style="dim")
     print_address()
-    config = uvicorn.Config(view, log_level="warning", access_log=False, server_header=False, lifespan="off")
-    config.timeout_graceful_shutdown = 1
+    await serve_until_interrupt(view, listener, on_shutdown=view.close)
+
+
+def listening(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
+    """A socket that listens on the address that was asked for, and its URL. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
+    try:
+        listener = socket.create_server((arguments.bind, arguments.port), family=family)
+    except OSError as error:
+        raise ConfigurationError(f"port {arguments.port} of {arguments.bind}: {error.strerror or error}") from None
+    return listener, f"http://{_in_url(arguments)}:{listener.getsockname()[1]}/"
+
+
+async def serve_until_interrupt(
+    app: Any,
+    listener: socket.socket,
+    *,
+    lifespan: Literal["auto", "off"] = "off",
+    on_shutdown: Callable[[], object] = lambda: None,
+) -> None:
+    """Serve an ASGI application until Ctrl-C.
+
+    `on_shutdown` is called first when the server stops. It ends the streams that would not end by themselves.
+    """
+    import uvicorn
 
     class Server(uvicorn.Server):
-        """A server that ends what pages listen to, which never ends by itself."""
-
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            view.close()
+            on_shutdown()
             await super().shutdown(sockets)
 
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan=lifespan)
+    config.timeout_graceful_shutdown = 1
     await Server(config).serve(sockets=[listener])
 
 

@@ -234,7 +234,7 @@ class TurnHistory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All messages, with those that are pending."""
+        """All messages, including pending ones."""
         return (*self._state.messages, *self.pending)
 
     def begin(self, new: Sequence[Message]) -> None:
@@ -278,7 +278,7 @@ class TurnHistory:
         self._kept_ahead = len(self.pending)
 
     def forget_ahead(self) -> None:
-        """Take back what was stored and did not become history."""
+        """Remove stored messages that did not become history."""
         if self._kept_ahead:
             self._kept_ahead = 0
             self._runtime.sessions.publish_setup(self._state)

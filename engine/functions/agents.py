@@ -21,7 +21,8 @@ from ..sessions.resuming import New, Wanted, opened
 from ..sessions.session import Session
 from ..sessions.state import SessionState
 from ..sessions.stored import PARENT_TAG
-from ..tools import Tool, ToolError, ToolLike, as_tools, tool
+from ..tools import Tool, ToolError, ToolLike, tool
+from ..tools.collect import collected
 from ..tools.handler import Handoff
 from ..tree import current_tool
 from .functions import default_engine
@@ -72,7 +73,7 @@ def agent_tool(
         ConfigurationError: Two tools have one name.
         SchemaError: `output` is no schema, or a type without one.
     """
-    own_tools = as_tools(tools)
+    collected(tools)  # a wrong tool is reported here, and not in the first call
     schema = None if output is None else ObjectSchema[object](output)
     defaults: TurnOptions = {"max_tool_rounds": AGENT_ROUNDS, "timeout": AGENT_SECONDS}
     asked = merged(defaults, options_among(options, advice={}))
@@ -86,7 +87,7 @@ def agent_tool(
             str, "The whole task, with everything that the agent needs to know. It sees nothing else."
         ],
     ) -> object:
-        session = await _session(engine, model, system_prompt, own_tools)
+        session = await _session(engine, model, system_prompt, tools)
         reply = await _answer(session, task, asked)
         if schema is None:
             return reply.text
@@ -100,7 +101,7 @@ def agent_tool(
 
 
 async def _session(
-    engine: Engine | None, model: Model, system_prompt: str | None, tools: Sequence[Tool]
+    engine: Engine | None, model: Model, system_prompt: str | None, tools: Sequence[ToolLike]
 ) -> Session:
     """The agent's session for the call of the tool that runs here."""
     caller = current_tool.get()
@@ -167,4 +168,5 @@ def handoff(
         return f"The conversation is with {to} now."
 
     definition = ToolDefinition(f"transfer_to_{to}", about, schema)
-    return Handoff(definition, hand_over, model=model, system_prompt=system_prompt, tools=as_tools(tools))
+    collected(tools)
+    return Handoff(definition, hand_over, model=model, system_prompt=system_prompt, tools=tools)

@@ -144,9 +144,7 @@ class _Stream(Generic[E]):
         return (await self._run.result()).response
 
     async def result(self) -> GenerateResult:
-        """The result that `generate` would have returned, when all is over. An exception of the turn is raised
-        here.
-        """
+        """Wait for the end, and return the same result as `generate`. Raises the exception of the turn."""
         return await self._run.result()
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:

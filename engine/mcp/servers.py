@@ -47,7 +47,7 @@ ACTOR = "mcp "
 """How the name of a server's actor begins in the supervision tree."""
 
 KEPT_RESULTS = 64
-"""The number of whole results that are kept in memory, of those that went to the model cut."""
+"""The number of whole results that are kept in memory, for results that the model received cut."""
 
 # --- One server ---
 
@@ -426,7 +426,7 @@ class McpServers(ToolSource):
         return self._results.get(tool_call_id)
 
     def _kept(self, tool_call_id: str, content: ResultContent) -> str:
-        """Keep a whole result. Returns a sentence for the model that says where it is."""
+        """Keep a whole result. Returns a sentence for the model with its place."""
         self._results[tool_call_id] = content
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)

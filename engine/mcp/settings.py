@@ -97,7 +97,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             needs = "a command" if transport == "stdio" else "a url"
             raise ConfigurationError(f"an MCP server of type {self.type!r} has {needs}")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigurationError("the url of an MCP server begins with http:// or https://")
+            raise ConfigurationError("the url of an MCP server starts with http:// or https://")
 
     def __repr__(self) -> str:
         """Without the environment and the headers, which may be secret."""

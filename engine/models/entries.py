@@ -131,7 +131,7 @@ def first_choice(
     messages: Sequence[Message],
     capabilities: AdapterCapabilities,
 ) -> ToolChoice | None:
-    """The choice of tools for the first call of a turn: the caller's, or the one that is forced."""
+    """The tool choice for the first call of a turn: the choice of the caller, or the forced one."""
     if choice is not None or not settings.force_first_turn or not tools or not capabilities.supports_tool_choice:
         return choice
     begun = any(message.role is Role.ASSISTANT for message in messages)

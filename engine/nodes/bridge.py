@@ -330,7 +330,7 @@ class EventBridge:
             await anyio.sleep(seconds or 0.0)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no connection to close."""
 
     def statistics(self) -> BridgeStatistics:
         course = self._course

@@ -37,7 +37,7 @@ _TRIES = 15
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A renewal in progress."""
+    """A lease renewal in progress."""
 
     at_ns: int
     """The moment before it was sent."""

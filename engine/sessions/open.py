@@ -119,7 +119,7 @@ class OpenSessions:
                 state.claimed = seq
 
     def _publish_history(self, state: SessionState) -> None:
-        """Store the messages that a session started with, as those that are added to it."""
+        """Store the messages that a session started with, like later messages."""
         for position, message in enumerate(state.messages):
             appended = SessionMessageAppended(position=position, message=message, epoch=state.epoch)
             self._bus.publish(appended, session_id=state.id, message_id=message.id)
@@ -135,7 +135,7 @@ class OpenSessions:
         )
 
     async def commit(self) -> None:
-        """Commit what was published, if that is possible soon. An engine that is being closed does it itself."""
+        """Commit the published events, if that is possible soon. An engine that is being closed does it itself."""
         with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(CallboardError):
             await self._host.flush()
 

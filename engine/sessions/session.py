@@ -274,11 +274,12 @@ class Session:
         return await own(turn, task)
 
     async def approve(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> Reply:
-        """Run calls that wait for an approval, and continue the turn.
+        """Approve and run waiting tool calls, and continue the turn.
 
         This is `submit` with `Approved()` for each call.
 
-        Pass each call as `pending_calls` shows it. A call that differs is refused, so nothing unseen runs.
+        Pass each call from `pending_calls`. A call with other arguments is refused, so only
+        reviewed calls run.
 
         Args:
             calls: The calls, at least one.

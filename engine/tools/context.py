@@ -122,10 +122,10 @@ ResultContent: TypeAlias = str | tuple[ResultPart, ...]
 class ToolError(Exception):
     """An error with a text for the model. Raise it in a tool.
 
-    For any other exception the model gets its type and text.
+    For other exceptions, the model receives the type and the text.
 
     Args:
-        content: The words or blocks for the model.
+        content: The text or blocks for the model.
     """
 
     def __init__(self, content: str | Sequence[ResultPart]) -> None:

@@ -7,7 +7,7 @@ arguments as one mapping. Each argument is converted to its type hint. Without a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
@@ -188,8 +188,8 @@ class Handoff(Tool):
     """The agent's model."""
     system_prompt: str | None = None
     """The agent's system prompt."""
-    tools: tuple[Tool, ...] = ()
-    """The agent's tools."""
+    tools: Sequence[Any] = ()
+    """The agent's tools, as `Engine.session` takes them."""
 
 
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]

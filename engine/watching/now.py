@@ -26,6 +26,7 @@ from callboard.bus import (
     ThinkingDelta,
     ToolUseInputDelta,
 )
+from callboard.bus.log import warn_of_old_name
 from callboard.bus.streams.events import TurnEvent
 from callboard.tracestore import WriterStatistics
 
@@ -58,7 +59,7 @@ CHARACTERS_PER_TOKEN = 4
 Stage: TypeAlias = Literal["queued", "working", "waiting", "asking", "replying", "ending"]
 
 
-class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that has not ended, or a call without a turn."""
 
     id: str
@@ -113,10 +114,10 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """The number of events that the slowest reader has not read."""
 
 
-class WorkUnderWay(msgspec.Struct, frozen=True, kw_only=True):
+class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Everything in progress in an engine."""
 
-    items: tuple[UnderWay, ...]
+    items: tuple[ActiveWork, ...]
     """The turns and calls in the order in which they were asked for, as many as were wanted."""
     total: int
     """The number of all of them."""
@@ -143,7 +144,7 @@ class Watcher:
         self._read: dict[str, _Read] = {}
         self._characters = 0
 
-    def look(self, limit: int | None = None) -> WorkUnderWay:
+    def look(self, limit: int | None = None) -> WorkInProgress:
         """The work in progress now."""
         in_flight = self._runtime.in_flight
         turns = [each for each in in_flight if isinstance(each, Turn)]
@@ -153,7 +154,7 @@ class Watcher:
         items = [self._turn(turn) for turn in turns[:limit]]
         rest = None if limit is None else limit - len(items)
         items += [_plain(call) for call in plain[:rest]]
-        return WorkUnderWay(items=tuple(items), total=len(turns) + len(plain), characters=self._characters)
+        return WorkInProgress(items=tuple(items), total=len(turns) + len(plain), characters=self._characters)
 
     def turn(self, turn_id: str) -> Turn | None:
         found = (each for each in self._runtime.in_flight if isinstance(each, Turn) and each.id == turn_id)
@@ -172,12 +173,12 @@ class Watcher:
             self._characters += new
         return read
 
-    def _turn(self, turn: Turn) -> UnderWay:
+    def _turn(self, turn: Turn) -> ActiveWork:
         read, call, spent = self._read[turn.id], turn.call, turn.spending
         written = (read.characters - read.before) // CHARACTERS_PER_TOKEN if call is not None else 0
         readers = [reader.lag for reader in turn.log.readers]
         state = turn.state
-        return UnderWay(
+        return ActiveWork(
             id=turn.id,
             kind="turn",
             operation="chat",
@@ -234,9 +235,9 @@ def _stage(turn: Turn, call: Call | None) -> Stage:
     return "asking" if call.first_token_ms is None else "replying"
 
 
-def _plain(call: CallEvents) -> UnderWay:
+def _plain(call: CallEvents) -> ActiveWork:
     context = call.context
-    return UnderWay(
+    return ActiveWork(
         id=context.request_id,
         kind="call",
         operation=call.operation,
@@ -310,7 +311,7 @@ class WatchingMethods:
     def _watcher(self) -> Watcher:
         return Watcher(self._runtime)
 
-    def under_way(self, *, limit: int | None = None) -> WorkUnderWay:
+    def in_progress(self, *, limit: int | None = None) -> WorkInProgress:
         """The turns and calls that have not ended, with their content and cost so far.
 
         Each event of a stream is read once, however often you call this.
@@ -323,6 +324,11 @@ class WatchingMethods:
         """
         self._runtime.host.require_loop()
         return self._watcher.look(limit)
+
+    def under_way(self, *, limit: int | None = None) -> WorkInProgress:
+        """Call `in_progress` instead. This name is deprecated."""
+        warn_of_old_name("Engine.under_way() is deprecated: use Engine.in_progress()")
+        return self.in_progress(limit=limit)
 
     async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
         """Cancel a turn by its id. Its caller gets CancelledError, with the content so far.
@@ -350,7 +356,7 @@ class WatchingMethods:
         """One item immediately, and then one whenever the numbers of the engine may have changed.
 
         It waits for the bus and, while something is in progress, for the streams; an idle engine costs nothing.
-        Take `statistics()` or `under_way()` at each item. It ends when the engine is closed.
+        Take `statistics()` or `in_progress()` at each item. It ends when the engine is closed.
 
         Args:
             min_interval: The least time between two items, in seconds.
@@ -532,3 +538,16 @@ def _provider(name: str, running: RunningAdapter, limits: RateLimits) -> Provide
 
 def _counted(adapter: object) -> AdapterStatistics | None:
     return adapter.statistics() if isinstance(adapter, ReportsStatistics) else None
+
+
+# --- Renamed classes ---
+
+OLD_CLASSES = {"UnderWay": ActiveWork, "WorkUnderWay": WorkInProgress}
+"""The renamed public classes by their old names."""
+
+
+def old_class(name: str) -> object:
+    """A renamed class, with a warning. Raises KeyError for other names."""
+    new = OLD_CLASSES[name]
+    warn_of_old_name(f"{name} is deprecated: use {new.__name__}")
+    return new

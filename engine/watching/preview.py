@@ -164,7 +164,7 @@ class _Places:
         return self._at(place, what, loss.reason)
 
     def refused(self) -> Iterator[RequestLoss]:
-        """The reasoning that is not sent because the provider has refused it before."""
+        """The reasoning that is not sent because the provider rejected it earlier."""
         for number, (message, sent) in enumerate(zip(self._messages, self._sent, strict=True)):
             if message is sent:
                 continue

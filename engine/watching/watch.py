@@ -218,7 +218,7 @@ class CallCursor:
             return True
 
     def close(self, *, waits: bool) -> None:
-        """Take no more than what has ended by now."""
+        """Take only calls that have ended by now."""
         with self._changed:
             followed = [] if self.closed else self._followed
         handed = [each.finish() for each in followed]
@@ -263,7 +263,7 @@ class _Followed:
                 self.pump()
 
     def pump(self) -> None:
-        """Hand over what has come."""
+        """Return the calls that have arrived."""
         cursor = self._cursor()
         for envelope in self._events.take():
             call = self._calls.process(envelope)
@@ -271,7 +271,7 @@ class _Followed:
                 cursor.put(call)
 
     def finish(self) -> threading.Event:
-        """Hand over what has come, and end. Any thread may call this."""
+        """Return the calls that have arrived, and end. Any thread may call this."""
         done = threading.Event()
 
         def end() -> None:

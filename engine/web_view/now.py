@@ -70,7 +70,7 @@ def _of_engine(subject: Subject) -> dict[str, object]:
     engine = subject.engine
     if engine is None:
         return {"state": "trace", "items": (), "total": 0, "characters": 0}
-    work, counted = engine.under_way(limit=ROWS), engine.statistics()
+    work, counted = engine.in_progress(limit=ROWS), engine.statistics()
     return {
         "state": counted.state,
         "uptime_seconds": counted.uptime_seconds,

@@ -121,7 +121,7 @@ class Subject:
             await self.engine.flush()
 
     async def changes(self, min_interval: float = 0.5) -> AsyncIterator[None]:
-        """One item immediately, and then whenever something may have changed."""
+        """Yield one item immediately, then one after each possible change."""
         if self.engine is not None and not self.shared:
             await self.started()
             async for _ in self.engine.changes(min_interval=min_interval):
@@ -142,7 +142,7 @@ class Subject:
         return 0 if self.engine is None else self.engine.bus.last_seq
 
     def _busy(self) -> bool:
-        return self.engine is not None and self.engine.under_way(limit=0).total > 0
+        return self.engine is not None and self.engine.in_progress(limit=0).total > 0
 
 
 # --- The latest events ---

@@ -135,7 +135,7 @@ class Agents:
 
     def turn_under_way(self, session: Session) -> str | None:
         """The stream of the session's turn, if one is under way."""
-        found = (each.id for each in self._engine.under_way().items if each.session_id == session.id)
+        found = (each.id for each in self._engine.in_progress().items if each.session_id == session.id)
         return next(found, None)
 
     def events(self, tenant: str, chat: str, stream_id: str, after: str | None) -> StreamReader[TurnEvent]:

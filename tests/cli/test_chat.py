@@ -36,7 +36,7 @@ def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> No
     """The second model gets the history that the first one made."""
     done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n", exits=0)
     assert done.stdout == "one heard 1 messages, last: hello\ntwo heard 3 messages, last: again\n"
-    assert "now second" in done.stderr
+    assert "continues with second" in done.stderr
 
 
 def test_a_bare_exit_or_quit_ends_the_chat(talkative: Path) -> None:
@@ -174,7 +174,7 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
         ([(REPORTED, KNOWN)], "$0.001250000 for 1 reply"),
         ([(REPORTED, KNOWN), (REPORTED, UNPRICED)], "$0.001250000 + 1 unpriced for 2 replies"),
         ([(REPORTED, KNOWN), (TokenUsage(), NOT_KNOWN)], "$0.001250000 + 1 unknown for 2 replies"),
-        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 with estimated usage"),
+        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 counted by estimate"),
         ([(TokenUsage(), NOT_KNOWN)], "unknown for 1 reply"),
         ([(REPORTED, UNPRICED), (TokenUsage(), NOT_KNOWN)], "$0 + 1 unpriced + 1 unknown for 2 replies"),
     ],
@@ -195,7 +195,7 @@ def test_what_is_in_no_amount_is_said_beside_it(replies: list[tuple[TokenUsage, 
     [
         ("adapters: {a: {type: anthropic, ap_key: x}}", "adapters.a.ap_key: unknown key; did you mean 'api_key'?"),
         ("models: [a, b]", "models: expected a mapping of names"),
-        ("models: {", "is no YAML"),
+        ("models: {", "is not valid YAML"),
         ("models: {'a:b': {adapter: a}}", "models.a:b.adapter: 'a' is not one of adapters"),
         ("adapters: {a: {type: nothing}}\nmodels: {'a:b': {adapter: a}}", "adapter type 'nothing'"),
     ],
@@ -390,7 +390,7 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
         "the next message, image: none",
         "tool look, provider_options.y.z: it is y's",
         "seed was not sent",
-        "5 in all",
+        "5 in total",
     ]
     assert list(preview_lines(_preview(refused="no key"), said=0)) == ["x:m can't be used: no key"]
 

@@ -134,7 +134,7 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
     call(*add, home=embedding, said="id,text\n1,a very secret text\n2,another\n", exits=0)
     call("collections", "delete", "c", "1", home=embedding, exits=0)
     assert b"secret" not in (embedding / "embeddings.db").read_bytes()
-    assert "has none" in call("collections", "delete", "c", "1", home=embedding, exits=1).stderr
+    assert "has no such items" in call("collections", "delete", "c", "1", home=embedding, exits=1).stderr
     assert "1 item" in call("collections", "delete", "c", home=embedding, exits=0).stdout
     assert b"another" not in (embedding / "embeddings.db").read_bytes()
     assert "unknown collection" in call("collections", "delete", "c", home=embedding, exits=1).stderr
@@ -174,7 +174,7 @@ def test_another_database_is_not_touched(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE calls (id)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="is no file of collections"), CollectionFile(path):
+    with pytest.raises(StoreError, match="is not a collections file"), CollectionFile(path):
         pass
     assert path.read_bytes() == before
 

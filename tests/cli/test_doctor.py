@@ -138,7 +138,7 @@ def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
         configure(home, server.url)
         done = call("doctor", home=home)
     assert done.returncode == 1
-    assert "the key was refused" in line(done.stdout, "provider:here")
+    assert "the key was rejected" in line(done.stdout, "provider:here")
     assert KEY not in done.stdout + done.stderr
 
 
@@ -239,7 +239,7 @@ def test_a_home_that_is_a_file_is_named(command: str, tmp_path: Path) -> None:
     """And the variable that would lead elsewhere."""
     home = tmp_path / "elsewhere"
     home.write_text("no folder")
-    assert f"{home} is a file, and should be a folder: set CALLBOARD_HOME" in refused(command, home)
+    assert f"{home} is a file, but must be a folder. Set CALLBOARD_HOME" in refused(command, home)
 
 
 @pytest.mark.parametrize("command", ["ask", "embed"])

@@ -75,7 +75,12 @@ def test_what_is_no_schema_says_why(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
-    wrong = {"": "no field", "[]": "no field", "age inch": "'inch' is no type", "a b c": "'a b c' is no field"}
+    wrong = {
+        "": "no field",
+        "[]": "no field",
+        "age inch": "'inch' is not a field type",
+        "a b c": "'a b c' is no field",
+    }
     wrong |= {"{": "is not JSON", "/nowhere/x.json": "No such file", str(tmp_path / "l.json"): "not a JSON Schema"}
     for text, said in wrong.items():
         with pytest.raises(ConfigurationError, match=said):
@@ -109,7 +114,7 @@ def test_an_option_with_a_dot_is_a_providers() -> None:
 def test_a_wrong_option_says_what_is_right() -> None:
     """Its name, or its value; every option is one of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
-    wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "takes a whole number"}
+    wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "must be a whole number"}
     for option, said in {**wrong, ("", ""): "unknown option"}.items():
         with pytest.raises(ConfigurationError, match=said):
             options_of([option])
@@ -148,7 +153,7 @@ def test_an_attachment_that_cannot_be_had_says_why() -> None:
     """In one sentence, with what to do."""
     wrong = {
         "/nowhere/x": "No such file",
-        "https://h/x": "say it with --at https://h/x TYPE",
+        "https://h/x": "Set it with --at https://h/x TYPE",
         "-": "stdin: is empty",
     }
     for source, said in wrong.items():
@@ -246,7 +251,7 @@ def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
     assert (template.tools, template.extract) == (("clock",), "last")
     with pytest.raises(ConfigurationError, match="needs a value for language: -p language VALUE"):
         template.filled("", {})
-    with pytest.raises(ConfigurationError, match="has no parameter 'tongue': they are language, reader"):
+    with pytest.raises(ConfigurationError, match="has no parameter 'tongue': expected one of language, reader"):
         template.filled("", {"language": "x", "tongue": "y"})
     assert read("t", "prompt: Tell a joke.").filled("", {}).prompt == "Tell a joke.", "without blank lines"
 
@@ -280,12 +285,12 @@ def test_a_value_is_put_in_as_it_is(value: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("prompt: costs $5", "prompt: a \\$ begins no parameter"),
+        ("prompt: costs $5", "prompt: invalid parameter after \\$"),
         ("defaults: {a: 1}", "defaults.a: system and prompt have no \\$a"),
         ("prompts: hello", "unknown field `prompts`"),
         ("options: [1]", "Expected `object`, got `array` - at `options`"),
         ("extract: all", "Invalid enum value 'all' - at `extract`"),
-        ("prompt: [", "is no YAML"),
+        ("prompt: [", "is not valid YAML"),
         ("[1]", "Expected `object`, got `array`"),
     ],
 )

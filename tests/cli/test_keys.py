@@ -116,7 +116,7 @@ def test_a_file_that_is_no_list_of_keys_is_told_and_not_overwritten(text: str, h
     write_private(file, text.encode())
     stored = read_keys(file)
     assert stored.keys == {}
-    assert "no JSON object" in (stored.fault or "")
+    assert "not a JSON object" in (stored.fault or "")
     with pytest.raises(ConfigurationError) as raised:
         remove_key(file, "A")
     assert "sk-secret" not in str(raised.value)
@@ -163,7 +163,7 @@ def test_doctor_says_where_a_key_came_from_and_what_a_wrong_one_answers(home: Pa
         done = call("doctor", home=home, exits=1)
         again = call("doctor", home=home, exits=1, more={"HERE_KEY": "sk-other"})
     assert f"set, from HERE_KEY in {home / 'keys.json'}" in done.stdout
-    assert "the key was refused: HTTP 401" in done.stdout
+    assert "the key was rejected: HTTP 401" in done.stdout
     assert f"The refused one is HERE_KEY in {home / 'keys.json'}." in done.stdout
     assert "The refused one is HERE_KEY in the environment." in again.stdout
     assert KEY not in done.stdout + done.stderr

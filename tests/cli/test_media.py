@@ -285,7 +285,7 @@ def test_an_error_of_the_provider_is_recorded(provided: Path, tmp_path: Path, ho
     assert exchange.reply.status == 500
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "goes over no HTTP")])
+@pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "sends no HTTP")])
 def test_what_can_not_be_recorded_is_said(
     talkative: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:

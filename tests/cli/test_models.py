@@ -198,7 +198,7 @@ def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
     assert main(["models", "update", "--from", str(updated), "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "new: openai:gpt-10 2,000,000 tokens; tools",
-        "gone: newcomer:m-1 ? tokens; no more known",
+        "gone: newcomer:m-1 ? tokens; other features unknown",
         "changed: openai:gpt-9 2,000,000 tokens; tools, vision",
         "Nothing was changed.",
     ]

@@ -15,8 +15,11 @@ import anyio
 import msgspec
 import pytest
 
+from callboard import PriceRow, PriceTable, tool
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import TraceStore
+from tests.support.engines import running
+from tests.support.scripted import Say
 
 from ..tracestore.trace_making import Maker
 from .running import PRICES, call
@@ -55,6 +58,32 @@ def test_traces_shows_only_what_the_filters_leave(traced: Path) -> None:
         assert [json.loads(line)["model"] for line in done.stdout.splitlines()] == models
 
 
+def test_traces_shows_calls_below_the_turn_whose_tool_made_them(tmp_path: Path) -> None:
+    """With the cost of each turn alone and with its children. `cost --by root` has the sums of the trees."""
+
+    async def made() -> None:
+        path = tmp_path / "trace.db"
+        said = Say(calls=[("delegate", {})]), Say("child"), Say("done")
+        prices = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=1_000_000)], "test")
+        async with running(*said, store=path, prices=prices) as (engine, _):
+
+            @tool
+            async def delegate() -> str:
+                """Delegate."""
+                return (await engine.generate("s:m", "Go.")).text
+
+            await engine.session("s:m", tools=[delegate]).send("Go.")
+
+    anyio.run(made)
+    lines = call("traces", "--tree", home=tmp_path, exits=0).stdout.splitlines()
+    (root,) = [line for line in lines if re.search(r"completed +s:m +2 +\$0\.000030000 +\$0\.000045000", line)]
+    (below,) = [line for line in lines if "└" in line]
+    assert re.search(r"1 +\$0\.000015000 +\$0\.000015000$", below)
+    assert lines.index(root) < lines.index(below)
+    (row,) = map(json.loads, call("cost", "--by", "root", "--json", home=tmp_path).stdout.splitlines())
+    assert (row["calls"], row["cost_nano_usd"]) == (3, 45_000)
+
+
 def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) -> None:
     """The way back that is printed is a command that works."""
     done = call("reprice", "--prices", str(PRICES), home=traced, exits=0)
@@ -91,7 +120,7 @@ def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_pa
         text
     )
     assert "1 call without a price in this table, not included in sums." in text
-    assert "Beside them: 1 no longer priced ($0.000003600 before)" in page.read_text()
+    assert "In addition: 1 no longer priced ($0.000003600 before)" in page.read_text()
     (chat, messages) = map(json.loads, call(*command, "--json", home=traced).stdout.splitlines())
     assert (chat["compared"], chat["before_nano_usd"], chat["no_longer_priced"]) == (1, 3000, 0)
     assert (messages["compared"], messages["before_nano_usd"], messages["difference_nano_usd"]) == (0, 0, None)
@@ -140,7 +169,7 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
     call("reprice", "--prices", str(PRICES), "--discount", "local-chat:*=0.5", home=traced, exits=0)
     assert costs(traced)[2] == 1200
     missing = call("reprice", "--discount", "nobody:*=0.5", home=traced, exits=2)
-    assert "no price row is for 'nobody:*'" in missing.stderr
+    assert "no price row matches 'nobody:*'" in missing.stderr
 
 
 @pytest.mark.parametrize("command", [("traces",), ("reprice", "--prices", str(PRICES))])
@@ -150,7 +179,7 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
         ("missing", "no trace file at "),
         ("text", "is not a database"),
         ("foreign", "is a database of another application"),
-        ("newer", "this Callboard knows versions up to "),
+        ("newer", "this Callboard supports versions up to "),
     ],
 )
 def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(

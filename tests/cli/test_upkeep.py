@@ -78,7 +78,7 @@ def test_backup_makes_a_file_that_the_other_commands_read(traced: Path, tmp_path
     listed = [call("traces", "--json", "--db", str(path), home=traced) for path in (target, traced / "trace.db")]
     assert listed[0].stdout == listed[1].stdout != ""
     again = call("backup", str(target), home=traced)
-    assert (again.returncode, "overwrites nothing" in again.stderr) == (1, True)
+    assert (again.returncode, "never overwrites" in again.stderr) == (1, True)
 
 
 def test_upgrade_brings_an_older_file_up_to_date(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

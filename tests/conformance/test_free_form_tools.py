@@ -113,7 +113,7 @@ def test_a_call_with_other_arguments_is_told_as_a_functions() -> None:
 @pytest.mark.parametrize("adapter", [OpenAIAdapter(AdapterConfig()), OpenAICompatibleAdapter(AdapterConfig())])
 def test_a_free_form_tool_with_other_arguments_is_refused(adapter: HttpAdapter) -> None:
     odd = msgspec.structs.replace(SQL, input_schema={"type": "object", "properties": {"query": {}}})
-    with pytest.raises(InvalidRequestError, match="`input` has to be its only argument"):
+    with pytest.raises(InvalidRequestError, match="`input` must be its only argument"):
         adapter.write_request(asked(f"{adapter.name}:m", tools=(odd,)), stream=False)
 
 

@@ -595,5 +595,5 @@ async def with_a_thread_of_its_own() -> None:
 
 def test_a_thread_that_can_t_be_waited_for_is_refused() -> None:
     """Else its test would fail only on a busy machine, where a time limit runs out over it."""
-    with pytest.raises(RuntimeError, match="works for a loop on virtual time"):
+    with pytest.raises(RuntimeError, match="works for a loop with virtual time"):
         run_virtual(with_a_thread_of_its_own)

@@ -173,7 +173,7 @@ async def test_audio_is_sent_or_refused_before_anything_is_sent(wire: Wire) -> N
             await at.engine.generate(at.model, [TextBlock("Well?"), AudioBlock(data=WAV)])
             assert holds(at.body(), {"inlineData": {"mimeType": "audio/wav", "data": base64(WAV)}})
         else:
-            with pytest.raises(CapabilityError, match="takes no audio"):
+            with pytest.raises(CapabilityError, match="does not accept audio"):
                 await at.engine.generate(at.model, [TextBlock("Well?"), AudioBlock(data=WAV)])
             assert at.transport.requests == []
 

@@ -147,7 +147,7 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ),
         (
             "adapters:\n  x: {type: openai, tools: {max: 1, core: [a, b]}}",
-            r"tools\.core: expected at most 1 names, as adapters\.x\.tools\.max says",
+            r"tools\.core: expected at most 1 names, \(see adapters\.x\.tools\.max\)",
         ),
         ("adapters:\n  x: {type: openai, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
         (
@@ -324,7 +324,7 @@ def test_a_file_for_one_alias_leaves_what_the_environment_offers(tmp_path: Path)
     assert registry.resolve("openai:gpt-5.2").model.adapter == "openai"
     assert registry.resolve("local-chat").model.adapter == "local-chat"
     assert registry.default_provider == registry_from_env(KEYS).default_provider
-    assert "gemini" not in registry.adapters, "it has no key"
+    assert "gemini" not in registry.adapters, "it has no named key"
     text = "only: true\nadapters:\n  mine: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}\n"
     registry = read_models_yaml(written(tmp_path, text), KEYS)
     assert ([*registry.adapters], registry.models, registry.default_provider) == (["mine"], {}, None)
@@ -351,7 +351,7 @@ def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_
         ConfigurationError, match=r"adapters\.a\.type: unknown adapter type 'opena': did you mean 'openai'"
     ):
         read_models_yaml(written(tmp_path, "adapters:\n  a: {type: opena}\n"), {})
-    with pytest.raises(ConfigurationError, match=r"there are anthropic, bedrock, .* package\.module:Class"):
+    with pytest.raises(ConfigurationError, match=r"expected anthropic, bedrock, .* package\.module:Class"):
         read_models_yaml(written(tmp_path, "adapters:\n  a: {type: xyz}\n"), {})
     assert read_models_yaml(written(tmp_path, "adapters:\n  a: {type: 'mine.adapter:Mine'}\n"), {}).adapters["a"]
 
@@ -377,7 +377,9 @@ def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
     config = read_models_yaml(path, {"ACME_KEY": "sk-acme"}).adapters["x"].config
     assert config.keys == {"acme": "sk-acme", "beta": KeyFile(str(tmp_path / "beta.key"))}
     assert config.key_pool == ("acme", "beta")
-    with pytest.raises(ConfigurationError, match=r"adapters\.x\.keys\.acme: .* the variable ACME_KEY is not set"):
+    with pytest.raises(
+        ConfigurationError, match=r"adapters\.x\.keys\.acme: .* the environment variable ACME_KEY is not set"
+    ):
         read_models_yaml(path, {})
 
 

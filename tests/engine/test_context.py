@@ -352,7 +352,7 @@ async def test_what_models_yaml_says_of_a_model_holds_for_the_history_too() -> N
     seen = (Message.user((image,)), Message.assistant("A cat."))
     async with engine:
         result = await engine.generate("a:m", messages=[*seen, Message.user("And?")])
-        with pytest.raises(CapabilityError, match="takes no images"):
+        with pytest.raises(CapabilityError, match="does not accept images"):
             await engine.generate("a:m", messages=[*seen, Message.user((image,))])
     assert [b'"image"' in sent.body for sent in transport.requests] == [False]
     assert (result.text, [warning.code for warning in result.warnings]) == ("Text only.", ["content_dropped"])

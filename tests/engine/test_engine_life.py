@@ -332,9 +332,9 @@ async def test_an_engine_that_never_started_makes_no_file_and_starts_nothing(tmp
 @pytest.mark.parametrize(
     ("answer", "ok", "detail"),
     [
-        (True, True, "content"),
-        (None, True, "content"),
-        (False, False, "says no"),
+        (True, True, "passed"),
+        (None, True, "passed"),
+        (False, False, "failed"),
         (AuthError("who are you?"), False, "who are you?"),
         (RuntimeError(f"bug with {KEY}"), False, "RuntimeError: bug with ***"),
     ],

@@ -96,7 +96,7 @@ async def test_use_prices_lays_a_table_over_the_published_ones_or_takes_it_alone
         (tmp_path / "own.yaml").write_text("prices: [{model: 's:*', input: 1, output: 10}]")
         await engine.use_prices(tmp_path / "own.yaml")
         assert await price_of_a_new_call(engine) == PAID["cheap"]
-        with pytest.raises(StoreError, match="knows no price version 'nope'"):
+        with pytest.raises(StoreError, match="has no price version 'nope'"):
             await engine.use_prices("nope")
         await engine.reprice(DEAR)
         await engine.use_prices(DEAR.version)

@@ -55,9 +55,9 @@ def capable(**changes: object) -> AdapterCapabilities:
 @pytest.mark.parametrize(
     ("lacking", "asked", "complaint"),
     [
-        ({"supports_images": False}, {}, "takes no images"),
+        ({"supports_images": False}, {}, "does not accept images"),
         ({"accepted_image_media_types": ("image/png",)}, {}, "takes no image/webp images, only image/png"),
-        ({"supports_audio": False}, {}, "takes no audio"),
+        ({"supports_audio": False}, {}, "does not accept audio"),
         ({"accepted_audio_media_types": ("audio/wav",)}, {}, "takes no audio/flac audio, only"),
         ({"supports_documents": False}, {}, "takes no documents"),
         (

@@ -25,7 +25,7 @@ from callboard.adapters.providers import scripted
 from callboard.bus.values.base import ITEMS, TEXT
 from callboard.engine.conversation.results import plain
 from callboard.engine.models.configured import entry_of
-from callboard.engine.watching.now import made_us
+from callboard.engine.watching.now import ActiveWork, made_us, old_class
 
 from ..definition_of_done.rows import row
 from ..support.engines import registry, running
@@ -37,10 +37,10 @@ from .slow_engines import an_engine
 async def test_an_idle_engine_has_nothing_under_way() -> None:
     """Before its start, and after a turn."""
     fresh = Engine(models=registry(Say("Hello")), trace=False)
-    assert (fresh.under_way().items, fresh.under_way().total) == ((), 0)
+    assert (fresh.in_progress().items, fresh.in_progress().total) == ((), 0)
     async with fresh:
         await fresh.session("s:m").send("Hi")
-        assert fresh.under_way().total == 0
+        assert fresh.in_progress().total == 0
 
 
 async def test_a_reply_under_way_tells_what_it_has_said_and_cost() -> None:
@@ -54,12 +54,12 @@ async def test_a_reply_under_way_tells_what_it_has_said_and_cost() -> None:
             stream = session.stream("Hi")
             group.start_soon(stream.message)
             await anyio.wait_all_tasks_blocked()
-            (asking,) = engine.under_way().items
+            (asking,) = engine.in_progress().items
             steps[0].set()
             await anyio.wait_all_tasks_blocked()
-            (first,) = engine.under_way().items
-            (again,) = engine.under_way().items
-            characters = engine.under_way().characters
+            (first,) = engine.in_progress().items
+            (again,) = engine.in_progress().items
+            characters = engine.in_progress().characters
             for step in steps[1:]:
                 step.set()
         assert (asking.stage, asking.characters, asking.kind) == ("asking", 0, "turn")
@@ -68,7 +68,7 @@ async def test_a_reply_under_way_tells_what_it_has_said_and_cost() -> None:
         assert (first.id, first.calls, first.attempt) == (stream.stream_id, 1, 1)
         assert first.output_tokens == 7 // 4
         assert (first.cost.calls, first.cost.estimated, first.cost.unpriced) == (1, 1, 1)
-        assert engine.under_way().total == 0
+        assert engine.in_progress().total == 0
 
 
 async def test_turns_behind_one_are_queued_and_a_limit_only_counts_the_rest() -> None:
@@ -80,8 +80,8 @@ async def test_turns_behind_one_are_queued_and_a_limit_only_counts_the_rest() ->
             for text in ("first", "second", "third"):
                 group.start_soon(session.send, text)
             await anyio.wait_all_tasks_blocked()
-            seen = engine.under_way()
-            some = engine.under_way(limit=2)
+            seen = engine.in_progress()
+            some = engine.in_progress(limit=2)
             go.set()
         assert [item.stage for item in seen.items] == ["asking", "queued", "queued"]
         assert (len(some.items), some.total) == (2, 3)
@@ -93,7 +93,7 @@ async def test_a_turn_with_tools_sums_its_calls() -> None:
     seen: list[tuple[str, int, int]] = []
 
     async def tool(arguments: dict[str, int]) -> int:
-        (item,) = engine.under_way().items
+        (item,) = engine.in_progress().items
         seen.append((item.stage, item.calls, item.output_tokens))
         return 3
 
@@ -105,7 +105,7 @@ async def test_a_turn_with_tools_sums_its_calls() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: session.send("Hi", max_tool_rounds=2))
             await anyio.wait_all_tasks_blocked()
-            (item,) = engine.under_way().items
+            (item,) = engine.in_progress().items
             go.set()
     assert seen == [("working", 1, 5)]
     assert (item.calls, item.steps, item.output_tokens, item.cost.calls) == (2, 1, 5, 2)
@@ -117,11 +117,11 @@ async def test_a_call_without_a_turn_is_under_way() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: engine.embed(["a"], model="s:m"))
             await anyio.wait_all_tasks_blocked()
-            (item,) = engine.under_way().items
+            (item,) = engine.in_progress().items
             assert (item.kind, item.operation, item.model) == ("call", "embeddings", "s:m")
             assert await engine.cancel(item.id) is False
             group.cancel_scope.cancel()
-        assert engine.under_way().total == 0
+        assert engine.in_progress().total == 0
 
 
 async def test_anybody_cancels_a_turn_by_its_id() -> None:
@@ -465,3 +465,11 @@ def test_a_provider_s_own_adapter_has_its_prices() -> None:
     """Its class says whose it is; of any other, `prices_as` does."""
     assert entry_of("mine", OpenAIAdapter(AdapterConfig(api_key="x"))).type == "openai"
     assert entry_of("mine", own(), "openai").prices_as == "openai"
+
+
+async def test_old_names_of_current_work_warn_of_the_new_ones() -> None:
+    """`Engine.under_way`, and the classes of its result."""
+    with pytest.warns(DeprecationWarning, match=r"use Engine\.in_progress"):
+        assert Engine(models=registry(Say("Hello")), trace=False).under_way().total == 0
+    with pytest.warns(DeprecationWarning, match="use ActiveWork"):
+        assert old_class("UnderWay") is ActiveWork

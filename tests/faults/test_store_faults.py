@@ -473,7 +473,7 @@ async def test_reading_ends_when_somebody_begins_to_write(media: Medium) -> None
         media.make_writable(True)
         async with TraceStore(path) as writer:
             await writer.write([Maker("run_2").started()])
-            with pytest.raises(StoreUnavailable, match="open it anew"):
+            with pytest.raises(StoreUnavailable, match="Open it again"):
                 await reader.calls()
             async with TraceStore.open_readonly(path) as anew:
                 assert len(await anew.calls()) == 2

@@ -147,7 +147,7 @@ async def test_a_failed_migration_leaves_no_trace(
         patch.setattr(migrations, "SCHEMA_VERSION", len(migrations.MIGRATIONS))
         with pytest.raises(StoreError, match="half"):
             await TraceStore(path).open()
-        with pytest.raises(StoreError, match="open it once for writing"):
+        with pytest.raises(StoreError, match="Upgrade it with"):
             await TraceStore.open_readonly(path).open()
     async with TraceStore(path) as store:
         assert len(await store.events()) == 1

@@ -365,7 +365,7 @@ def test_a_factor_that_is_no_exact_number_or_would_change_nothing_is_refused() -
         with pytest.raises(ConfigurationError, match="the factor on 'anthropic:\\*' is"):
             TABLE.discounted({"anthropic:*": factor})  # type: ignore[dict-item]
     for name in ("azure:*", "anthropic:sonnet", "opus"):
-        with pytest.raises(ConfigurationError, match="no price row is for"):
+        with pytest.raises(ConfigurationError, match="no price row matches"):
             TABLE.discounted({"openai:*": "0.5", name: "0.8"})
 
 

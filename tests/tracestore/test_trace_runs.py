@@ -57,12 +57,8 @@ async def test_a_lost_call_is_failed_in_its_own_run(store: TraceStore, make: Mak
     await store.write([started, last])
     await start_writer(store)
     (row,) = await store.calls()
-    assert (row.status, row.error_class, row.run_id, row.tags) == (
-        "failed",
-        PROCESS_LOST,
-        "run_test",
-        {"team": "red"},
-    )
+    assert (row.status, row.error_class) == ("failed", PROCESS_LOST)
+    assert (row.run_id, row.tags) == ("run_test", {"team": "red"})
     assert (row.finished_us, row.latency_ms, row.retry_count, row.will_retry) == (last.ts_us, 1000, 1, False)
     assert (row.cost.nano_usd, row.cost.reason, row.usage) == (None, PROCESS_LOST, None)
     *_, end = await store.events(run_id="run_test")
@@ -99,34 +95,22 @@ async def test_a_run_that_lives_is_left_alone(tmp_path: Path, make: Maker) -> No
 
 
 async def test_a_run_is_written_by_one_at_a_time(tmp_path: Path) -> None:
-    """A second store that would write the same run is refused, and the first one's lock stays."""
-    path = tmp_path / "trace.db"
-    async with TraceStore(path) as one, TraceStore(path) as two:
-        one.hold_run("run_x")
-        one.hold_run("run_x")
-        with pytest.raises(StoreError, match="run_x is already being written"):
-            two.hold_run("run_x")
-        assert run_locks(path) == ["run_x"]
-
-
-async def test_the_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Mode 0600 whatever the umask; made by nobody but who lives, taken away when the run ends."""
-    old = os.umask(0)
+    """A second store that would write the same run is refused, and the first one's lock stays, its owner's alone.
+    Whatever the umask; a lock that can't be made is an error that names the file."""
+    path, old = tmp_path / "trace.db", os.umask(0)
     try:
-        async with TraceStore(tmp_path / "trace.db") as store:
-            store.hold_run("run_x")
-            mode = stat.S_IMODE((tmp_path / "trace.db.run-run_x").stat().st_mode)
+        async with TraceStore(path) as one, TraceStore(path) as two:
+            one.hold_run("run_x")
+            one.hold_run("run_x")
+            with pytest.raises(StoreError, match="run_x is already being written"):
+                two.hold_run("run_x")
+            assert run_locks(path) == ["run_x"]
+            assert stat.S_IMODE((tmp_path / "trace.db.run-run_x").stat().st_mode) == 0o600
     finally:
         os.umask(old)
-    assert mode == 0o600
-    assert run_locks(tmp_path / "trace.db") == []
-
-
-async def test_a_lock_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
-    """The error names the file."""
-    store = TraceStore(tmp_path / "nowhere" / "trace.db")
+    assert run_locks(path) == []
     with pytest.raises(StoreError, match="nowhere"):
-        store.hold_run("run_x")
+        TraceStore(tmp_path / "nowhere" / "trace.db").hold_run("run_x")
 
 
 async def test_readers_and_commands_close_nothing(tmp_path: Path, make: Maker) -> None:
@@ -209,10 +193,8 @@ async def test_a_file_of_version_1_keeps_its_data(
     async with TraceStore(path) as store:
         assert runs(path) == {"run_done": "unknown", "run_open": None}
         assert await store.close_lost_runs() == ["run_open"]
-        assert sorted((row.request_id, row.status) for row in await store.calls()) == [
-            ("a", "completed"),
-            ("b", "failed"),
-        ]
+        calls = await store.calls()
+        assert {row.request_id: row.status for row in calls} == {"a": "completed", "b": "failed"}
         assert [(event.run_id, event.seq) for event in await store.events()] == [("run_done", 7), ("run_open", 8)]
 
 

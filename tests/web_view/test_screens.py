@@ -125,7 +125,7 @@ async def test_calls_of_other_processes_are_shown_from_the_trace(tmp_path: Path)
     ):
         await engine.session("s:m").send("Hi")
         turn = asyncio.create_task(engine.session("s:m").send("Hi"))
-        await until(lambda: any(item.attempt for item in engine.under_way().items))
+        await until(lambda: any(item.attempt for item in engine.in_progress().items))
         await engine.flush()
         async with looking(web(trace=tmp_path / "t.db")) as client, listening(client, "api/now") as frames:
             seen = await first(frames, "now")

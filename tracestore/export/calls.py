@@ -153,7 +153,7 @@ def _write(writer: _Writer, rows: Sequence[CallRow]) -> None:
 
 def _refuse_trace_file(target: Path | IO[bytes], trace: Path) -> None:
     if isinstance(target, Path) and target.resolve() == trace.resolve():
-        raise ConfigurationError(f"{target} is the trace file; write the export to another")
+        raise ConfigurationError(f"{target} is the trace file. Write the export to another file")
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
         import pyarrow.parquet
     except ImportError:
         raise ConfigurationError(
-            'writing Parquet needs the package pyarrow; install it with: pip install "callboard[parquet]"'
+            'writing Parquet needs the package pyarrow. Install it with: pip install "callboard[parquet]"'
         ) from None
     types = {
         "text": pyarrow.string(),

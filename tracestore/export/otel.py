@@ -87,7 +87,7 @@ class OtelExporter:
             from opentelemetry import trace
         except ImportError:
             raise ConfigurationError(
-                'exporting to OpenTelemetry needs its API; install it with: pip install "callboard[otel]"'
+                'exporting to OpenTelemetry needs its API. Install it with: pip install "callboard[otel]"'
             ) from None
         self._tracer = trace.get_tracer(otel_names.SCOPE, tracer_provider=tracer_provider)
         self._metrics = Metrics(meter_provider) if metrics else None

@@ -59,7 +59,7 @@ def address_of(text: str) -> Address:
     if is_url and said:
         dsn = dsn.rstrip("?&")
     if (pooler := said.get("pooler", "transaction")) != "transaction":
-        raise ValueError(f"the only pooler that needs to be named is pooler=transaction, not {pooler!r}")
+        raise ValueError(f"pooler must be transaction, not {pooler!r}")
     return Address(dsn, said.get("schema"), "pooler" in said)
 
 
@@ -137,9 +137,9 @@ def _check_role(connection: psycopg.Connection, schema: str) -> None:
     if path.strip('"') != schema or zone not in ("UTC", "Etc/UTC", "GMT"):
         role = user.replace('"', '""')
         raise psycopg.OperationalError(
-            f"behind a pooler the role's own settings count, and they are search_path {path}, time zone {zone}: "
+            f"with a pooler, the settings of the role apply. They are search_path {path}, time zone {zone}: "
             f"""ALTER ROLE "{role}" SET search_path = {schema}; ALTER ROLE "{role}" SET timezone = 'UTC'; then """
-            "let the pooler connect anew"
+            "let the pooler reconnect"
         )
 
 

@@ -68,10 +68,12 @@ class Database:
     ) -> None:
         address = _address(dsn)
         if address.schema is not None and schema not in (SCHEMA, address.schema):
-            raise ValueError(f"the schema is {schema}, and the address says {address.schema}")
+            raise ValueError(f"the schema is {schema}, but the address has {address.schema}")
         schema = address.schema or schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
-            raise ValueError(f"the schema must be small letters, digits and underscores, not {schema!r}")
+            raise ValueError(
+                f"the schema must have only lower-case letters, digits and underscores, not {schema!r}"
+            )
         self.dsn = dsn
         self.schema = schema
         self.readonly = readonly
@@ -179,7 +181,7 @@ def _named(dsn: str, schema: str | None) -> str:
         return name_of(dsn, schema)
     except psycopg.Error:
         # The error's own words quote the DSN, and with it a password.
-        raise StoreError("this is no DSN of PostgreSQL, such as postgresql://user@host/database") from None
+        raise StoreError("this is not a PostgreSQL address, such as postgresql://user@host/database") from None
 
 
 # --- One connection ---

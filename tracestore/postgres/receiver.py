@@ -144,7 +144,7 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
 
 def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
     if (present.mark or START) != shipment.after or was_sent(statements, shipment):
-        raise Unstorable("the shipment doesn't follow what is here")
+        raise Unstorable("the shipment does not continue the stored events")
     numbers = enter_runs(statements, origin, shipment)
     for table, lines in (("events", shipment.events), *(("calls", lines) for lines in shipment.begun)):
         statements.copy(table, ("run", *lines.columns), lines.options, lines.parts(numbers))

@@ -160,7 +160,7 @@ class Runs:
         names: list[SqlValue] = [self.lease_seconds, _text_array(leased)]
         found = {run_id for (run_id,) in await self._database.read(_RENEW, names)}
         for run_id in self._leased.difference(found):
-            _log.warning("lease_was_lost", run_id=run_id, note="its calls were ended meanwhile")
+            _log.warning("lease_was_lost", run_id=run_id, note="its calls were ended by another process")
         self._leased &= found
 
 

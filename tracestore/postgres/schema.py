@@ -41,8 +41,8 @@ async def migrate(database: Database, now_us: int) -> None:
         return
     if database.readonly:
         raise StoreError(
-            f"{database.name} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
-            "open it once for writing to bring it up to date"
+            f"{database.name} has schema version {version}, but this Callboard reads version "
+            f"{SCHEMA_VERSION}. Open it once for writing to upgrade it"
         )
     await database.alone(lambda connection: _permitted(connection, database, now_us))
 
@@ -55,8 +55,9 @@ def _permitted(connection: psycopg.Connection, database: Database, now_us: int) 
     except psycopg.errors.InsufficientPrivilege as error:
         version = found_version(connection, database.schema)
         raise StoreError(
-            f"{database.name} is of schema version {version}, this Callboard needs version {SCHEMA_VERSION}, and "
-            "this user may not change the tables: let their owner open it once with this version of Callboard "
+            f"{database.name} has schema version {version}, but this Callboard needs version "
+            f"{SCHEMA_VERSION}, and this user may not change the tables. Let their owner open it once with "
+            f"this version of Callboard "
             f"({said(error)})"
         ) from error
 
@@ -89,7 +90,7 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
-    """The version of the schema, NULL without our history; and the number of its tables."""
+    """The version of the schema (NULL if it has no migrations of Callboard) and the number of its tables."""
     (known, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
@@ -112,13 +113,13 @@ def _checked(database: Database, found: Row) -> int:
     version, tables = found
     if version is None and tables:
         raise StoreError(
-            f"{database.name} has tables of another application in its schema {database.schema}; "
-            "give another schema or another database"
+            f"{database.name} has tables of another application in its schema {database.schema}. Choose "
+            f"another schema or another database"
         )
     if (version or 0) > SCHEMA_VERSION:
         raise StoreError(
-            f"{database.name} is of schema version {version}, this Callboard knows versions up to "
-            f"{SCHEMA_VERSION}: update Callboard, or give another database"
+            f"{database.name} has schema version {version}, but this Callboard supports versions up to "
+            f"{SCHEMA_VERSION}. Update Callboard, or choose another database"
         )
     return int(version or 0)
 

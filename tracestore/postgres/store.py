@@ -162,7 +162,7 @@ class PostgresStore(SqlStore):
                 await self._adopted()
                 found = await waiting_beside(self._path)
                 if found and not needed:
-                    warn_of(found, f"{self.name} can't be written by this user now")
+                    warn_of(found, f"{self.name} is read-only for this user now")
             self._waiting, self._seen = found, frozenset(found.files)
         if found and needed:
             raise left_over(found)
@@ -437,7 +437,7 @@ def _selected(
             columns, rows = _rows(connection, sql, parameters, limit + 1)
         except psycopg.errors.QueryCanceled:
             raise StoreError(
-                f"{database.name}: the statement took longer than {seconds:g} s; narrow it, or allow it more time"
+                f"{database.name}: the statement took longer than {seconds:g} s. Narrow it, or allow more time"
             ) from None
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise StoreError(f"{database.name}: only reading is allowed: SELECT, WITH, EXPLAIN") from error
@@ -472,8 +472,8 @@ async def own_connection(database: Database) -> AsyncIterator[Database]:
     """The database through one more connection, which is closed after the block."""
     if database.pooled:
         raise StoreError(
-            f"{database.name}: a repricing has temporary tables for longer than a transaction, and a pooler "
-            "takes them away: name the server itself, without pooler=transaction"
+            f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
+            f"drops them. Use the address of the server itself, without pooler=transaction"
         )
     own = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
     await own.open()

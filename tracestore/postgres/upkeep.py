@@ -318,9 +318,9 @@ def size_of(statements: Statements) -> int:
 def refuse_backup(database: Database, path: Path | str) -> StoreError:
     """The error that describes a copy with PostgreSQL's own programs, without the password of the DSN."""
     return StoreError(
-        f"{database.name}: a trace in PostgreSQL is copied by PostgreSQL's own programs, which no store runs:"
-        f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to bring it back;"
-        " a whole server by pg_basebackup"
+        f"{database.name}: to copy a trace in PostgreSQL, use the programs of PostgreSQL:"
+        f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to "
+        f"restore it. For a whole server, use pg_basebackup"
     )
 
 
@@ -340,7 +340,7 @@ def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Seque
 
 
 def _nodes(rows: Sequence[NodeRow]) -> Check:
-    """The nodes of clusters that share the trace. One that is gone is no fault: others take its sessions over."""
+    """The nodes of clusters that share the trace. A stopped node is no failure: others take over."""
     living = [row for row in rows if row.lives]
     said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]

@@ -250,7 +250,7 @@ class _Reader:
         if len(dated) > 1:
             for index, (moment, _) in enumerate(dated):
                 if moment is None:
-                    self._fail(f"tables[{index}].date", "a date, because the file holds several tables")
+                    self._fail(f"tables[{index}].date", "a date, because the file has several tables")
         return tuple(table for _, table in sorted(dated, key=lambda pair: pair[0] or 0))
 
     def _table(self, table: dict[str, Node], where: str) -> tuple[int | None, PriceList]:
@@ -324,7 +324,7 @@ class _Reader:
         hours = [int(group) for group in found.groups()]
         begin, end = (hours[0] * 60 + hours[1]) * 60, (hours[2] * 60 + hours[3]) * 60
         if not begin < end <= DAY_SECONDS:
-            self._fail(where, "the earlier hour first; over midnight takes two rows", node)
+            self._fail(where, "the earlier hour first; across midnight, use two rows", node)
         return begin, end
 
     def _rate(self, node: Node | None, where: str, decimals: int) -> int | None:

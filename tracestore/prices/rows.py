@@ -210,7 +210,7 @@ def _validate(row: PriceRow) -> None:
         if rate is not None and not (isinstance(rate, int) and 0 <= rate <= _MAX_RATE):
             _refuse(row, f"{field} is {rate!r}, expected a whole number of pico-USD from 0 to {_MAX_RATE}")
     if row.extra and (wrong := next((n for n in row.extra if n in BUCKETS or not n.isidentifier()), None)):
-        _refuse(row, f"extra rates can't have one called {wrong!r}")
+        _refuse(row, f"extra rates can't have the name {wrong!r}")
     if row.above < 0:
         _refuse(row, f"above is {row.above}, expected 0 or more tokens")
     if row.valid_from is not None and row.valid_to is not None and row.valid_from >= row.valid_to:

@@ -86,7 +86,7 @@ def convert(data: Json, *, source: str, day: str) -> Snapshot:
         aliases = tuple(alias for provider in providers for alias in _general_aliases(_object(provider)))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigurationError(
-            f"{source}: not in the form of genai-prices that is known here: {type(error).__name__} {error}"
+            f"{source}: not in a known format of genai-prices: {type(error).__name__} {error}"
         ) from error
     return Snapshot(
         format=FORMAT,
@@ -140,7 +140,7 @@ def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[Snapshot
         names = dict.fromkeys(_patterns(_object(model["match"]), notes))
         left_out.update(notes)
         if not rows:
-            left_out["models without a rate that is known here"] += 1
+            left_out["models without a known rate"] += 1
             continue
         model_id = str(model["id"])
         names[model_id.lower()] = None
@@ -178,7 +178,7 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
         case {"regex": str(regex)}:
             yield from _from_regex(regex, left_out)
         case _:
-            left_out.add("names by a rule that is none of ours")
+            left_out.add("names with an unknown rule")
 
 
 def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
     digit = text.endswith(r"\d")
     text = text.removesuffix(r"\d")
     if not text.startswith("^") or not _PLAIN.fullmatch(text[1:]):
-        left_out.add("names by a rule that is none of ours")
+        left_out.add("names with an unknown rule")
         return
     plain = re.sub(r"\\(.)", r"\1", text[1:])
     if digit:
@@ -238,7 +238,7 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
         when = tuple((str(key), str(value)) for key, value in _object(variant["when"]).items())
         tier = _TIERS.get(when[0]) if len(when) == 1 else None
         if tier is None or _is_hours(variant):
-            left_out.add("variants that no reply names")
+            left_out.add("variants without a name in replies")
         elif tier:
             found.append((tier, _start(variant), _rates(_object(variant["prices"]), left_out)))
     return found
@@ -340,5 +340,5 @@ def parse(data: bytes, source: str) -> Json:
     try:
         value: Json = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{source}: is no JSON: {error}") from error
+        raise ConfigurationError(f"{source}: is not JSON: {error}") from error
     return value

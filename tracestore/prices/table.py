@@ -110,8 +110,8 @@ class PriceTable:
                 )
             if "*" in alias.target and alias.pattern.count("*") != 1:
                 raise ConfigurationError(
-                    f"price alias {alias.pattern!r} to {alias.target!r}: a '*' in the target takes over that of "
-                    "the pattern, which must have exactly one"
+                    f"price alias {alias.pattern!r} to {alias.target!r}: a '*' in the target repeats "
+                    f"that of the pattern, which must have exactly one"
                 )
         self.label = label
         """The table's name, for people."""
@@ -434,8 +434,8 @@ def discounted(rows: Iterable[PriceRow], factors: Mapping[str, Decimal | int | s
         found.append(_times(row, exact[fitting[0]]) if fitting else row)
     if unused:
         raise ConfigurationError(
-            f"no price row is for {min(unused)!r}, so a factor on it would change nothing; "
-            "`callboard prices show` lists the rows of a model"
+            f"no price row matches {min(unused)!r}, so its factor has no effect. `callboard prices show` "
+            f"lists the rows of a model"
         )
     return found, ", ".join(f"{factor} x {pattern}" for pattern, factor in exact.items())
 
@@ -449,7 +449,7 @@ def _factor(pattern: str, factor: object) -> Decimal:
         if exact.is_finite() and exact >= 0:
             return exact
     raise ConfigurationError(
-        f"the factor on {pattern!r} is {factor!r}; give a text, an int or a Decimal of at least 0, such as "
+        f"the factor on {pattern!r} is {factor!r}. Expected a text, an int or a Decimal of at least 0, such as "
         '"0.8" for 20 % off'
     )
 

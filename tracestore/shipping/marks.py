@@ -101,7 +101,7 @@ def forget_mark(trace: Path, target: str) -> bool:
     """The file is not shipped to a target any more. Returns whether it ever was."""
     turn = Turn(trace, target)
     if not turn.take():
-        raise StoreError(f"a program ships {trace} to {target}; end it first")
+        raise StoreError(f"a program is shipping {trace} to {target}. Stop it first")
     try:
         path = mark_path(trace, target)
         known = path.exists()
@@ -265,7 +265,7 @@ class LookForFiles:
 async def take_over(store: Store, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
     """Write the events that dead processes left into an open trace file, and end their runs. Raises StoreError."""
     if not await adopt_leftovers(store.path, store.write, own=None, batch_events=_BATCH_EVENTS):
-        raise StoreError(f"what dead processes left beside {store.path} can't be written now")
+        raise StoreError(f"files of crashed processes next to {store.path} can't be written now")
     await store.close_lost_runs(prices, delivered)
 
 

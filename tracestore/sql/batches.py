@@ -59,7 +59,7 @@ class Batch:
 
     @classmethod
     def of(cls, envelopes: Sequence[Envelope]) -> Self:
-        """A complete batch of these envelopes, for where no event loop waits."""
+        """A complete batch of these envelopes, for code outside the event loop."""
         batch = cls()
         batch.add(envelopes)
         batch.complete()
@@ -149,7 +149,7 @@ def made_at_once(others_seconds: float) -> int:
 PROCESS_LOST = "process_lost"
 """The error class of a call of a dead process. No adapter raises it, so it is not a value of `ErrorClass`."""
 
-_MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
+_MESSAGE = "the process died before this call ended. Its usage and cost are at best an estimate"
 
 
 Delivered = Callable[[str, str], Awaitable[int]]

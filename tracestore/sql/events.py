@@ -368,7 +368,7 @@ JOB_QUERY = """
      ORDER BY c.id DESC
 """
 
-_COUNTED_BEFORE = "its cost was counted when its end was first seen"
+_COUNTED_BEFORE = "its cost was counted when its end was first recorded"
 
 
 class _Terms(msgspec.Struct):

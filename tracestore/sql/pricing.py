@@ -113,7 +113,7 @@ async def use_prices(database: Database, version: str | None) -> None:
     def work(statements: Statements) -> None:
         runs = [] if version is None else runs_of(statements, version)
         if version is not None and not runs:
-            raise StoreError(f"{database.name}: no repricing under price version {version} has come to its end")
+            raise StoreError(f"{database.name}: no repricing under price version {version!r} has finished")
         make_current(statements, runs)
 
     await database.write(work)
@@ -122,7 +122,7 @@ async def use_prices(database: Database, version: str | None) -> None:
 async def _refuse_unknown(database: Database, version: str) -> None:
     known = await database.read("SELECT version, label FROM price_version ORDER BY loaded_us DESC LIMIT 10")
     names = ", ".join(f"{name} ({label})" for name, label in known) or "none yet"
-    raise StoreError(f"{database.name} knows no price version {version!r}; it knows {names}")
+    raise StoreError(f"{database.name} has no price version {version!r}. It has {names}")
 
 
 # --- Pricing many calls ---

@@ -245,7 +245,7 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
         """,
         {"run": run_id, "low": low, "high": high},
     ):
-        raise StoreError(f"repricing {run_id} is being carried on by somebody else; nothing was changed here")
+        raise StoreError(f"repricing {run_id} is being continued by another process. Nothing was changed")
 
 
 def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: int) -> None:
@@ -295,8 +295,8 @@ def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bo
     if reported != changed:
         raise StoreError(
             f"repricing {run_id} would change the current costs by {changed.nano_usd} nano-USD and"
-            f" {changed.unpriced} unpriced calls, and it reports {reported.nano_usd} and {reported.unpriced};"
-            " nothing was changed"
+            f" {changed.unpriced} unpriced calls, but reports {reported.nano_usd} and "
+            f"{reported.unpriced}. Nothing was changed"
         )
 
 
@@ -311,8 +311,8 @@ def _undo(statements: Statements, trace: str, now_us: int) -> RepriceRun:
         raise StoreError(f"{trace}: there is no repricing to undo")
     if current_runs(statements) != run.current_after(run.replaced):
         raise StoreError(
-            f"{trace}: other costs were chosen after repricing {run.id}, so undoing it would not lead back to"
-            " them; choose a version, or those at call time"
+            f"{trace}: other costs were chosen after repricing {run.id}, so undoing it does not restore "
+            f"them. Choose a version, or the costs at call time"
         )
     make_current(statements, run.replaced)
     statements.run("UPDATE reprice_run SET undone_us = ? WHERE id = ?", (now_us, run.id))
@@ -329,7 +329,7 @@ async def interrupted(database: Database, run_id: int | None) -> RepriceRun:
             return run
     there = ", ".join(str(run.id) for run in open_runs) or "none"
     which = "" if run_id is None else f" with the number {run_id}"
-    raise StoreError(f"{database.name}: there is no interrupted repricing{which}; interrupted are: {there}")
+    raise StoreError(f"{database.name}: no interrupted repricing{which}. Interrupted: {there}")
 
 
 async def history(database: Database) -> list[RepriceRun]:

@@ -303,7 +303,7 @@ class Database:
         if self._connection is None:
             raise StoreError(f"{self.path} is not open: call open() first")
         if self.at_rest and has_log(self.path):
-            raise StoreUnavailable(f"{self.path} is being written since it was opened; open it anew to read on")
+            raise StoreUnavailable(f"{self.path} has been written since it was opened. Open it again")
         return self._connection
 
 

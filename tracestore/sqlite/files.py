@@ -32,16 +32,16 @@ def create_private(path: Path) -> None:
 
 def refuse_missing(path: Path) -> None:
     if not os.path.lexists(path):
-        raise StoreError(f"there is no trace file at {path}")
+        raise StoreError(f"no trace file at {path}")
     refuse_irregular(path)
 
 
 def refuse_irregular(path: Path) -> None:
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
-        raise StoreError(f"{path} is a symbolic link; give the path of the trace file itself")
+        raise StoreError(f"{path} is a symbolic link. Use the path of the trace file itself")
     if not stat.S_ISREG(mode):
-        raise StoreError(f"{path} is not a regular file; give the path of a trace file")
+        raise StoreError(f"{path} is not a regular file. Use the path of a trace file")
 
 
 def is_at_rest(path: Path) -> bool:
@@ -55,7 +55,7 @@ def is_at_rest(path: Path) -> bool:
     if has_log(path):
         raise StoreUnavailable(
             f"{path} was not closed by its writer, and its folder can't be written: copy the file and "
-            f"{path.name}-wal to where they can, and read them there",
+            f"{path.name}-wal to a writable folder, and read them there",
             reopen=False,
         )
     return True
@@ -81,7 +81,7 @@ def refuse_foreign(path: Path) -> None:
     with open(path, "rb") as file:
         head = file.read(len(_MAGIC))
     if head and head != _MAGIC:
-        raise StoreError(f"{path} is not a database; give another path, or move that file away")
+        raise StoreError(f"{path} is not a database. Use another path, or move that file away")
 
 
 class HeldFile:
@@ -164,8 +164,8 @@ class FileLock:
             if await attempt():
                 return
         raise StoreUnavailable(
-            f"{self._path} has been locked by another process for {_LOCK_TIMEOUT_SECONDS:.0f} s; "
-            "is it stopped or repricing?",
+            f"{self._path} has been locked by another process for {_LOCK_TIMEOUT_SECONDS:.0f} s. Is that "
+            f"process stopped or repricing?",
             reopen=False,
         )
 

@@ -174,7 +174,7 @@ class WholeTrace(Database):
         waiting = await waiting_beside(self.path)
         self._mark = mark
         if waiting and waiting != self.waiting:
-            older = "the trace is of an older version: `callboard upgrade` brings it up to date"
+            older = "the trace has an older version: upgrade it with `callboard upgrade`"
             denied = "the trace can't be written, and there is no room for a temporary copy"
             warn_of(waiting, older if not current else denied if late else "the files can't be opened")
         self.waiting = waiting
@@ -263,7 +263,7 @@ async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit:
         columns, rows = await database.select(sql, parameters, limit=limit + 1, seconds=seconds)
     except TimeoutError:
         raise StoreError(
-            f"{path}: the statement took longer than {seconds:g} s; narrow it, or allow it more time"
+            f"{path}: the statement took longer than {seconds:g} s. Narrow it, or allow more time"
         ) from None
     finally:
         await database.close()

@@ -46,8 +46,8 @@ async def migrate(database: Database, now_us: int) -> None:
         return
     if database.readonly:
         raise StoreError(
-            f"{database.path} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
-            "open it once for writing to bring it up to date, as `callboard upgrade` does"
+            f"{database.path} has schema version {version}, but this Callboard reads version "
+            f"{SCHEMA_VERSION}. Upgrade it with `callboard upgrade`"
         )
     while version < SCHEMA_VERSION:
         version = await _step(database, now_us)
@@ -84,12 +84,12 @@ async def _checked_version(database: Database) -> int:
     ((application,),) = await database.read("PRAGMA application_id")
     if application != APPLICATION_ID and (application or version or tables):
         raise StoreError(
-            f"{database.path} is a database of another application; give another path, or move that file away"
+            f"{database.path} is a database of another application. Use another path, or move that file away"
         )
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"{database.path} is of schema version {version}, this Callboard knows versions up to "
-            f"{SCHEMA_VERSION}: update Callboard, or give another path"
+            f"{database.path} has schema version {version}, but this Callboard supports versions up to "
+            f"{SCHEMA_VERSION}. Update Callboard, or use another path"
         )
     return int(version)
 

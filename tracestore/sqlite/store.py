@@ -117,7 +117,7 @@ class TraceStore(SqlStore):
         if found and needed:
             raise left_over(found)
         if found:
-            warn_of(found, "the trace or the files beside it can't be written")
+            warn_of(found, "the trace or the files next to it can't be written")
 
     async def close(self) -> None:
         await self._file.close()

@@ -129,7 +129,7 @@ class TraceFile:
             _log.warning(
                 "file_replaced",
                 file=str(self._database.path),
-                note="what was written to the old one is in that one",
+                note="earlier events are in the old one",
             )
         self.numbers.forget()
         with contextlib.suppress(StoreError):
@@ -171,7 +171,7 @@ class Runs:
         self._wanted: set[str] = set()  # To be held as soon as the file allows it.
 
     def hold(self, run_id: str) -> None:
-        """Hold this run until `end_all`, before any of its events is written. Raises StoreError."""
+        """Lock this run until `end_all`. Call it before writing events of the run. Raises StoreError."""
         self._wanted.add(run_id)
         if run_id not in self._held:
             self._held[run_id] = RunLock(self._database.path, run_id)

@@ -157,12 +157,12 @@ def _copy(source: Path, target: Path, told: Callable[[int, int], object]) -> Non
     target = target.expanduser()
     refuse_missing(source)
     if os.path.lexists(target):
-        raise StoreError(f"{target} is there already; a backup overwrites nothing, give another path")
+        raise StoreError(f"{target} already exists, and a backup never overwrites a file. Use another path")
     unfinished = UnfinishedFile(target)
     try:
         copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told, immutable=is_at_rest(source))
         if os.path.lexists(target):
-            raise StoreError(f"{target} has appeared meanwhile; give another path")
+            raise StoreError(f"{target} was created by another process. Use another path")
         unfinished.keep()
     finally:
         unfinished.drop()

@@ -389,6 +389,6 @@ def left_over(waiting: LateEvents) -> StoreError:
     """The error of a deletion that would miss events in files next to a trace."""
     files = ", ".join(str(path) for path in waiting.files)
     return StoreError(
-        f"nothing was deleted: {files} may hold content of processes that died, and can't be stored now; "
-        "make the files and the trace writable, and try again"
+        f"nothing was deleted: {files} may have content of crashed processes and can't be stored now. "
+        f"Make the files and the trace writable, and try again"
     )

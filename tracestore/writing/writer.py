@@ -233,7 +233,7 @@ class WriterCore:
         if self._left < mark:
             raise StoreError(
                 f"{mark - self._left} events are not committed ({self._state}): {self._reason}; "
-                "they are kept and will be written when the store works again"
+                "they will be written when the store works again"
             )
         if self._lost > self._lost_told:
             lost, self._lost_told = self._lost - self._lost_told, self._lost
@@ -368,7 +368,7 @@ class WriterCore:
 
     async def _give_up_spilled(self, spill: SpillFile) -> None:
         """Handle a spill file that another process has removed or cut short."""
-        self._reason = f"{spill.path} is gone"
+        self._reason = f"{spill.path} was deleted"
         _log.error("spill_file_gone", file=str(spill.path), events=spill.waiting)
         self._left += spill.waiting
         self._lost += spill.waiting
@@ -428,7 +428,7 @@ class WriterCore:
         """While the store fails, keep what waits within its bounds."""
         waiting = self._pending
         if self._state == "retrying" and self._too_much:
-            self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes wait in memory")
+            self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes are waiting in memory")
         if self._state == "spilling" and waiting:
             await self._spill_pending(self._reason or "")
         if self._state == "dropping" and self._too_much:

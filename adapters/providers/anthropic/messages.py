@@ -262,7 +262,7 @@ class _Writer:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
         # a reply that was stopped while it was thinking
         while written and written[-1][1].get("type") in _REASONING:
-            self._lose(written.pop()[0], "what it led to was never said")
+            self._lose(written.pop()[0], "its result was never sent")
         if not written and message.role is Role.USER:
             return [{"type": "text", "text": text.text} for text in left_out(message.content)]
         blocks: list[Json] = [wire_block for _, wire_block in written]
@@ -275,7 +275,7 @@ class _Writer:
     def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
             case _ if id(block) in self.own.declined:
-                self._lose(block, "the model that said it declined, and another went on")
+                self._lose(block, "its model declined, and another model continued")
             case TextBlock():
                 yield self._text(block)
             case ImageBlock():
@@ -283,7 +283,7 @@ class _Writer:
             case DocumentBlock():
                 yield from self._document(block, block)
             case AudioBlock():
-                self._lose(block, "this protocol takes no audio")
+                self._lose(block, "this protocol does not accept audio")
             case ToolUseBlock():
                 yield self._tool_use(block)
             case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
@@ -375,13 +375,13 @@ class _Writer:
                         parts.append(self._text(part))
                 case ImageBlock() | DocumentBlock() if block.is_error:
                     kind = "image" if isinstance(part, ImageBlock) else "document"
-                    self._lose(block, "the result of a failed tool takes text only", kind=kind)
+                    self._lose(block, "the result of a failed tool accepts only text", kind=kind)
                 case ImageBlock():
                     parts += self._image(part, block)
                 case DocumentBlock():
                     parts += self._document(part, block)
                 case OpaqueBlock() if block.is_error:
-                    self._lose(block, "the result of a failed tool takes text only", kind=part.kind)
+                    self._lose(block, "the result of a failed tool accepts only text", kind=part.kind)
                 case OpaqueBlock():
                     parts.append(without_nulls(part.provider_raw.data))
                 case _:
@@ -421,7 +421,7 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
     """The location of the document, or the reason why it can't be sent."""
     if is_remote(document.url):
         if document.media_type not in (None, PDF):
-            return "only PDF files are taken by address"
+            return "only PDF files are accepted by address"
         return {"type": "url", "url": document.url}
     found = media_bytes(document)
     if found is None:

@@ -283,7 +283,7 @@ class _Writer:
         auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
         ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
         if ttl not in TTLS:
-            raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
+            raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} must be one of {', '.join(TTLS)}")
         body = self._body(extra, self._habits(options, extra))
         can = self.request.capabilities
         hosts = self._host_may_mark()
@@ -403,7 +403,7 @@ class _Writer:
         schema, system = self.request.output_schema, write_system(self.history)
         if schema is None or isinstance(self.held_to, dict):
             return system
-        why = f"the model can't be held to the schema, which was told in the system text: {self.held_to}"
+        why = f"the model does not support the schema, which was sent in the system prompt: {self.held_to}"
         self.warnings.append(CallWarning(WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.target.provider}: {why}"))
         told = instruction(schema, with_tools=bool(self.request.tools))
         if isinstance(system, list):
@@ -452,7 +452,7 @@ def _vendors_tool(tool: ToolDefinition) -> JsonObject:
 def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
     fitted = fit_schema({"properties": {}, **schema})  # without any, it has no arguments
     if isinstance(fitted, str):
-        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}. Define it with strict=False")
     return fitted
 
 

@@ -173,7 +173,7 @@ def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> Non
         return
     if assembler.is_closed(state.key):
         assembler.warn(
-            WarningCode.LATE_SIGNATURE, "a signature came after its reasoning had ended, and was dropped"
+            WarningCode.LATE_SIGNATURE, "a signature arrived after the end of its reasoning and was dropped"
         )
     else:
         assembler.signature(state.key, signature)
@@ -226,7 +226,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     for position, value in enumerate(reply.content or ()):
         state = wire_block(position, value)
         if state is None:
-            assembler.warn(WarningCode.UNKNOWN_CONTENT, f"content[{position}] is no block and was left out")
+            assembler.warn(WarningCode.UNKNOWN_CONTENT, f"content[{position}] is not a block and was left out")
         else:
             begin_block(assembler, state)
             end_block(assembler, state)

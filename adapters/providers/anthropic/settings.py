@@ -51,7 +51,7 @@ class Tuning:
     def _stops(self, body: JsonObject) -> None:
         stops = [stop for stop in self.request.stop_sequences if stop.strip()]
         if len(stops) < len(self.request.stop_sequences):
-            self._warn(WarningCode.STOP_SEQUENCE_DROPPED, "stop sequences of white space only are not accepted")
+            self._warn(WarningCode.STOP_SEQUENCE_DROPPED, "stop sequences with only white space are not accepted")
         if stops:
             body["stop_sequences"] = list(stops)
 
@@ -72,7 +72,7 @@ class Tuning:
             return None
         effort = nearest_effort(asked, known)
         if effort != asked:
-            self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that the model knows"))
+            self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest value of the model"))
         return effort
 
     def _may_reason(self) -> bool:
@@ -104,11 +104,11 @@ class Tuning:
         limit = self.request.max_output_tokens
         choice = body.get("tool_choice")
         if isinstance(choice, dict) and choice["type"] in ("any", "tool"):
-            why = "the model can't think while it is made to call a tool"
+            why = "the model can't think while a tool call is forced"
         elif limit <= LEAST_BUDGET:
-            why = f"it takes more than {LEAST_BUDGET} output tokens"
+            why = f"it needs more than {LEAST_BUDGET} output tokens"
         elif _mid_loop_without_thinking(body["messages"]):
-            why = "the tool calls to be continued were made without the model's own thinking"
+            why = "the open tool calls were made without the model's own thinking"
         if why is not None:
             self.warnings.append(dropped("reasoning_effort", self.provider, why))
             return None
@@ -125,7 +125,7 @@ class Tuning:
         if asked.temperature is not None and asked.temperature > 1.0 and "temperature" in body:
             body["temperature"] = 1.0
             self._warn(
-                WarningCode.TEMPERATURE_LOWERED, f"temperature {asked.temperature:g} was sent as the highest, 1"
+                WarningCode.TEMPERATURE_LOWERED, f"temperature {asked.temperature:g} was lowered to the highest, 1"
             )
 
     def _refused(self, body: JsonObject) -> dict[str, str]:
@@ -135,14 +135,16 @@ class Tuning:
         if self.model is None:
             newer = is_newer_claude(name)
             return (
-                dict.fromkeys(("temperature", "top_p"), f"{name} is new, and new ones refuse it") if newer else {}
+                dict.fromkeys(("temperature", "top_p"), f"{name} is new, and new models reject it")
+                if newer
+                else {}
             )
         if self.model.sampling == "none":
-            return dict.fromkeys(("temperature", "top_p"), f"{name} refuses it")
+            return dict.fromkeys(("temperature", "top_p"), f"{name} rejects it")
         if _thinks(self.extra.get("thinking", body.get("thinking"))):
-            return dict.fromkeys(("temperature", "top_p"), f"{name} refuses it while it thinks")
+            return dict.fromkeys(("temperature", "top_p"), f"{name} rejects it while thinking")
         if self.model.sampling == "one" and self.request.temperature is not None:
-            return {"top_p": f"{name} takes it or temperature, not both"}
+            return {"top_p": f"{name} accepts it or temperature, not both"}
         return {}
 
     def _warn(self, code: WarningCode, message: str) -> None:
@@ -153,10 +155,10 @@ def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json)
     if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
         return
     if not model.forced_tools:
-        raise UnsupportedToolChoiceError(f"{request.wire_model} can't be made to call a tool")
+        raise UnsupportedToolChoiceError(f"{request.wire_model} can't be forced to call a tool")
     if isinstance(thinking, dict) and thinking.get("type") == "enabled":
         raise UnsupportedToolChoiceError(
-            f"{request.wire_model} can't be made to call a tool while it thinks with a budget"
+            f"{request.wire_model} can't be forced to call a tool while it thinks with a budget"
         )
 
 
@@ -166,7 +168,9 @@ def output_limit(request: CanonicalRequest, model: Model | None, provider: str) 
     limit = None if model is None else model.max_output
     if limit is None or asked <= limit:
         return asked, []
-    return limit, [changed("max_output_tokens", asked, limit, f"{provider} gives {request.wire_model} no more")]
+    return limit, [
+        changed("max_output_tokens", asked, limit, f"{provider} allows no more for {request.wire_model}")
+    ]
 
 
 def _thinks(thinking: Json) -> bool:
@@ -226,7 +230,7 @@ class _Fitter:
 
     def _fit(self, value: Json, path: str) -> JsonObject:
         if not isinstance(value, dict) or not value:
-            raise NotStrict(f"{path}: a schema without a type, which any value would fit")
+            raise NotStrict(f"{path}: a schema without a type, which matches any value")
         schema = merge_all_of(value) if "allOf" in value else value
         if "$ref" in schema:
             return self._reference(schema, path)
@@ -251,10 +255,10 @@ class _Fitter:
             self._write_object(schema, fitted, path)
         if "array" in kinds:
             if "prefixItems" in schema:
-                raise NotStrict(f"{path}: an array with a schema for each place")
+                raise NotStrict(f"{path}: an array with a schema for each position")
             fitted["items"] = self._fit(schema.get("items"), f"{path}.items")
         if not fitted.keys() & {"type", "properties", "anyOf", "enum", "const"}:
-            raise NotStrict(f"{path}: a schema without a type, which any value would fit")
+            raise NotStrict(f"{path}: a schema without a type, which matches any value")
 
     def _write_object(self, schema: JsonObject, fitted: JsonObject, path: str) -> None:
         properties = schema.get("properties")
@@ -271,7 +275,7 @@ class _Fitter:
         """A reference, which must be alone. Its siblings go around it."""
         target = schema["$ref"]
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
-            raise NotStrict(f"{path}: a reference to {target!r}, which is no definition of the schema")
+            raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")
         ignored = {"$ref", "$defs", "description", "title", *_WITHOUT_MEANING}
         told = {name: inner for name, inner in schema.items() if name not in ignored}
         said = schema.get("description")
@@ -287,7 +291,7 @@ class _Fitter:
             while waiting:
                 for target in _references(self._definitions.get(waiting.pop())):
                     if target == name:
-                        raise NotStrict(f"$.$defs.{name}: a definition that holds itself")
+                        raise NotStrict(f"$.$defs.{name}: a definition that contains itself")
                     if target not in seen:
                         seen.add(target)
                         waiting.append(target)

@@ -259,7 +259,7 @@ class MessagesNormaliser(SseNormaliser):
         """Warn once about each kind of unexpected data, so that a long stream can't fill the warnings."""
         if what not in self._warned and len(self._warned) < 20:
             self._warned.add(what)
-            self.assembler.warn(code, f"the provider sent {what[:100]}, which was not understood")
+            self.assembler.warn(code, f"the provider sent {what[:100]}, which is unknown")
 
 
 def _cite(state: WireBlock, citation: Json) -> None:

@@ -106,8 +106,8 @@ class BedrockEmbeddings(msgspec.Struct, frozen=True):
                     body["dimensions"] = request.dimensions
             case _:
                 raise CapabilityError(
-                    f"{model!r} is of no family of embedding models that is known here: the name of a Bedrock "
-                    "model contains titan-embed, cohere.embed or nova"
+                    f"{model!r} is not a known embedding model: the name must contain titan-embed, "
+                    f"cohere.embed or nova"
                 )
         merge_own_options(body, request, "bedrock", provider)
         return WireCall(f"/model/{quote(model, safe='')}/invoke", encode_json(body), warnings=warnings)
@@ -126,10 +126,10 @@ class BedrockEmbeddings(msgspec.Struct, frozen=True):
 def _lists(found: msgspec.Raw) -> list[list[float]]:
     match msgspec.json.decode(found, type=list[msgspec.Raw] | ByType | None):
         case None:
-            raise StreamError("the reply holds no vectors")
+            raise StreamError("the reply has no vectors")
         case ByType(floats=numbers):
             if numbers is None:
-                raise StreamError("the reply holds no vectors of type float")
+                raise StreamError("the reply has no vectors of type float")
             return numbers
         case items:
             decoded = [msgspec.json.decode(item, type=list[float] | _Part) for item in items]

@@ -43,8 +43,8 @@ def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_
             transport = CassetteTransport(options.file)
         except OSError as error:
             raise ConfigurationError(
-                f"adapters.{name}.options.file: {options.file!r} can't be read: {error.strerror}; "
-                "with `record: true` it is made"
+                f"adapters.{name}.options.file: {options.file!r} can't be read: {error.strerror}. To "
+                f"create it, set `record: true`"
             ) from error
     inner = msgspec.structs.replace(config, options=options.options)
     try:
@@ -53,5 +53,5 @@ def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_
         if "transport" not in str(error):
             raise
         raise ConfigurationError(
-            f"adapters.{name}: an adapter of type {options.type!r} goes over no HTTP that could be recorded"
+            f"adapters.{name}: an adapter of type {options.type!r} sends no HTTP requests to record"
         ) from error

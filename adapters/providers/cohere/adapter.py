@@ -55,7 +55,7 @@ class CohereEmbeddings(msgspec.Struct, frozen=True):
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
         reply = _decode(body)
         if reply.embeddings.floats is None:
-            raise StreamError("the reply holds no vectors of type float")
+            raise StreamError("the reply has no vectors of type float")
         billed = _billed(reply.meta)
         counted = reported_count(billed.input_tokens)
         images = reported_count(billed.image_tokens)

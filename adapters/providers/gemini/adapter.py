@@ -328,7 +328,7 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
         reply = _decode(body)
         found = reply.embeddings if reply.embedding is None else [reply.embedding]
         if found is None:
-            raise StreamError("the reply holds no embeddings")
+            raise StreamError("the reply has no embeddings")
         counted = _count(reply.usageMetadata)
         raw = bytes(reply.usageMetadata) if counted is not None else None
         return EmbeddingReply([from_numbers(item.values) for item in found], counted, usage=raw)

@@ -238,7 +238,7 @@ class _Builder:
     def build(self) -> BuiltRequest:
         request = self.request
         if self.options.get("background"):
-            raise InvalidRequestError(f"{self.provider}: replies in the background are not taken up here")
+            raise InvalidRequestError(f"{self.provider}: background replies are not supported here")
         check_demands(request, request.capabilities, self.provider)
         target = target_of(self.provider, request.wire_model, self.row, takes_system=self.row.system)
         history = fit_history(request, target)
@@ -266,7 +266,7 @@ class _Builder:
     def _tools(self, body: JsonObject, config: JsonObject) -> None:
         request = self.request
         if request.tools and not self.row.tools:
-            raise CapabilityError(f"{self.provider}: {request.wire_model} takes no tools")
+            raise CapabilityError(f"{self.provider}: {request.wire_model} does not support tools")
         check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
         if not request.tools:
             return
@@ -315,7 +315,7 @@ class _Builder:
         config["thinking_level"] = level
         config["thinking_summaries"] = "auto"
         if level != asked:
-            self.warnings.append(changed("reasoning_effort", asked, level, "the nearest that the model knows"))
+            self.warnings.append(changed("reasoning_effort", asked, level, "the nearest value of the model"))
 
     def _sampling(self, config: JsonObject) -> None:
         request = self.request

@@ -197,7 +197,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     if interaction.error != ABSENT:
         raise failure_of(decode_json(interaction.error), assembler.provider)
     if not isinstance(interaction.status, str):
-        raise StreamError(f"{assembler.provider}: the reply is no interaction, it has no status")
+        raise StreamError(f"{assembler.provider}: the reply is not an interaction: it has no status")
     steps = Steps(assembler)
     steps.note(interaction)
     for step in interaction.steps or ():
@@ -311,7 +311,7 @@ class Steps:
     def _unknown(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            self.assembler.warn(WarningCode.UNKNOWN_CONTENT, f"the provider sent {what}, which was not understood")
+            self.assembler.warn(WarningCode.UNKNOWN_CONTENT, f"the provider sent {what}, which is unknown")
 
     def thought(self, step: JsonObject) -> None:
         key, assembler = self.next_key(), self.assembler

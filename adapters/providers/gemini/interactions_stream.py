@@ -102,7 +102,7 @@ class InteractionNormaliser(SseNormaliser):
     def _on_unknown(self, kind: str, data: bytes) -> None:
         if not self._warned:
             self._warned = True
-            what = f"the provider sent {kind[:100]}, which was not understood"
+            what = f"the provider sent {kind[:100]}, which is unknown"
             self.assembler.warn(WarningCode.UNKNOWN_EVENT, what)
         if kind:
             self.assembler.provider_event(kind, wire.decode_json(data))

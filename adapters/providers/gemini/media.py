@@ -167,7 +167,9 @@ def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> Cont
         blocked = feedback is not None and feedback.blockReason
         if blocked or STOP_REASONS.get(reason) is StopReason.CONTENT_FILTER:
             words = f"{reason}: {message}" if message else reason
-            return ContentFilterError(f"no image was made: {words}", provider_code=reason, provider_message=words)
+            return ContentFilterError(
+                f"the provider returned no image: {words}", provider_code=reason, provider_message=words
+            )
     return None
 
 
@@ -288,7 +290,7 @@ def _size(size: str) -> JsonObject:
     found = read_size(size)
     resolution = None if found is None else _RESOLUTIONS.get(min(found))
     if found is None or resolution is None:
-        raise CapabilityError(f"the size {size!r} has no name here: write 1280x720, 1920x1080 or 3840x2160")
+        raise CapabilityError(f"the size {size!r} is unknown: use 1280x720, 1920x1080 or 3840x2160")
     return {"aspectRatio": ratio_of(*found), "resolution": resolution}
 
 
@@ -309,5 +311,5 @@ def _outcome(operation: _Operation, provider: str) -> tuple[str | None, AdapterE
             return f"data:{file.encoding or 'video/mp4'};base64,{inline}", None
     if videos.raiMediaFilteredReasons:
         words = "; ".join(videos.raiMediaFilteredReasons)
-        return None, ContentFilterError(f"no video was made: {words}", provider_message=words)
-    return None, AdapterError(f"{provider}: the operation is done and holds neither a video nor an error")
+        return None, ContentFilterError(f"the provider returned no video: {words}", provider_message=words)
+    return None, AdapterError(f"{provider}: the operation is done but has neither a video nor an error")

@@ -241,7 +241,7 @@ class _Builder:
     def _tools(self, body: JsonObject) -> None:
         request = self.request
         if request.tools and not self.row.tools:
-            raise CapabilityError(f"{self.provider}: {request.wire_model} takes no tools")
+            raise CapabilityError(f"{self.provider}: {request.wire_model} does not support tools")
         theirs = self.options.get("tools")
         if request.tools:
             body["tools"] = [{"functionDeclarations": [self._declaration(tool) for tool in request.tools]}]
@@ -291,7 +291,8 @@ class _Builder:
             return None
         if self.request.tools and not self.row.modern:
             self._warn(
-                WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.request.wire_model} takes no output schema beside tools"
+                WarningCode.SCHEMA_AS_INSTRUCTION,
+                f"{self.request.wire_model} does not support an output schema with tools",
             )
             return instruction(schema, with_tools=True)
         config["responseMimeType"] = "application/json"
@@ -314,7 +315,7 @@ class _Builder:
             level = nearest_effort(asked, self.row.levels)
             config["thinkingConfig"] = {"thinkingLevel": level.upper(), "includeThoughts": True}
             if level != asked:
-                self.warnings.append(changed("reasoning_effort", asked, level, "the nearest that the model knows"))
+                self.warnings.append(changed("reasoning_effort", asked, level, "the nearest value of the model"))
             return
         assert self.row.budget is not None
         least, most = self.row.budget
@@ -322,7 +323,7 @@ class _Builder:
         if not (budget == 0 and self.row.stops_thinking):
             budget = min(max(budget, least), most)
         if asked == "none" and budget:
-            why = f"{self.request.wire_model} can't but reason"
+            why = f"{self.request.wire_model} always reasons"
             self.warnings.append(changed("reasoning_effort", asked, f"{budget} tokens", why))
         config["thinkingConfig"] = {"thinkingBudget": budget, **({"includeThoughts": True} if budget else {})}
 
@@ -337,7 +338,7 @@ class _Builder:
         if stops:
             config["stopSequences"] = list[Json](stops[:MAX_STOP_SEQUENCES])
         if len(stops) > MAX_STOP_SEQUENCES:
-            self._left_out("part of stop_sequences", f"the model takes {MAX_STOP_SEQUENCES} at most")
+            self._left_out("part of stop_sequences", f"the model accepts at most {MAX_STOP_SEQUENCES}")
 
 
 # --- Helpers ---

@@ -189,7 +189,7 @@ class ReplyReader:
 
     def _first(self, candidates: Sequence[wire.Candidate]) -> wire.Candidate | None:
         self._warn_once(
-            WarningCode.EXTRA_CANDIDATES, "the reply has several candidates, of which only the first is read"
+            WarningCode.EXTRA_CANDIDATES, "the reply has several candidates. Only the first one is used"
         )
         return next((one for one in candidates if one.index in (None, 0)), None)
 
@@ -313,7 +313,7 @@ class ReplyReader:
         elif about:
             self._opaque(next(iter(about)), raw)
         else:
-            self._warn_once(WarningCode.UNKNOWN_CONTENT, "a part of the reply has nothing in it")
+            self._warn_once(WarningCode.UNKNOWN_CONTENT, "a part of the reply is empty")
 
     def _opaque(self, kind: str, raw: JsonObject) -> None:
         inline = raw.get("inlineData")

@@ -190,8 +190,8 @@ class LocalAdapter:
             return AdapterHealth(True, f"answers at {server.url}")
         return AdapterHealth(
             False,
-            f"process {server.pid} runs and does not answer at {server.url}",
-            "If that lasts, close the engine and start it anew.",
+            f"process {server.pid} runs but does not answer at {server.url}",
+            "If this continues, restart the engine.",
         )
 
     async def _could_start(self) -> AdapterHealth:
@@ -282,14 +282,15 @@ class LocalAdapter:
         """Refuse settings that the server would silently ignore. Raises CapabilityError."""
         if request.tools and self.options.tools is None:
             raise CapabilityError(
-                f"{self.name}: the local model calls no tools; `options: {{tools: emulate}}` emulates them",
+                f"{self.name}: the local model does not support tools. To emulate them, set `options: "
+                f"{{tools: emulate}}`",
                 provider=self.name,
                 request_id=request.request_id,
             )
         said = [block for message in current_turn(request.messages) for block in message.content]
         if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in said):
             raise CapabilityError(
-                f"{self.name}: the local model takes neither images nor audio nor documents",
+                f"{self.name}: the local model accepts no images, audio or documents",
                 provider=self.name,
                 request_id=request.request_id,
             )
@@ -306,15 +307,15 @@ def read_options(config: AdapterConfig, name: str) -> LocalOptions:
     """The checked options. Raises ConfigurationError with the key."""
     if config.base_url is not None:
         raise ConfigurationError(
-            f"{name}: type local starts its own server and takes no base_url; "
-            "for one that runs already use type openai_compatible"
+            f"{name}: type local starts its own server and does not accept base_url. For a running "
+            f"server, use type openai_compatible"
         )
     options = settings.read_options(config.options, LocalOptions, name=name, type_name="local")
     if options.embeddings is not None and options.protocol != "chat":
-        raise ConfigurationError(f"{name}: options.embeddings needs protocol: chat; no other has them")
+        raise ConfigurationError(f"{name}: options.embeddings needs protocol: chat")
     if options.tools is not None and options.protocol != "chat":
         raise ConfigurationError(
-            f"{name}: options.tools needs protocol: chat, where alone llama.cpp enforces anything"
+            f"{name}: options.tools needs protocol: chat, because llama.cpp enforces schemas only there"
         )
     return options
 

@@ -126,8 +126,8 @@ def check_model(path: Path) -> None:
         ) from error
     if magic != b"GGUF":
         raise ConfigurationError(
-            f"local model: options.model_path {str(path)!r} is not a GGUF file: it begins with {magic!r}; "
-            "llama.cpp reads only GGUF, so convert the model or download it in that format"
+            f"local model: options.model_path {str(path)!r} is not a GGUF file: it starts with "
+            f"{magic!r}. llama.cpp reads only GGUF: convert the model or download it in that format"
         )
 
 
@@ -140,8 +140,8 @@ def check_port(port: int) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise ConfigurationError(
-                f"local model: options.port {port} on {HOST} can't be had: {error.strerror}; "
-                "choose another, or 0 to let the system choose"
+                f"local model: options.port {port} on {HOST} can't be used: {error.strerror}. Choose "
+                f"another, or 0 for any free port"
             ) from error
 
 
@@ -234,7 +234,7 @@ class Child:
             raise ServerError(f"llama.cpp refused to serve the model: {words or answer.error}", retryable=False)
         raise ServerError(
             f"the local model's process {describe_exit(self.exit_code)} before it answered"
-            + (f"; its last words: {words}" if words else "")
+            + (f"; its last output: {words}" if words else "")
         )
 
     def dismiss(self) -> None:

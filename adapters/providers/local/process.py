@@ -216,7 +216,7 @@ class LocalServer:
         except (OSError, anyio.BrokenResourceError) as error:
             raise ServerError(f"the local model's server can't be reached at {self._url}: {error}") from error
         if status != 200:
-            raise ServerError(f"the local model's server answers its own key with status {status}")
+            raise ServerError(f"the local model's server rejects its own key with status {status}")
         try:
             meta = msgspec.json.decode(body, type=_Models).data[0].meta
         except (msgspec.DecodeError, IndexError):

@@ -211,9 +211,9 @@ def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str |
     """The reason why an image can't be sent; None if it can."""
     accepted = capabilities.accepted_image_media_types
     if accepted is not None and image.media_type is not None and image.media_type not in accepted:
-        return f"the server takes no images of type {image.media_type}"
+        return f"the server does not accept images of type {image.media_type}"
     if image_data(image) is None:
-        return "the server takes images as data only, not by address"
+        return "the server accepts images only as data, not by address"
     return None
 
 
@@ -288,7 +288,7 @@ class _HistoryWriter:
                 case ThinkingBlock():
                     thinking += block.text
                 case OpaqueBlock() | RedactedThinkingBlock():
-                    self._lose(message, block, "this protocol can't carry it")
+                    self._lose(message, block, "this protocol does not support it")
                 case _:
                     pass
         if thinking:
@@ -309,7 +309,7 @@ class _HistoryWriter:
             if images:
                 shown += images
                 sources.append(name)
-            text = block.text or ("The result is an image; it follows." if images else "")
+            text = block.text or ("The result is an image. It follows." if images else "")
             self.messages.append(
                 {
                     "role": "tool",
@@ -368,7 +368,7 @@ class _Writer:
             history, self.capabilities, provider=self.provider, session_id=request.session_id
         )
         if not messages:
-            raise InvalidRequestError(f"{self.provider}: a request without messages would only load the model")
+            raise InvalidRequestError(f"{self.provider}: a request without messages only loads the model")
         body: JsonObject = {
             "model": request.wire_model,
             "messages": messages,
@@ -393,7 +393,9 @@ class _Writer:
         """Check that the server supports the content of the current turn."""
         model, can = self.request.model, self.capabilities
         if self.request.tools and not can.supports_tools:
-            raise CapabilityError(f"{model} calls no tools; `options: {{tools: emulate}}` emulates them")
+            raise CapabilityError(
+                f"{model} does not support tools. To emulate them, set `options: {{tools: emulate}}`"
+            )
         check_demands(self.request, can, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:
@@ -401,7 +403,7 @@ class _Writer:
                     case ImageBlock() if reason := refused_image(block, can):
                         raise CapabilityError(f"{model}: {reason}")
                     case AudioBlock() | DocumentBlock():
-                        raise CapabilityError(f"{self.provider} takes neither audio nor documents")
+                        raise CapabilityError(f"{self.provider} accepts neither audio nor documents")
                     case _:
                         pass
 
@@ -420,15 +422,15 @@ class _Writer:
         choice, tools = self.request.tool_choice, self.request.tools
         if choice is not None and choice.mode in ("required", "named"):
             raise UnsupportedToolChoiceError(
-                f"{self.provider} can't be made to call a tool (tool choice {choice.mode!r})"
+                f"{self.provider} can't be forced to call a tool (tool choice {choice.mode!r})"
             )
         if not tools or (choice is not None and choice.mode == "none"):
             return {}
         if self.request.parallel_tool_calls is not None:
-            self._left_out("parallel_tool_calls", "the protocol does not know it")
+            self._left_out("parallel_tool_calls", "the protocol does not support it")
         if self.request.output_schema is not None:
             self._warn(
-                WarningCode.SCHEMA_HINDERS_TOOLS, "the reply is held to the schema, which a tool call may not fit"
+                WarningCode.SCHEMA_HINDERS_TOOLS, "the reply must follow the schema, which may prevent tool calls"
             )
         return {"tools": [self._tool(tool) for tool in tools]}
 
@@ -473,7 +475,7 @@ class _Writer:
         for name in ("verbosity", "user", "background"):
             value = getattr(request, name)
             if value is not None and value is not False:
-                self._left_out(name, "the protocol does not know it")
+                self._left_out(name, "the protocol does not support it")
         options: JsonObject = {"num_ctx": num_ctx, "num_predict": request.max_output_tokens}
         for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"):
             value = getattr(request, name)

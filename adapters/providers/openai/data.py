@@ -97,7 +97,7 @@ def choose_quirks(name: Json, base_url: str) -> Quirks:
         return OPENAI if host.endswith(_OWN_HOSTS) else COMPATIBLE
     if isinstance(name, str) and name in QUIRKS:
         return QUIRKS[name]
-    raise ConfigurationError(f"options.quirks of an OpenAI adapter: {name!r} is none of {', '.join(QUIRKS)}")
+    raise ConfigurationError(f"options.quirks of an OpenAI adapter: {name!r} must be one of {', '.join(QUIRKS)}")
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

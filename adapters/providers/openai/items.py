@@ -81,7 +81,7 @@ NEVER_NULL = {
 }
 """Fields that may be null in replies, but only absent in requests."""
 
-HALF = "a call can't go back without its output, nor an output without its call"
+HALF = "a call can't be sent without its output, nor an output without its call"
 
 
 class OwnItems:
@@ -98,14 +98,14 @@ class OwnItems:
         if not self._is_ours(block):
             return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
         if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self._programs:
-            return "the program that it is of is not sent"
+            return "the program of this item is not sent"
         if block.kind == "additional_tools" and block.provider_raw.data.get("role") != "developer":
-            return "only a developer's tools can go back"
+            return "only tools of the developer can be sent back"
         if block.kind in _SELF_CONTAINED:
             return None
         if block.kind in _OTHER_HALF:
             return HALF if self.lacks_half(block) else None
-        return "an item of this kind can't go back while nothing is stored"
+        return "an item of this kind can't be sent back without storage"
 
     def caller(self, own: JsonObject) -> JsonObject:
         """The caller of a call and of its result, unless it is a program that is not sent."""
@@ -242,7 +242,7 @@ class _Writer:
                     reason = "this protocol has no such block"
                 case ImageBlock():
                     called = self.history.own(block.provider_raw).get("type") == IMAGE_CALL
-                    reason = None if called and block.data is not None else "no call of the model's made it"
+                    reason = None if called and block.data is not None else "no call of the model produced it"
                 case TextBlock() | ToolUseBlock():
                     pass
                 case _:
@@ -266,11 +266,11 @@ class _Writer:
         """The reason why a reasoning item can't go back before a block; None if it can."""
         item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:
-            return "it has no encrypted content to be known by"
+            return "it has no encrypted content to identify it"
         led_to = follower is not None and self.history.home(follower) == self.history.home(block)
         if isinstance(follower, TextBlock | ToolUseBlock) and "id" in item:
             led_to = self.history.own(follower.provider_raw).get("after") == item["id"]
-        return None if led_to else "the item that it led to is not sent"
+        return None if led_to else "the item that follows it is not sent"
 
     def _item_id(self, own: JsonObject) -> Json:
         """An item's own id, if the reasoning that led to it is sent too."""

@@ -93,7 +93,7 @@ class _Builder:
         if self.request.max_output_tokens < self.quirks.min_output_tokens:
             self._warn(
                 WarningCode.PARAMETER_CHANGED,
-                f"max_output_tokens is {body['max_output_tokens']}, the least it can be",
+                f"max_output_tokens is {body['max_output_tokens']}, the minimum",
             )
         if self.quirks.stateless:
             body["store"] = False
@@ -104,7 +104,7 @@ class _Builder:
         self._reasoning(body)
         self._settings(body)
         if self.request.stop_sequences:
-            self._warn(WarningCode.PARAMETER_DROPPED, "stop_sequences don't exist in the Responses API")
+            self._warn(WarningCode.PARAMETER_DROPPED, "the Responses API has no stop_sequences")
         if stream:
             body["stream"] = True
         options = self._options()
@@ -228,7 +228,7 @@ class _Builder:
             return
         if not self._reasons():
             if asked != "none":
-                self._warn(WarningCode.PARAMETER_DROPPED, f"{self.name} takes no reasoning_effort")
+                self._warn(WarningCode.PARAMETER_DROPPED, f"{self.name} does not support reasoning_effort")
             return
         effort = asked if self.model is None else nearest_effort(asked, self.model.efforts)
         if effort != asked:
@@ -243,11 +243,11 @@ class _Builder:
     def _settings(self, body: JsonObject) -> None:
         model, refused = self.name, {}
         if _refuses_sampling(self.model, body):
-            refused = dict.fromkeys(("temperature", "top_p"), f"{model} refuses it while it reasons")
+            refused = dict.fromkeys(("temperature", "top_p"), f"{model} rejects it while it reasons")
         if self.model is not None and not self.model.verbosity:
             refused["verbosity"] = f"{model} has none"
         if not self.quirks.background:
-            refused["background"] = "this server has no replies that are made in the background"
+            refused["background"] = "this server does not support background replies"
         paths = {
             "temperature": "temperature",
             "top_p": "top_p",

@@ -392,7 +392,7 @@ def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
     reply.begin(response)
     output = elements(response.output)
     if not output and response.object != "response":
-        raise error_of(response, assembler.provider) or StreamError("the reply is no response object")
+        raise error_of(response, assembler.provider) or StreamError("the reply is not a response object")
     seen: set[tuple[str | None, str | None, str | None]] = set()
     for raw, item in [(raw, read(Item, raw)) for raw in output]:
         named = (item.type, item.id, item.call_id)

@@ -251,7 +251,7 @@ class ChatCompletionsWire(ChatWire):
         error = super().error_of(body, reply)
         if self.quirks.empty_error_is_overflow and reply.status in (400, 413) and not body.strip():
             return ContextOverflowError(
-                f"{self.name} answered {reply.status} without a word, as it does when the prompt is too long",
+                f"{self.name} answered {reply.status} without a text, which it does if the prompt is too long",
                 provider=self.name,
                 provider_status=reply.status,
                 provider_request_id=error.provider_request_id,

@@ -66,9 +66,9 @@ def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
     media_type = found[0]
     match block:
         case AudioBlock() if media_type not in AUDIO_FORMATS:
-            return f"the server takes no {media_type or 'untyped'} audio, only WAV and MP3"
+            return f"the server does not accept {media_type or 'untyped'} audio, only WAV and MP3"
         case DocumentBlock() if media_type not in document_types(quirks):
-            return f"the server takes no {media_type or 'untyped'} documents"
+            return f"the server does not accept {media_type or 'untyped'} documents"
         case _:
             return None
 
@@ -76,11 +76,11 @@ def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
 def _address_refusal(block: MediaBlock, quirks: Quirks) -> str | None:
     match block:
         case ImageBlock():
-            return None if quirks.image_urls else "the server takes images as data only, not by address"
+            return None if quirks.image_urls else "the server accepts images only as data, not by address"
         case AudioBlock():
-            return "the server takes audio as data only, not by address"
+            return "the server accepts audio only as data, not by address"
         case DocumentBlock():
-            return None if quirks.document_urls else "the server takes documents as data only, not by address"
+            return None if quirks.document_urls else "the server accepts documents only as data, not by address"
 
 
 def media_part(block: MediaBlock, quirks: Quirks) -> JsonObject:
@@ -243,7 +243,7 @@ class _Writer:
                 case TextBlock():
                     parts.append(add_host_fields(_text_part(block.text), self.history.own(block.provider_raw)))
                 case ImageBlock() if not self.capabilities.supports_images:
-                    self._lose(message, block, "the model takes no images")
+                    self._lose(message, block, "the model does not accept images")
                 case ImageBlock() | AudioBlock() | DocumentBlock():
                     reason = refusal(block, self.quirks)
                     if reason is None:
@@ -312,9 +312,9 @@ class _Writer:
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
                 case _ if isinstance(block, ThinkingBlock):
-                    self._lose(message, block, "this server takes no such reasoning back")
+                    self._lose(message, block, "this server does not accept this reasoning")
                 case _ if isinstance(block, OpaqueBlock):
-                    self._lose(message, block, "this protocol can't carry it")
+                    self._lose(message, block, "this protocol does not support it")
                 case _:
                     pass
         if details:
@@ -331,7 +331,7 @@ class _Writer:
                 continue
             name = self.history.tool_names[block.tool_use_id]
             pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], message)
-            text = block.text or ("The result is an image; it follows." if pictures else "")
+            text = block.text or ("The result is an image. It follows." if pictures else "")
             if not self.quirks.blank_results and not text.strip():
                 text = FAILED_SILENTLY if block.is_error else NO_OUTPUT
             result: JsonObject = {

@@ -430,7 +430,7 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     elif chosen is not None:
         raise ConfigurationError("options.quirks: expected a name or an object")
     if name not in QUIRKS:
-        raise ConfigurationError(f"options.quirks: {name!r} is none of {', '.join(sorted(QUIRKS))}")
+        raise ConfigurationError(f"options.quirks: {name!r} must be one of {', '.join(sorted(QUIRKS))}")
     if "tools" in options:
         changes["tools"] = options["tools"]
     if not changes:

@@ -179,17 +179,17 @@ class _Builder:
             if self.quirks.parallel_tool_calls:
                 wire["parallel_tool_calls"] = parallel
             else:
-                self._left_out("parallel_tool_calls", "the server does not know it")
+                self._left_out("parallel_tool_calls", "the server does not support it")
         return wire
 
     def _check_choice(self, mode: str) -> None:
         if mode not in self.quirks.tool_choices:
             raise UnsupportedToolChoiceError(
-                f"{self.provider} can't be made to call a tool (tool choice {mode!r})"
+                f"{self.provider} can't be forced to call a tool (tool choice {mode!r})"
             )
         if not self.quirks.forced_while_thinking and self.request.reasoning_effort not in (None, "none"):
             raise UnsupportedToolChoiceError(
-                f"{self.provider} can't be made to call a tool while it reasons (tool choice {mode!r})"
+                f"{self.provider} can't be forced to call a tool while it reasons (tool choice {mode!r})"
             )
         check_tool_choice(self.request.tool_choice, [tool.name for tool in self.request.tools])
 
@@ -217,7 +217,7 @@ class _Builder:
             elif enforced is not None:
                 self._left_out(f"strict of tool {tool.name!r}", "its schema can't be rewritten without loss")
         elif tool.strict:
-            self._left_out(f"strict of tool {tool.name!r}", "the server does not know it")
+            self._left_out(f"strict of tool {tool.name!r}", "the server does not support it")
         if not strict and not self.quirks.root_unions:
             folded = fold_root(schema)
             if folded.folded:
@@ -265,7 +265,7 @@ class _Builder:
         fixed = quirks.fixed_sampling
         may_reason = request.reasoning_effort != "none" or quirks.fixed_without_thinking
         reasons = fixed and may_reason and re.match(fixed, request.wire_model)
-        refused = dict.fromkeys(quirks.fixed_settings, f"{request.wire_model} refuses it") if reasons else {}
+        refused = dict.fromkeys(quirks.fixed_settings, f"{request.wire_model} rejects it") if reasons else {}
         self.warnings += write_settings(wire, request, quirks.settings, self.provider, refused=refused)
         if not quirks.top_p_of_one and request.top_p == 1:
             wire.pop("top_p", None)
@@ -278,7 +278,7 @@ class _Builder:
         elif stop:
             wire["stop"] = list(stop[: quirks.max_stop])
             if len(stop) > quirks.max_stop:
-                self._left_out("part of stop_sequences", f"the server takes {quirks.max_stop} at most")
+                self._left_out("part of stop_sequences", f"the server accepts at most {quirks.max_stop}")
         return wire
 
     def _effort(self) -> JsonObject:
@@ -290,14 +290,16 @@ class _Builder:
             return {}
         match self.quirks.effort:
             case "none":
-                self._left_out("reasoning_effort", "the server does not know it")
+                self._left_out("reasoning_effort", "the server does not support it")
                 return {}
             case "thinking":
                 return {"thinking": {"type": "disabled" if asked == "none" else "enabled"}}
             case style:
                 effort = nearest_effort(asked, self.quirks.efforts)
                 if effort != asked:
-                    self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that it knows"))
+                    self.warnings.append(
+                        changed("reasoning_effort", asked, effort, "the nearest value of the model")
+                    )
                 return {"reasoning": {"effort": effort}} if style == "openrouter" else {"reasoning_effort": effort}
 
 

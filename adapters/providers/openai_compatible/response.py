@@ -365,7 +365,7 @@ def read_whole(reply: WireReply, data: bytes, assembler: Assembler, quirks: Quir
     reader = ReplyReader(assembler, quirks)
     reader.chunk(reply, data)
     if not any(_says_something(choice) for choice in reply.choices or ()):
-        raise StreamError(f"{assembler.provider}: the reply is no chat completion, it holds no message")
+        raise StreamError(f"{assembler.provider}: the reply is not a chat completion: it has no message")
     reader.complete()
 
 
@@ -452,9 +452,9 @@ class ChatNormaliser(SseNormaliser):
 
     def _done(self) -> None:
         if not self._reader.saw_choice:
-            raise StreamError(f"{self.assembler.provider}: the stream held no reply")
+            raise StreamError(f"{self.assembler.provider}: the stream had no reply")
         if self._reasons and not self._reader.finish_reason:
-            raise StreamError(f"{self.assembler.provider}: the stream ended without saying why the reply did")
+            raise StreamError(f"{self.assembler.provider}: the stream ended without a stop reason")
         self._finish()
 
     def _finish(self) -> None:

@@ -426,7 +426,7 @@ class ScriptedAdapter(HttpAdapter):
             return self._script(request)
         if self._played == len(self._script):
             if not self._repeat:
-                raise InvalidRequestError(f"the script is over: all of its {self._played} replies were played")
+                raise InvalidRequestError(f"the script has ended: all of its {self._played} replies were played")
             self._played = 0
         self._played += 1
         return self._script[self._played - 1]

@@ -84,7 +84,9 @@ def choose_template(option: Json) -> PromptTemplate:
     name = changes.pop("base", "plain") if isinstance(option, dict) else option
     if not isinstance(name, str) or name not in TEMPLATES:
         known = ", ".join(sorted(TEMPLATES))
-        raise ConfigurationError(f"options.template: {name!r} is none of {known}, nor an object with such a base")
+        raise ConfigurationError(
+            f"options.template: {name!r} must be one of {known}, or an object with such a base"
+        )
     try:
         return msgspec.convert({**msgspec.to_builtins(TEMPLATES[name]), **changes}, PromptTemplate)
     except msgspec.ValidationError as error:
@@ -162,10 +164,10 @@ def write_request(
     for message in current_turn(request.messages):
         for block in message.content:
             if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
-                raise CapabilityError(f"{provider}: the text endpoint takes text only")
+                raise CapabilityError(f"{provider}: the text endpoint accepts only text")
     history = fit_history(request, Target(provider=provider, accepts_images=False))
     if not history.messages:
-        raise InvalidRequestError(f"{provider}: the request says nothing")
+        raise InvalidRequestError(f"{provider}: the request has no text")
     history.log()
     return _Writer(request, provider).write(history, template, max_stop, room, stream)
 
@@ -195,7 +197,9 @@ class _Writer:
         if stops:
             parameters["stop"] = list(stops)
         if any(stop and stop not in stops for stop in request.stop_sequences):
-            self._left_out("part of stop_sequences", f"the server takes {max_stop} with the template's own")
+            self._left_out(
+                "part of stop_sequences", f"the server accepts {max_stop}, including those of the template"
+            )
         if request.output_schema is not None:
             parameters["grammar"] = {"type": "json", "value": request.output_schema}
         merge_own_options(parameters, request, _OPTIONS, self.provider, protected=_PROTECTED)
@@ -212,7 +216,7 @@ class _Writer:
         self.warnings.append(
             CallWarning(
                 WarningCode.PARAMETER_CHANGED,
-                f"max_output_tokens {asked} was sent as {room}: there is no more room",
+                f"max_output_tokens {asked} was sent as {room}, because the window is full",
             )
         )
         return room
@@ -235,9 +239,9 @@ class _Writer:
         for name in ("presence_penalty", "verbosity", "user", "background"):
             value = getattr(request, name)
             if value is not None and value is not False:
-                self._left_out(name, "the server does not know it")
+                self._left_out(name, "the server does not support it")
         if request.reasoning_effort not in (None, "none"):
-            self._left_out("reasoning_effort", "the server does not know it")
+            self._left_out("reasoning_effort", "the server does not support it")
         return fields
 
     def _left_out(self, what: str, why: str) -> None:
@@ -395,7 +399,7 @@ def read_whole(body: bytes, reader: ReplyReader) -> None:
     for reply in replies:
         if reader.piece(reply):
             return
-    raise StreamError(f"{reader.assembler.provider}: the reply holds no generated text")
+    raise StreamError(f"{reader.assembler.provider}: the reply has no generated text")
 
 
 class TokenNormaliser(SseNormaliser):

@@ -243,7 +243,7 @@ def test_of_what_was_said_before_another_model_went_on_only_text_and_whole_searc
         user({"type": "tool_result", "tool_use_id": "tu_2", "content": "two"}),
     ]  # fmt: skip
     assert codes(wire) == ["content_dropped"] * 5
-    assert {loss.reason for loss in wire.losses} == {"the model that said it declined, and another went on"}
+    assert {loss.reason for loss in wire.losses} == {"its model declined, and another model continued"}
 
 
 def test_a_reply_to_be_continued_may_not_end_in_white_space() -> None:
@@ -312,7 +312,7 @@ def test_a_reply_that_was_stopped_while_it_was_thinking_does_not_end_in_reasonin
         ("redacted_thinking", "msg_7", "ses_1", "anthropic"),
         ("thinking", "msg_7", "ses_1", "anthropic"),
     ]
-    assert "never said" in lines[0]["reason"]
+    assert "never sent" in lines[0]["reason"]
 
 
 def test_reasoning_goes_to_the_model_whose_it_is() -> None:

@@ -198,7 +198,7 @@ def test_the_lifetime_can_be_chosen() -> None:
         options={"cache_ttl": "1h"}, provider_options={"anthropic": {"cache_ttl": "5m"}}, system_prompt=LONG
     )
     assert body["system"] == [{"type": "text", "text": LONG, "cache_control": CONTROL}]
-    with pytest.raises(InvalidRequestError, match="cache_ttl '2h' is none of 5m, 1h"):
+    with pytest.raises(InvalidRequestError, match="cache_ttl '2h' must be one of 5m, 1h"):
         written(options={"cache_ttl": "2h"})
 
 

@@ -181,7 +181,7 @@ async def test_equal_requests_are_answered_in_their_order_and_others_in_any(tmp_
         answers += await read(await via.send(post({"q": question})))
     assert answers == [b"2", b"1a", b"1b"]
     assert via.unplayed == 0
-    with pytest.raises(CassetteMiss, match="recorded 2 times, and all have been played"):
+    with pytest.raises(CassetteMiss, match="all 2 recordings of it have been played"):
         await via.send(post({"q": "one"}))
 
 
@@ -206,7 +206,7 @@ async def test_a_miss_names_the_nearest_recording_and_what_differs(tmp_path: Pat
         str(path),
         "Nearest is exchange 0",
         'messages[0].content was "Hello" and is "Hullo"',
-        "messages had 1 entries and has 2",
+        "messages had 1 entries and now has 2",
         "stream was recorded (true) and is not sent",
         "top is sent (1) and was not recorded",
     ):
@@ -363,7 +363,7 @@ async def test_models_yaml_can_name_a_cassette(cassette: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"type": PARLEY_TYPE}, "missing required field `file`"),
-    ({"type": PARLEY_TYPE, "file": "no-such-file.json"}, "with `record: true` it is made"),
+    ({"type": PARLEY_TYPE, "file": "no-such-file.json"}, "set `record: true`"),
     ({"type": "no_such_type", "file": "x", "record": True}, "no_such_type"),
 ])  # fmt: skip
 async def test_a_wrong_configuration_is_named(options: dict[str, Json], said: str) -> None:

@@ -355,7 +355,7 @@ def test_what_is_taken_is_left_as_it_is() -> None:
     ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "description": "greater than 0"}),
     ({"type": "number", "multipleOf": 5, "description": "Money"},
         {"type": "number", "description": "Money (a multiple of 5)"}),
-    ({"type": "array", "uniqueItems": True}, {"type": "array", "description": "no item twice"}),
+    ({"type": "array", "uniqueItems": True}, {"type": "array", "description": "unique items"}),
     ({"type": "array", "uniqueItems": False}, {"type": "array"}),
     ({"not": {"enum": [1]}}, {"description": 'nothing that matches {"enum":[1]}'}),
     ({"examples": ["a"]}, {"description": 'for example ["a"]'}),

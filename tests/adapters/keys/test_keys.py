@@ -129,10 +129,10 @@ async def _raises_later() -> str:
 @pytest.mark.parametrize(("source", "why"), [
     (_raises, "it raised ValueError"),
     (_raises_later, "it raised ValueError"),
-    (lambda: None, "it gave no text, but NoneType"),
-    (lambda: NEW.encode(), "it gave no text, but bytes"),
+    (lambda: None, "it returned NoneType"),
+    (lambda: NEW.encode(), "it returned bytes"),
     (lambda: "  \n", "it is empty"),
-    (lambda: f"{NEW}\nsecond", "it holds a line break"),
+    (lambda: f"{NEW}\nsecond", "it has a line break"),
     (KeyFile("/nowhere/key"), "it raised FileNotFoundError"),
 ])  # fmt: skip
 @pytest.mark.parametrize("row", ["gemini whole", "gemini streamed", "gemini embeddings", "openai videos"])
@@ -145,7 +145,7 @@ async def test_what_keeps_a_key_from_coming_names_the_adapter_and_never_the_valu
     adapter = adapter_of(kind, gate, api_key=source)
     with pytest.raises(AuthError) as raised:
         await ask(adapter)
-    assert str(raised.value).startswith(f"mine: no key could be had from api_key: {why}")
+    assert str(raised.value).startswith(f"mine: can't get a key from api_key: {why}")
     assert gate.sent == []
     assert NEW not in "".join(traceback.format_exception(raised.value))
     assert raised.value.__context__ is None
@@ -217,7 +217,7 @@ async def test_a_health_check_asks_for_the_key_and_for_a_new_one(kind: str) -> N
     await adapter.close()
     adapter = adapter_of(kind, gate, api_key=_raises)
     health = await adapter.health_check()
-    assert health.detail == "mine: no key could be had from api_key: it raised ValueError"
+    assert health.detail == "mine: can't get a key from api_key: it raised ValueError. Check its function or file"
     assert health.fix
 
 
@@ -483,7 +483,7 @@ async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
     """No tenant's key serves a call that is nobody's."""
     gate = Gate(ACME)
     adapter = adapter_of("anthropic", gate, keys=TENANTS)
-    with pytest.raises(ConfigurationError, match="say key=; its keys are acme, beta"):
+    with pytest.raises(ConfigurationError, match="pass key=; its keys are acme, beta"):
         await adapter.complete(request(model="mine:m"))
     assert gate.sent == []
 
@@ -502,7 +502,7 @@ async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
 
     adapter = adapter_of("openai", Gate(), keys={"acme": broken})
     with pytest.raises(
-        AuthError, match=r"^mine: no key could be had from keys\['acme'\]: it raised OSError"
+        AuthError, match=r"^mine: can't get a key from keys\['acme'\]: it raised OSError"
     ) as raised:
         await adapter.complete(request(model="mine:m", key="acme"))
     assert ACME not in "".join(traceback.format_exception(raised.value))

@@ -351,7 +351,7 @@ async def test_a_port_in_use_is_named(model: Path) -> None:
     """A wanted port that somebody has is found before llama.cpp's nameless failure."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=rf"options.port {port} on 127.0.0.1 can't be had.*or 0"):
+        with pytest.raises(ConfigurationError, match=rf"options.port {port} on 127.0.0.1 can't be used.*or 0"):
             await LocalServer(LocalServerSettings(model, port=port)).start()
 
 

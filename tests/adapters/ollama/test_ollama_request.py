@@ -168,7 +168,7 @@ def test_images_of_results_follow_in_a_users_message() -> None:
     assert messages(Message.user("Hi"), call_both, results)[2:] == [
         {
             "role": "tool",
-            "content": "The result is an image; it follows.",
+            "content": "The result is an image. It follows.",
             "tool_name": "look",
             "tool_call_id": "tu_1",
         },

@@ -98,7 +98,7 @@ def test_what_strict_mode_can_not_say(schema: Json) -> None:
     ({"type": "string", "pattern": "^(?!x)", "description": "D"},
         {"type": "string", "description": "D (matching ^(?!x))"}),
     ({"type": "array", "items": {"type": "string"}, "uniqueItems": True, "contains": {"const": "a"}},
-        {"type": "array", "items": {"type": "string"}, "description": 'no item twice; contains: {"const":"a"}'}),
+        {"type": "array", "items": {"type": "string"}, "description": 'unique items; contains: {"const":"a"}'}),
     ({**DEFINITION, "minProperties": 1, "dependentRequired": {"n": []}},
         {**CLOSED, "description": 'at least 1 properties; dependentRequired: {"n":[]}'}),
     ({"type": "integer", "not": {"const": 3}}, {"type": "integer",

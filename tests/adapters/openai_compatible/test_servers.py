@@ -127,15 +127,15 @@ def test_audio_goes_to_models_that_hear(name: str, model: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "model", "block", "why"), [
-    ("openai", "gpt-4o", AudioBlock(data=b"ID3"), "takes no audio"),
-    ("vllm", "m", AudioBlock(data=b"ID3"), "takes no audio"),
+    ("openai", "gpt-4o", AudioBlock(data=b"ID3"), "does not accept audio"),
+    ("vllm", "m", AudioBlock(data=b"ID3"), "does not accept audio"),
     ("gemini", "gemini-3", AudioBlock(data=b"OggS"), "audio/ogg"),
-    ("gemini", "gemini-3", AudioBlock(url="https://x.test/a.mp3"), "as data only"),
+    ("gemini", "gemini-3", AudioBlock(url="https://x.test/a.mp3"), "only as data"),
     ("gemini", "gemini-3", AudioBlock(url="data:audio/ogg;base64,T2dn"), "audio/ogg"),
     ("groq", "m", DocumentBlock(data=PDF), "application/pdf"),
-    ("openai", "m", DocumentBlock(url="https://x.test/a.pdf"), "as data only"),
+    ("openai", "m", DocumentBlock(url="https://x.test/a.pdf"), "only as data"),
     ("openai", "m", DocumentBlock(data=b"PK", media_type="application/zip"), "application/zip"),
-    ("ollama", "m", ImageBlock(url="https://x.test/a.png"), "as data only"),
+    ("ollama", "m", ImageBlock(url="https://x.test/a.png"), "only as data"),
 ])  # fmt: skip
 def test_media_that_a_server_does_not_take_are_refused_before_the_network(
     name: str, model: str, block: ImageBlock | AudioBlock | DocumentBlock, why: str

@@ -212,7 +212,7 @@ async def test_vectors_of_different_lengths_are_never_mixed() -> None:
                 )
             return response
 
-    with pytest.raises(PartialEmbeddingError, match="2 dimensions where 1 came before"):
+    with pytest.raises(PartialEmbeddingError, match="2 dimensions after 1 before"):
         await embed_all(Changing(), asking(20), at_once=1)
 
 
@@ -258,9 +258,9 @@ async def test_a_request_s_own_patience_goes_before_the_configuration_s() -> Non
 async def test_a_provider_that_only_embeds_says_so_to_who_wants_to_talk(kind: str) -> None:
     adapter, transport = maker(kind)
     asked = fake_http.request(model=f"{kind}:m")
-    with pytest.raises(CapabilityError, match=r"embeds texts and holds no conversations: use `engine\.embed"):
+    with pytest.raises(CapabilityError, match=r"embeds texts and has no conversations\. Use `engine\.embed"):
         await adapter.complete(asked)
-    with pytest.raises(CapabilityError, match="holds no conversations"):
+    with pytest.raises(CapabilityError, match="has no conversations"):
         async with adapter.stream(asked) as stream:
             [event async for event in stream]
     assert transport.requests == []

@@ -35,7 +35,7 @@ from ...support.wires.tgi import TGIWire
 
 TEXT = "Well, a walrus."
 BROKEN = {
-    "bytes that are no UTF-8": (b"walrus", b"w\xfflrus", "Well, a w\ufffdlrus."),
+    "invalid UTF-8": (b"walrus", b"w\xfflrus", "Well, a w\ufffdlrus."),
     "half a surrogate pair": (b"walrus", rb"w\ud83dlrus", "Well, a w\ufffdlrus."),
     "NaN or Infinity": (b"{", b'{"odd":[NaN,-Infinity,Infinity],', TEXT),
 }

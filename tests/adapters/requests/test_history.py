@@ -88,8 +88,8 @@ def test_a_result_without_a_call_is_left_out_and_reported() -> None:
     )
     assert fitted.messages[2].content == (ToolResultBlock("tu_1", "first"),)
     assert [(loss.message_id, loss.block_type, loss.reason) for loss in fitted.losses] == [
-        ("", "tool_result", "the call that it answers has a result already"),
-        ("msg_9", "tool_result", "no message has the call that it answers"),
+        ("", "tool_result", "its tool call already has a result"),
+        ("msg_9", "tool_result", "its tool call is missing"),
     ]
 
 
@@ -97,7 +97,7 @@ def test_one_call_is_sent_once() -> None:
     """A second call of the same id would be answered by the same result."""
     fitted = fit(USER, Message.assistant([call()]), Message.tool_result("tu_1", "x"), Message.assistant([call()]))
     assert len(fitted.messages) == 3
-    assert [loss.reason for loss in fitted.losses] == ["a tool call of the same id came before it"]
+    assert [loss.reason for loss in fitted.losses] == ["an earlier tool call has the same id"]
 
 
 def thinking(provider: str | None) -> ThinkingBlock:
@@ -136,7 +136,7 @@ def test_its_own_reasoning_goes_back_to_a_provider_that_wants_it() -> None:
     assert fit(message).messages == (message,)
     fitted = fit(message, target=Target(provider="home"))
     assert fitted.messages[0].content == (TextBlock("so"),)
-    assert [loss.reason for loss in fitted.losses] == ["this protocol takes no reasoning back"]
+    assert [loss.reason for loss in fitted.losses] == ["this protocol does not accept reasoning"]
 
 
 def test_a_signature_of_unstated_origin_is_adopted_but_nothing_unsigned() -> None:
@@ -216,7 +216,7 @@ def test_reasoning_that_binds_to_a_model_goes_to_that_model_alone() -> None:
     assert fit(message, target=one).messages == (message,)
     fitted = fit(message, target=two)
     assert fitted.messages[0].content == (TextBlock("so"),)
-    assert [loss.reason for loss in fitted.losses] == ["it belongs to the model one"]
+    assert [loss.reason for loss in fitted.losses] == ["only the model one accepts it"]
 
 
 def test_foreign_reasoning_goes_along_as_text_if_the_caller_wants_it() -> None:
@@ -235,7 +235,7 @@ def test_a_request_may_forbid_every_loss() -> None:
     """It fails before anything is sent, and says what would have been lost."""
     asked = request(USER, Message.assistant([thinking("elsewhere"), TextBlock("so")]))
     strict = msgspec.structs.replace(asked, provider_options={"history": {"on_loss": "error"}})
-    with pytest.raises(CapabilityError, match="thinking was not sent to home: it belongs to elsewhere"):
+    with pytest.raises(CapabilityError, match="thinking was not sent to home: only elsewhere"):
         fit_history(strict, HOME).log()
     fit_history(asked, HOME).log()
     fit_history(msgspec.structs.replace(strict, messages=(USER,)), HOME).log()
@@ -249,7 +249,7 @@ def test_a_message_of_nothing_but_media_leaves_a_note_where_they_are_not_taken(
     blind = Target(provider="home", accepts_images=False)
     result = Message(Role.TOOL, (ToolResultBlock("tu_1", (PNG,)),))
     fitted = fit(Message.user(content), Message.assistant([call()]), result, target=blind)
-    note = TextBlock("(image left out: it can't be shown here)")
+    note = TextBlock("(image left out: not supported here)")
     assert fitted.messages[0] == Message.user([note])
     assert fitted.messages[2].content == (ToolResultBlock("tu_1", (note,)),)
 

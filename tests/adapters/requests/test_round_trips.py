@@ -633,7 +633,7 @@ def test_constraints_are_told_in_few_words() -> None:
     said = describe_constraints(
         {"minLength": 2, "uniqueItems": True, "multipleOf": 0.5, "readOnly": False, "x-odd": [1]}
     )
-    assert list(said) == ["at least 2 characters", "no item twice", "a multiple of 0.5", "x-odd: [1]"]
+    assert list(said) == ["at least 2 characters", "unique items", "a multiple of 0.5", "x-odd: [1]"]
     assert describe({"description": 7}, ["a"]) == {"description": "a"}
     assert describe({}, []) == {}
 

@@ -293,7 +293,7 @@ def test_every_other_model_is_shown_it_by_the_user(maker: Wire, reader: Wire) ->
     body, warnings = body_of(reader, Message.user("Draw."), said, Message.user("More."))
     assert within(body, SHOWN_IMAGE[reader])
     assert MADE_BY_MODEL in str(body)
-    assert any("a model's image goes to another as the user's" in warning for warning in warnings)
+    assert any("an image of another model is sent as an image of the user" in warning for warning in warnings)
     assert "c2ln" not in str(body), "what came with it stays with its provider"
 
 
@@ -319,8 +319,8 @@ def test_a_model_that_takes_no_images_is_told_of_it(maker: Wire, reader: Wire) -
     said = Message.assistant([block for block in made_by(maker) if isinstance(block, ImageBlock)])
     body, warnings = body_of(reader, Message.user("Draw."), said, Message.user("More."), capabilities=blind)
     assert BASE64 not in str(body)
-    assert "(image left out: it can't be shown here)" in str(body)
-    assert any("takes no images" in warning for warning in warnings)
+    assert "(image left out: not supported here)" in str(body)
+    assert any("does not accept images" in warning for warning in warnings)
 
 
 def test_an_image_beside_a_call_follows_the_calls_result() -> None:

@@ -165,10 +165,10 @@ IN_GEMINI, OF_TYPE = "generationConfig.responseJsonSchema", "generationConfig.re
         "messages.0": {"role": "system", "content": "Reply with a JSON object."}}, output_schema=ANY),
     row(GEMINI, "schema", {OF_TYPE: "application/json", IN_GEMINI: PATH}),
     row(GEMINI, "any", {OF_TYPE: "application/json", IN_GEMINI: None}, output_schema={**ANY, "title": "T"}),
-    row(GEMINI, "beside tools", {OF_TYPE: "application/json", IN_GEMINI: PATH}, tools=(READ_FILE,)),
+    row(GEMINI, "with tools", {OF_TYPE: "application/json", IN_GEMINI: PATH}, tools=(READ_FILE,)),
     row(OLLAMA, "schema", {"format": PATH}),
     row(OLLAMA, "any", {"format": "json"}, output_schema=ANY),
-    row(OLLAMA, "beside tools", {"format": PATH}, ["schema_hinders_tools"], tools=(READ_FILE,)),
+    row(OLLAMA, "with tools", {"format": PATH}, ["schema_hinders_tools"], tools=(READ_FILE,)),
     row(TGI, "grammar", {"parameters.grammar": {"type": "json", "value": PATH}}),
 )  # fmt: skip
 def test_output_schemas(case: Case) -> None:
@@ -312,7 +312,7 @@ def test_fields_that_have_no_place_in_a_system_text_are_a_loss(name: str) -> Non
     call, _ = written(name, name)
     assert b"cache_control" not in call.body
     assert [loss.reason for loss in call.losses] == [
-        "the system text has no parts here, so that its fields can't go with it"
+        "the system prompt has no parts here, so its fields can't be sent"
     ]
     assert "You sell screws.\\n\\nThe manual.Be brief." in call.body.decode()
 
@@ -403,7 +403,7 @@ CUT = (CALLED[0], Message.assistant([ToolUseBlock("tu_1", "look", {}, raw_argume
 IMAGE = ImageBlock(data=PNG)
 BAD = TextBlock("bad")
 CLAUDES: JsonObject = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG_64}}
-FOLLOWS = "The result is an image; it follows."
+FOLLOWS = "The result is an image. It follows."
 RESULTS: list[tuple[Wire, str, str | tuple[TextBlock | ImageBlock, ...], bool, JsonObject]] = [
     *[(CLAUDE, *rest) for rest in [
         ("empty", "", False, {"content": "(no output)"}),
@@ -570,7 +570,7 @@ def test_media_that_would_spoil_the_history_are_left_out_and_reported(wire: Wire
     written = Written(wire, Message.user([TextBlock("See"), block]))
     assert (written.history, written.codes) == ([seen(wire)], [LOST])
     alone = Written(wire, Message.user([block]), Message.assistant("What?"), Message.user("This"))
-    assert "left out: it can't be shown here" in str(alone.history[0])
+    assert "left out: not supported here" in str(alone.history[0])
     assert alone.codes == [LOST]
 
 

@@ -262,7 +262,7 @@ async def test_a_cancelled_call_says_what_it_cost(ask: Ask) -> None:
 
         task = asyncio.create_task(asked())
         await begun.wait()
-        (item,) = engine.under_way().items
+        (item,) = engine.in_progress().items
         await engine.cancel(item.id)
         with pytest.raises(CancelledError) as raised:
             await task

@@ -115,7 +115,7 @@ async def test_an_image_whose_answer_was_lost_is_not_made_a_second_time(
     """Neither by a retry nor by a fallback."""
     server.faults["image"] = [fault]
     async with engine_at(server) as engine:
-        with pytest.raises(OutcomeUnknownError, match="may have been carried out"):
+        with pytest.raises(OutcomeUnknownError, match="may have been run"):
             await engine.generate_image("A red boat.", model=[model, GPT, FLASH])
     assert len(server.of("image")) == 1
 

@@ -167,7 +167,7 @@ async def test_what_became_of_a_creation_that_cannot_be_told_is_said_and_never_t
     """Google lists no jobs; at OpenAI there is none that it could be. No fallback is paid for either."""
     server.faults["create"] = [fault]
     async with engine_at(server, other=server.url) as engine:
-        with pytest.raises(OutcomeUnknownError, match="may have been carried out"):
+        with pytest.raises(OutcomeUnknownError, match="may have been run"):
             await engine.create_video("A red boat.", model=[model, "other:sora-2"], polling=OFTEN)
     assert len(server.of("create")) == 1
     assert server.made["video"] <= 1
@@ -405,7 +405,7 @@ async def test_a_truncated_file_is_never_passed_off_as_whole(server: MediaServer
     target.write_bytes(b"an older one")
     server.faults["content"] = ["endless-cut-5000"] * 20
     async with filming(server, finished=True) as (_, handle):
-        with pytest.raises(NetworkError, match="not a whole MP4"):
+        with pytest.raises(NetworkError, match="not a complete MP4"):
             await handle.download(to=target)
         assert target.read_bytes() == b"an older one"
         assert os.listdir(tmp_path) == ["boat.mp4"]

@@ -184,7 +184,7 @@ def test_a_switch_to_another_protocol_is_called_by_its_name() -> None:
     for name in ("other protocols", "other protocols, without a word"):
         _, (_, _, _, _, error) = read([BAD[name]])
         assert error is not None
-        assert "status 101, which was not asked for" in error
+        assert "status 101, which was not requested" in error
 
 
 @pytest.mark.parametrize(("header", "seconds"), [

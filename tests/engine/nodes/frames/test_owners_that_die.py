@@ -1,4 +1,4 @@
-"""Readers on other nodes when the owner of their stream is killed: a prefix of what it said, and one end."""
+"""Streams whose node dies: what the next owner has of a turn, and what the shared store has of it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ import pytest
 from callboard.bus import (
     MessageComplete,
     MessageStart,
+    SessionTurnCompleted,
     StreamReset,
     TextDelta,
     ThinkingDelta,
     TurnComplete,
     TurnEvent,
+    UnknownStream,
 )
 from callboard.engine import Engine
+from callboard.engine.nodes.frames.retained import stored_turn
+from callboard.tracestore import TraceStore
 from tests.support.cluster_engines import node_engine
+from tests.support.engines import keeping
 from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import why_not
 from tests.support.programs import CHECKOUT
+from tests.support.scripted import ADD, CALLS_ADD, Say
 
 from .conftest import connected
 from .dying_owner import AFTER, TEXT, THINKING
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 LEASE = 2.0
 SPOKEN = ["".join(TEXT), "".join(AFTER)]
@@ -99,6 +103,7 @@ def check(seen: Seen) -> None:
         assert "".join(getattr(block, "text", "") for block in end.final_content).endswith(text)
 
 
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -145,6 +150,7 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
                 )
 
 
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_an_end_that_was_handed_over_is_everybody_s_end(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -162,6 +168,7 @@ async def test_an_end_that_was_handed_over_is_everybody_s_end(
         assert [message.text for message in taken.messages if message.role == "assistant"] == SPOKEN
 
 
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -186,3 +193,96 @@ async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
             check(again)
             assert again[-1] == seen[-1]
             assert again[: len(seen) - 2] == seen[:-2]  # what was on its way when it fell asleep may be in it, too
+
+
+# A stream that nobody has any more is what the shared store has of its turn.
+
+
+on_server = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+async def a_turn(engine: Engine) -> tuple[str, list[str]]:
+    """The id of a turn with a tool round that is over, and the types of its events but for progress of tools."""
+    async with engine.session("s:m", tools=[ADD]).stream("Hi") as turn:
+        types = [event.type async for event in turn]
+    return turn.stream_id, [kind for kind in types if not kind.startswith("tool.") or "use" in kind]
+
+
+async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> None:
+    """Each block in one piece, in the order of the turn; also if the session isn't known."""
+    async with keeping(tmp_path / "t.db", CALLS_ADD, Say("Three")) as engine:
+        stream_id, types = await a_turn(engine)
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            found = await stored_turn(store, stream_id)
+            assert found.owner is None
+            events = found.events
+            assert [event.type for event in events] == types
+            assert [event.text for event in events if isinstance(event, TextDelta)] == ["Let me see.", "Three"]
+            assert events[-1] == TurnComplete("completed")
+            assert await stored_turn(store, "trn_other") is None
+
+
+async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
+    """Though the node's own end may be shipped later: readers have been told the other one."""
+    async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
+        session = engine.session("s:m")
+        async with session.stream("Hi") as turn:
+            decided = SessionTurnCompleted(status="outcome_unknown", calls=1, attempts=1, error="gone")
+            engine.bus.publish(decided, session_id=session.id, turn_id=turn.stream_id)
+            await turn.message()
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            found = await stored_turn(store, turn.stream_id)
+            assert found.events[-1] == TurnComplete("outcome_unknown", "gone")
+
+
+async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> None:
+    """Its end alone would be no answer to what it said."""
+    async with Engine(models=keeping(tmp_path / "m.db", Say("Hi")).registry, store=tmp_path / "t.db") as engine:
+        async with engine.session("s:m").stream("Hi") as turn:
+            await turn.message()
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            assert await stored_turn(store, turn.stream_id) is None
+
+
+@on_server
+async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
+    nats: NatsServer, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Whole for a new reader; who has read a part elsewhere begins anew, and an unknown stream stays unknown."""
+    cluster = {"nats": nats.url}
+    async with node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader:
+        await connected(reader)
+        owner = node_engine("a", postgres_dsn, tmp_path, CALLS_ADD, Say("Three"), cluster=cluster)
+        async with owner:
+            await connected(owner)
+            stream_id, types = await a_turn(owner)
+        nats.stop()
+        nats.wipe()
+        node = reader._runtime.node
+        with anyio.fail_after(10):
+            while node.broker.connected:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        nats.start()
+        await connected(reader)
+        with anyio.fail_after(20):
+            assert [event.type async for event in reader.attach(stream_id)] == types
+            for seq in (1, len(types) - 1, len(types), 500):
+                reset, end = [event async for event in reader.attach(stream_id, from_seq=seq)]
+                assert isinstance(reset, StreamReset)
+                assert end == TurnComplete("completed")
+            with pytest.raises(UnknownStream):
+                await anext(reader.attach("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV"))
+
+
+async def test_a_stored_turn_has_the_owner_of_its_session(tmp_path: Path) -> None:
+    """So a reader on another node gets it by the same owner only."""
+    async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
+        async with engine.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:
+            await turn.message()
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            found = await stored_turn(store, turn.stream_id)
+            assert found.owner == "ada"
