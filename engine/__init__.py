@@ -31,10 +31,13 @@ __getattr__, __dir__, __all__ = face(
         ".generation.readers": "OnUsage TreePiece ViewReader",
         ".generation.streaming": "AttachedView StreamResult TurnStream",
         ".generation.view_events": "Finish StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent",
-        ".mcp.hooks": "Elicitation McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest",
+        ".mcp.hooks": (
+            "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"
+        ),
         ".mcp.oauth": "McpOAuth McpTokenFile McpTokenStorage",
         ".mcp.serve": "McpService mcp_service",
-        ".mcp.servers": "McpServer McpServers McpServerStatus McpTool mcp_servers mcp_tools",
+        ".mcp.server": "McpServer McpTool",
+        ".mcp.servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".mcp.settings": "McpServerSettings",
         ".models.catalogue": "ModelInfo get_latest_model get_model_info list_models",
         ".models.configured": "ConfiguredModel load_registry",

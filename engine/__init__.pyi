@@ -16,10 +16,11 @@ from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
-from .mcp.hooks import Elicitation, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
+from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
 from .mcp.serve import McpService, mcp_service
-from .mcp.servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .mcp.server import McpServer, McpTool
+from .mcp.servers import McpServers, McpServerStatus, mcp_servers, mcp_tools
 from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.configured import ConfiguredModel, load_registry
@@ -85,6 +86,7 @@ __all__ = [
     "Conversation",
     "Denied",
     "Elicitation",
+    "ElicitationAnswer",
     "EmbeddingOptions",
     "EmbeddingResult",
     "EndedCall",

@@ -14,7 +14,8 @@ __getattr__, __dir__, __all__ = face(
         ),
         ".oauth": "McpMemoryTokens McpOAuth McpTokenFile McpTokenStorage",
         ".serve": "McpService OpenSession mcp_service",
-        ".servers": ("McpServer McpServers McpServerStatus McpTool mcp_servers mcp_tools"),
+        ".server": "McpServer McpTool",
+        ".servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".settings": "McpServerSettings",
     },
 )

@@ -2,7 +2,8 @@
 from .hooks import Elicit, Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, OnLog, Sample, SamplingRequest
 from .oauth import McpMemoryTokens, McpOAuth, McpTokenFile, McpTokenStorage
 from .serve import McpService, OpenSession, mcp_service
-from .servers import McpServer, McpServers, McpServerStatus, McpTool, mcp_servers, mcp_tools
+from .server import McpServer, McpTool
+from .servers import McpServers, McpServerStatus, mcp_servers, mcp_tools
 from .settings import McpServerSettings
 
 __all__ = [

@@ -32,7 +32,7 @@ from ..tools.handler import Tool
 from ..tools.rounds import ToolRoundContext
 from ..tools.running import run_tools
 from .hooks import answer_of
-from .servers import require_library
+from .server import require_library
 
 _log = Log("engine.mcp.serve")
 

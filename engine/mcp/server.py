@@ -1,0 +1,358 @@
+"""One MCP server over its restarts: its state, its tools, its resources and prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import anyio
+
+from callboard.adapters import Message
+from callboard.bus import ActorRef
+from callboard.bus.errors import CallboardError, ConfigurationError
+from callboard.bus.log import Log
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.content import ResultPart
+
+from ..tools.context import NeedsApproval, ResultContent, ToolContext, ToolError
+from ..tools.handler import Tool
+from .hooks import McpPrompt, McpResource
+from .settings import McpServerSettings
+
+if TYPE_CHECKING:
+    from mcp_types import Tool as ServerTool
+
+    from .connection import Connection
+    from .requests import Callbacks
+
+T = TypeVar("T")
+
+_log = Log("engine.mcp")
+
+LONGEST_ERROR = 2000
+"""The number of characters of an error that are kept."""
+
+WAIT_SECONDS = 10.0
+"""Seconds for which a call waits for a server that is being restarted."""
+
+State: TypeAlias = Literal["starting", "up", "restarting", "failed", "closed"]
+"""``starting``: the first start is in progress. ``up``: it serves. ``restarting``: it has ended and is started
+again. ``failed``: it has failed too many times. ``closed``: its context was left."""
+
+
+class McpTool(Tool):
+    """A tool of an MCP server."""
+
+    original_name: str
+    """The server's own name of the tool."""
+    server: str
+    """The server's name."""
+
+
+def require_library() -> None:
+    try:
+        import mcp.client  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"MCP servers need the official client library ({error}): pip install 'callboard[mcp]'"
+        ) from error
+
+
+class McpServer:
+    """One MCP server, over its restarts. `mcp_servers` makes it.
+
+    Its methods wait a few seconds for a server that is being restarted. They may be used on any event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: McpServerSettings | None,
+        callbacks: Callbacks,
+        *,
+        server: object = None,
+        auth: object = None,
+        timeout: float | None = None,
+        needs_approval: NeedsApproval | None = None,
+        keep: Callable[[str, ResultContent], str] | None = None,
+    ) -> None:
+        self.name = name
+        """The server's name in the settings."""
+        self.settings = settings
+        """The server's settings."""
+        self.error: str | None = None
+        """The reason of the last failure; None if there was none."""
+        self.offered: tuple[ServerTool, ...] = ()
+        """The tools that are offered, as the server describes them."""
+        self.version = 0
+        """Counts the changes of `offered` and of the state."""
+        self.ref: ActorRef | None = None
+        self.first_try = asyncio.Event()
+        """Set when the server is up for the first time, or has failed."""
+        self._callbacks = callbacks
+        self._server = server
+        self._auth = auth
+        self._timeout = timeout
+        self._needs_approval = needs_approval
+        self._keep = keep
+        self._connection: Connection | None = None
+        self._up = asyncio.Event()
+        self._was_up = False
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"McpServer({self.name!r}, {self.state})"
+
+    @property
+    def state(self) -> State:
+        """Whether the server serves."""
+        if self._closed:
+            return "closed"
+        if self._connection is not None and self._connection.is_up:
+            return "up"
+        if self.ref is None and self.error is not None:  # without a supervisor
+            return "failed"
+        if self.ref is not None and not self.ref.coming_up and not self.ref.running:
+            return "failed"
+        return "restarting" if self._was_up or self.error is not None else "starting"
+
+    # --- What it offers ---
+
+    async def list_resources(self) -> tuple[McpResource, ...]:
+        """The server's resources.
+
+        Raises:
+            CallboardError: The server is down, or answers with an error.
+        """
+        from .values import resource_of
+
+        return tuple(resource_of(each) for each in await self._all("list_resources", "resources"))
+
+    async def list_resource_templates(self) -> tuple[McpResource, ...]:
+        """The server's templates of resources. Raises what `list_resources` raises."""
+        from .values import template_of
+
+        return tuple(
+            template_of(each) for each in await self._all("list_resource_templates", "resource_templates")
+        )
+
+    async def read_resource(self, uri: str) -> tuple[ResultPart, ...]:
+        """The content of a resource, as blocks for `Session.send`. Raises what `list_resources` raises."""
+        from .values import resource_part
+
+        read = await self._asked(lambda client: client.read_resource(uri))
+        return tuple(resource_part(each) for each in read.contents)
+
+    async def list_prompts(self) -> tuple[McpPrompt, ...]:
+        """The server's prompts. Raises what `list_resources` raises."""
+        from .values import prompt_of
+
+        return tuple(prompt_of(each) for each in await self._all("list_prompts", "prompts"))
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> tuple[Message, ...]:
+        """The messages of a prompt with these arguments. Raises what `list_resources` raises."""
+        from .values import message_of_prompt
+
+        prompt = await self._asked(lambda client: client.get_prompt(name, dict(arguments or {})))
+        return tuple(message_of_prompt(each) for each in prompt.messages)
+
+    async def instructions(self) -> str | None:
+        """The server's text about its use, for a system prompt. Raises what `list_resources` raises."""
+
+        async def read(client: Any) -> str | None:
+            text: str | None = client.instructions
+            return text
+
+        return await self._asked(read)
+
+    async def _all(self, method: str, field: str) -> list[Any]:
+        from .connection import all_pages
+
+        return await self._asked(lambda client: all_pages(getattr(client, method), field))
+
+    async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+        from mcp import MCPError
+
+        async def run() -> T:
+            connection = await self._connected()
+            try:
+                async with asyncio.timeout(self._timeout or 60.0):
+                    return await ask(connection.client)
+            except MCPError as error:
+                connection.is_lost(error)
+                raise CallboardError(f"the MCP server {self.name} returned an error: {error.message}") from error
+            except TimeoutError:
+                raise CallboardError(f"the MCP server {self.name} did not answer in time") from None
+
+        try:
+            return await self._at_home(run)
+        except ToolError as error:
+            raise CallboardError(str(error)) from None
+
+    # --- Its life ---
+
+    async def live(self) -> None:
+        """One life of the connection. It ends with an exception, or is cancelled."""
+        from .connection import Connection, unwrapped
+
+        connection = Connection(self.name, self.settings, self._callbacks, server=self._server, auth=self._auth)
+
+        def up() -> None:
+            self._connection = connection
+            self._was_up = True
+            self._up.set()
+            self.first_try.set()
+            self.version += 1
+            self._changed()
+
+        try:
+            await connection.live(up, self._changed)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.error = self._words(unwrapped(error), connection)
+            if self._closed:
+                return
+            if self.ref is not None or self._was_up:  # else the caller gets the error
+                _log.warning("mcp_server_failed", server=self.name, error=self.error)
+            raise CallboardError(self.error) from error
+        finally:
+            self._connection = None
+            if self.ref is None:  # nothing restarts it, so no call needs to wait
+                self._up.set()
+            else:
+                self._up.clear()
+            self.first_try.set()
+            self.version += 1
+
+    def _changed(self) -> None:
+        assert self._connection is not None
+        offers = self.settings.offers if self.settings is not None else lambda _: True
+        offered = tuple(tool for tool in self._connection.tools if offers(tool.name))
+        if offered != self.offered:
+            self.offered = offered
+            self.version += 1
+
+    def close(self) -> None:
+        self._closed = True
+        self.version += 1
+
+    async def roots_changed(self) -> None:
+        if self.state == "up" and self._connection is not None and self._connection.client is not None:
+            await self._connection.roots_changed()
+
+    def _words(self, error: BaseException, connection: Connection) -> str:
+        """The text of an error, without secrets, with the last words of the command."""
+        text = getattr(error, "message", None) or str(error)
+        if connection.status is not None:
+            text += f" (HTTP {connection.status})"
+        if connection.stderr:
+            text += f"; its last words: {' | '.join(connection.stderr)}"
+        for secret in self.settings.secrets if self.settings is not None else ():
+            text = text.replace(secret, "***")
+        if isinstance(error, CallboardError):
+            return text[:LONGEST_ERROR]
+        return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:LONGEST_ERROR]
+
+    # --- Its tools ---
+
+    def tool(self, tool: ServerTool, name: str) -> McpTool:
+        """A tool of the server under a name. Raises ValueError if its schema can't be used."""
+        from .values import definition_of
+
+        async def execute(arguments: JsonObject, /, context: ToolContext) -> ResultContent:
+            return await self._at_home(lambda: self._call(tool.name, arguments, context))
+
+        made = McpTool(
+            definition_of(tool, name), execute, timeout=self._timeout, needs_approval=self._needs_approval
+        )
+        object.__setattr__(made, "original_name", tool.name)
+        object.__setattr__(made, "server", self.name)
+        return made
+
+    async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> ResultContent:
+        """Call a tool of the server. If the caller is cancelled, the server is notified.
+
+        A call that the server has refused unseen, because it was restarted, is sent once more.
+        """
+        from mcp import MCPError
+
+        from .connection import was_refused
+        from .values import content_of
+
+        again = True
+        while True:
+            connection = await self._connected()
+            assert connection.client is not None
+            try:
+                with connection.in_progress(context):
+                    result = await connection.client.call_tool(
+                        name, arguments, progress_callback=partial(_progressed, context)
+                    )
+            except MCPError as error:
+                if not connection.is_lost(error):
+                    raise ToolError(f"The MCP server {self.name} returned an error: {error.message}") from error
+                self._up.clear()
+                if was_refused(error) and again:
+                    again = False
+                    continue
+                raise ToolError(
+                    f"The MCP server {self.name} stopped during this call, which may have been carried out "
+                    "in part or in full."
+                ) from error
+            await connection.settle()  # so that the next step has the tools of now
+            content = self._cut(content_of(result), context)
+            if result.is_error:
+                raise ToolError(content or "The tool failed without an error text.")
+            return content
+
+    def _cut(self, content: ResultContent, context: ToolContext) -> ResultContent:
+        from .values import shortened
+
+        if self.settings is None or self._keep is None:
+            return content
+        limit = self.settings.max_result_chars
+        size = (
+            len(content) if isinstance(content, str) else sum(len(getattr(each, "text", "")) for each in content)
+        )
+        if size <= limit:
+            return content
+        whole = self._keep(context.tool_call_id, content)
+        note = f"(... {{count}} characters are left out here. {whole})"
+        return shortened(content, limit, note) or content
+
+    async def _connected(self) -> Connection:
+        """The connection, after a restart if need be. Raises ToolError if there is none."""
+        if self._connection is None or not self._connection.is_up:
+            self._up.clear()
+            if self.state in ("starting", "restarting"):
+                with anyio.move_on_after(WAIT_SECONDS):
+                    await self._up.wait()
+        if self._connection is not None and self._connection.is_up:
+            return self._connection
+        match self.state:
+            case "closed":
+                raise ToolError(f"The MCP server {self.name} is closed. Its tools can no longer be used.")
+            case "failed":
+                raise ToolError(f"The MCP server {self.name} has failed and is not restarted: {self.error}")
+            case _:
+                raise ToolError(f"The MCP server {self.name} is restarting. Try again later.")
+
+    async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of a coroutine that runs on the event loop of the connection."""
+        if asyncio.get_running_loop() is self._loop:
+            return await work()
+        if self._loop.is_closed():
+            raise ToolError(f"The MCP server {self.name} is closed. Its tools can no longer be used.")
+
+        async def run() -> T:
+            return await work()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
+
+
+async def _progressed(context: ToolContext, progress: float, total: float | None, message: str | None) -> None:
+    context.progress(message, progress / total if total else None)
