@@ -64,7 +64,7 @@ def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Differe
         if len(recorded) != len(sent):
             shorter = min(len(recorded), len(sent))
             surplus = sum(map(_length, [*recorded[shorter:], *sent[shorter:]]))
-            yield Difference(f"{where} had {len(recorded)} entries and now has {len(sent)}", surplus)
+            yield Difference(f"{where} had length {len(recorded)} and now has length {len(sent)}", surplus)
     elif recorded != sent or type(recorded) is not type(sent):
         yield Difference(f"{where} was {_short(recorded)} and now is {_short(sent)}", _unlike(recorded, sent))
 
@@ -306,11 +306,12 @@ class CassetteTransport:
 
     def _explain(self, asked: RecordedRequest) -> str:
         key = _key(asked)
-        said = f"{self._path}: no recording of {asked.method} {asked.path}"
+        call = f"{asked.method} {asked.path}"
+        said = f"{self._path}: no recording of {call}"
         if not self._keys:
             return f"{said}: the cassette is empty"
         if key in self._keys:
-            return f"no more of {said}: all {self._keys.count(key)} recordings of it have been played"
+            return f"{self._path}: this {call} was sent more often than it was recorded ({self._keys.count(key)})"
         wanted = _compared(asked)
         found = [list(differences(_compared(each.request), wanted)) for each in self._exchanges]
         nearest = min(

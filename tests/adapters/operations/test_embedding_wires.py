@@ -211,7 +211,7 @@ async def test_a_request_that_cannot_be_is_refused() -> None:
         await maker("openai")[0].embed(request("openai", inputs=()))
     with pytest.raises(TypeError, match="Put a single text into a list"):
         EmbeddingRequest(request_id="r", model="m", inputs="hello")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="none of query, document"):
+    with pytest.raises(ValueError, match="must be one of query, document"):
         EmbeddingRequest(request_id="r", model="m", inputs=("x",), input_type="search")  # type: ignore[arg-type]
 
 
