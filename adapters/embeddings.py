@@ -104,7 +104,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         if dimensions == self.dimensions:
             return None
         if not self.supports_dimensions:
-            fixed = f"(always {self.dimensions})" if self.dimensions is not None else ""
+            fixed = f" (always {self.dimensions})" if self.dimensions is not None else ""
             return f"its dimensions can't be changed{fixed}"
         if self.dimension_choices and dimensions not in self.dimension_choices:
             return f"it offers {', '.join(map(str, self.dimension_choices))}"
@@ -398,7 +398,9 @@ def _first(error: Exception) -> Exception:
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
     """Raise unless the vectors are comparable with the earlier ones. A mixture would be worthless."""
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
-        raise CapabilityError(f"{response.model} returned {response.dimensions} dimensions after {known} before")
+        raise CapabilityError(
+            f"{response.model} returned {response.dimensions} dimensions, but {known} for the texts before"
+        )
 
 
 def _is_too_large(error: AdapterError) -> bool:

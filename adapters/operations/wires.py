@@ -323,7 +323,7 @@ def fit_texts(
 def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
     """Raise unless there is one vector of the requested length for each text."""
     if len(reply.vectors) != len(request.inputs):
-        what = f"{len(request.inputs)} texts were sent, but {len(reply.vectors)} vectors returned"
+        what = f"expected {len(request.inputs)} vectors, one for each text, but the reply has {len(reply.vectors)}"
         raise StreamError(what, retryable=False)  # it was billed, and a retry would be again
     sizes = {len(vector) for vector in reply.vectors}
     if len(sizes) > 1:

@@ -260,7 +260,7 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
     if origin is None and target.adopts_signatures and not unsigned:
         origin = target.provider
     if origin != target.provider:
-        return f"only {origin or 'an unknown provider'} accepts it"
+        return "its provider is unknown" if origin is None else f"only {origin} accepts it"
     if isinstance(block, OpaqueBlock):
         return None
     if not target.replays_thinking:

@@ -52,8 +52,8 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
         from difflib import get_close_matches  # only needed on the way to an error
 
         near = [] if unknown is None else get_close_matches(unknown, known, n=1)
-        hint = f", did you mean `{near[0]}`?" if near else ""
-        said = f"{name}: options of type {type_name}: {error}{hint}. Expected {', '.join(known)}"
+        hint = f", did you mean `{near[0]}`?" if near else "."
+        said = f"{name}: options of type {type_name}: {error}{hint} Expected {', '.join(known)}"
         raise ConfigurationError(said) from error
 
 

@@ -62,9 +62,12 @@ def _what_is_wrong(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
+    except ValueError:
+        return "is not an address: its host is invalid"
+    try:
         port = parts.port
-    except ValueError as error:
-        return f"is not an address: {_without_quotation(error)}"
+    except ValueError:
+        return "is not an address: its port must be a number from 1 to 65535"
     if parts.scheme not in ("http", "https"):
         return "does not start with http:// or https://"
     if port == 0:
@@ -92,11 +95,6 @@ def _too_much(parts: SplitResult) -> str | None:
         said = "a query, which can't be followed by paths" if parts.query else "a fragment, which is never sent"
         return f"has {said}. Put parameters into provider_options or options, and a key into api_key"
     return None
-
-
-def _without_quotation(error: ValueError) -> str:
-    """urllib's message, up to its quotation of the address."""
-    return re.split(r"[:'\"]", str(error))[0].strip().lower()
 
 
 OTHER_WORDS = frozenset({

@@ -110,7 +110,7 @@ class ReplyParser:
             self._fail(f"a reply of HTTP/{version} with status {status}, which was not requested")
         elif status < 200:
             if any(name.lower() == b"transfer-encoding" for name, _ in self._headers):
-                self._fail(f"a body behind status {status}")
+                self._fail(f"a body after status {status}")
             self._informs, self._headers = True, []
         else:
             self._begin_body(status, version == "1.1")

@@ -46,7 +46,7 @@ class Tuning:
             body["thinking"] = thinking
         self._sampling(body)
         if self.request.output_schema is not None and self.model is not None and not self.model.structured:
-            raise CapabilityError(f"{self.request.wire_model} has no structured output")
+            raise CapabilityError(f"{self.request.wire_model} does not support output schemas")
 
     def _stops(self, body: JsonObject) -> None:
         stops = [stop for stop in self.request.stop_sequences if stop.strip()]

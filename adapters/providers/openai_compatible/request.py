@@ -239,7 +239,7 @@ class _Builder:
         if schema is None:
             return None, ""
         if self.quirks.structured == "none":
-            raise CapabilityError(f"{self.provider} has no structured output")
+            raise CapabilityError(f"{self.provider} does not support output schemas")
         if self.quirks.structured == "json_value":
             return {"type": "json_object", "value": schema}, ""
         if schema == {"type": "object"} and self.quirks.json_objects:

@@ -169,7 +169,7 @@ def test_a_demanded_call_is_refused_where_the_model_refuses_it() -> None:
 
 
 def test_a_schema_is_refused_where_the_model_has_no_structured_output() -> None:
-    with pytest.raises(CapabilityError, match="no structured output"):
+    with pytest.raises(CapabilityError, match="does not support output schemas"):
         write("claude-sonnet-4-20250514", output_schema={"type": "object"})
 
 

@@ -265,7 +265,7 @@ async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path)
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"protocol": "gemini"}, "protocol"),
-    ({"contextsize": 3}, r"contextsize.*Expected protocol, model_path"),
+    ({"contextsize": 3}, r"contextsize.*did you mean `context_tokens`\? Expected protocol, model_path"),
     ({"slots": "many"}, "slots"),
     ({"slots": 0}, "slots is 0"),
     ({"protocol": "messages", "tools": "emulate"}, "needs protocol: chat"),

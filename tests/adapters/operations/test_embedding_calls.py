@@ -212,7 +212,7 @@ async def test_vectors_of_different_lengths_are_never_mixed() -> None:
                 )
             return response
 
-    with pytest.raises(PartialEmbeddingError, match="2 dimensions after 1 before"):
+    with pytest.raises(PartialEmbeddingError, match="2 dimensions, but 1 for"):
         await embed_all(Changing(), asking(20), at_once=1)
 
 

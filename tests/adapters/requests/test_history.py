@@ -105,14 +105,14 @@ def thinking(provider: str | None) -> ThinkingBlock:
     return ThinkingBlock("hm", "sig", raw)
 
 
-@pytest.mark.parametrize("block", [
-    thinking("elsewhere"),
-    thinking(None),
-    RedactedThinkingBlock("x", ProviderRaw("elsewhere", {})),
-    RedactedThinkingBlock("x"),
-    OpaqueBlock("citation", ProviderRaw("elsewhere", {})),
+@pytest.mark.parametrize(("block", "reason"), [
+    (thinking("elsewhere"), "only elsewhere accepts it"),
+    (thinking(None), "its provider is unknown"),
+    (RedactedThinkingBlock("x", ProviderRaw("elsewhere", {})), "only elsewhere accepts it"),
+    (RedactedThinkingBlock("x"), "its provider is unknown"),
+    (OpaqueBlock("citation", ProviderRaw("elsewhere", {})), "only elsewhere accepts it"),
 ])  # fmt: skip
-def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock) -> None:
+def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock, reason: str) -> None:
     """One WARN each, which says where it was and why, and never what it said."""
     message = Message(Role.ASSISTANT, (block, TextBlock("so")), id="msg_7")
     with captured_logs() as lines:
@@ -123,7 +123,7 @@ def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock)
     assert isinstance(loss, Loss)
     assert (loss.session_id, loss.message_id, loss.adapter) == ("ses_1", "msg_7", "home")
     assert loss.block_type == type(block).__struct_config__.tag
-    assert "accepts it" in loss.reason
+    assert loss.reason == reason
     assert loss.block is block
     told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
     assert lines == [{"event": "content_dropped", "log_level": "warning", **told}]
