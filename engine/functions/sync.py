@@ -46,7 +46,7 @@ CLOSE_SECONDS = 30.0
 _SAME_NAME = "await the async function instead, which has the same name without _sync"
 
 _OTHER_LOOP = (
-    "the sync functions use their own event loop. Leave engine= out, or create an engine for them with "
+    "The sync functions use their own event loop. Leave engine= out, or create an engine for them with "
     "`with Engine() as engine`. In a coroutine, await engine.generate() and the other methods"
 )
 

@@ -66,7 +66,7 @@ def _message(given: object) -> Message:
     if not isinstance(given, Mapping):
         raise TypeError(
             f"messages must be Message objects, not {type(given).__name__}. Use Message.user('...') or "
-            f"{'role': 'user', 'content': '...'}"
+            "{'role': 'user', 'content': '...'}"
         )
     if more := given.keys() - {"role", "content"}:
         raise TypeError(
@@ -99,8 +99,8 @@ def _block(given: object) -> ContentBlock:
                 f"a block of type {given.get('type')!r}" if isinstance(given, Mapping) else type(given).__name__
             )
             raise TypeError(
-                f"content holds {shown}; expected texts, {'type': 'text', 'text': '...'}, or blocks such "
-                f"as ImageBlock"
+                f"content holds {shown}; "
+                "expected texts, {'type': 'text', 'text': '...'}, or blocks such as ImageBlock"
             )
 
 

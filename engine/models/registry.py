@@ -78,7 +78,8 @@ class ModelRegistry:
         self.default_provider = default_provider
         self.source = source
         if default_provider is not None and default_provider not in self.adapters:
-            raise ConfigurationError(f"{source}: default_provider: {self._no_adapter(default_provider)}")
+            hint = self._near(default_provider)
+            raise ConfigurationError(f"{source}: default_provider: {default_provider!r} is not an adapter: {hint}")
         self._aliases = self._index_aliases()
         self._found: dict[str, Resolved] = {}
         self.removed = frozenset(removed) - self.names
@@ -209,13 +210,12 @@ class ModelRegistry:
         return self._unlisted_at(self.default_provider, name)
 
     def _no_adapter(self, name: str) -> str:
-        near = nearest(name, self.adapters)
-        hint = (
-            (f"did you mean {near[0]!r}?")
-            if near
-            else f"adapters there: {', '.join(sorted(self.adapters)) or 'none'}."
-        )
-        return f"{name!r} is not an adapter in {self.source}: {hint}"
+        return f"{name!r} is not an adapter in {self.source}: {self._near(name)}"
+
+    def _near(self, name: str) -> str:
+        if near := nearest(name, self.adapters):
+            return f"did you mean {near[0]!r}?"
+        return f"adapters there: {', '.join(sorted(self.adapters)) or 'none'}."
 
     def _unknown(self, name: str) -> str:
 

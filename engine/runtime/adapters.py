@@ -239,7 +239,7 @@ def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"adapter {entry.name!r} failed to start: {type(error).__name__}: {error}"
+            f"adapter {entry.name!r} can't be created: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -161,7 +161,7 @@ def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
     if running is not own:
         raise WrongLoop(
             "this engine belongs to another event loop. Create one engine for each loop, or use it from "
-            "its own loop" + (f"; {instead}" if instead else "")
+            "its own loop" + (f". {instead}" if instead else "")
         )
 
 

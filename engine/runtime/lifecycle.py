@@ -115,7 +115,7 @@ class Admission:
             return
         raise AdmissionError(
             f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind "
-            f"(limits: {limits.admit_events} and {limits.admit_bytes}) and has committed none for "
+            f"(limits: {limits.admit_events} events and {limits.admit_bytes} bytes) and has committed none for "
             f"{limits.admit_seconds:g} s. Calls in progress are not affected."
         )
 

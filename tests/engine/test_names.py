@@ -98,7 +98,7 @@ def test_ones_own_names_go_before_the_catalogues(home: Path) -> None:
 
 def test_of_two_adapters_the_one_with_a_key_is_meant_or_the_default_one(home: Path) -> None:
     two = "adapters: {a: {type: anthropic, api_key: k}, b: {type: anthropic, api_key: k}}\n"
-    with pytest.raises(ConfigurationError, match=r"ambiguous: say one of a:haiku, b:haiku"):
+    with pytest.raises(ConfigurationError, match=r"ambiguous. Use one of a:haiku, b:haiku"):
         registry(home, text=two).resolve("haiku")
     assert meaning(registry(home, "default_provider: b\n", two), "haiku")[0] == "b:claude-haiku-5-5"
     one = "adapters: {a: {type: anthropic, api_key_env: NO_SUCH}, b: {type: anthropic, api_key: k}}\n"
@@ -116,7 +116,7 @@ def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
     here = registry_from_env(ALL_KEYS)
     assert meaning(here, "ft:mine") == ("openai:ft:mine", "passthrough")
     assert meaning(here, "gpt-9") == ("openai:gpt-9", "passthrough")
-    with pytest.raises(ConfigurationError, match=r"looks like one of anthropic's.*say anthropic:claude-opus-9"):
+    with pytest.raises(ConfigurationError, match=r"looks like a model of anthropic.*Use anthropic:claude-opus-9"):
         here.resolve("claude-opus-9")
 
 
@@ -140,7 +140,7 @@ def test_a_server_that_may_have_anybodys_models_is_asked_for_them(home: Path) ->
     assert meaning(here, "gpt-9") == ("box:gpt-9", "passthrough")
     assert meaning(here, "mistral:7b") == ("box:mistral:7b", "passthrough")
     assert here.succeeding(registry(home)).default_provider == "box"
-    told = r"models\.yaml: default_provider: 'wrok' is none .* did you mean 'work'"
+    told = r"models\.yaml: default_provider: 'wrok' is not an adapter: did you mean 'work'"
     with pytest.raises(ConfigurationError, match=told):
         registry(home, "default_provider: wrok\n")
 
@@ -186,7 +186,7 @@ def test_no_model_is_the_configured_one_or_an_error_that_says_what_to_do(home: P
     """Never the newest, and never the default provider's: a model costs money."""
     assert expand(registry(home, "default_model: daily\n"), None).named[0].model == "work:claude-sonnet-5-5"
     for none in (registry(home), registry_from_env(ALL_KEYS)):
-        with pytest.raises(ConfigurationError, match=r"no default_model: Pass a model .*, or set default_model"):
+        with pytest.raises(ConfigurationError, match=r"no default_model. Pass a model .*, or set default_model"):
             expand(none, None)
 
 
@@ -344,7 +344,7 @@ def test_of_a_provider_without_a_table_none_is_the_latest() -> None:
 def test_a_capability_that_there_isnt_is_told_with_the_nearest() -> None:
     with pytest.raises(CallboardError, match=r"'visoin': did you mean 'vision'"):
         list_models(capability="visoin")
-    with pytest.raises(CallboardError, match=r"known are tools, vision, reasoning, structured_output"):
+    with pytest.raises(CallboardError, match=r"expected tools, vision, reasoning, structured_output"):
         get_latest_model("openai", "xyz")
 
 

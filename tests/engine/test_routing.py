@@ -56,10 +56,10 @@ def capable(**changes: object) -> AdapterCapabilities:
     ("lacking", "asked", "complaint"),
     [
         ({"supports_images": False}, {}, "does not accept images"),
-        ({"accepted_image_media_types": ("image/png",)}, {}, "takes no image/webp images, only image/png"),
+        ({"accepted_image_media_types": ("image/png",)}, {}, "does not accept image/webp images, only image/png"),
         ({"supports_audio": False}, {}, "does not accept audio"),
-        ({"accepted_audio_media_types": ("audio/wav",)}, {}, "takes no audio/flac audio, only"),
-        ({"supports_documents": False}, {}, "takes no documents"),
+        ({"accepted_audio_media_types": ("audio/wav",)}, {}, "does not accept audio/flac audio, only"),
+        ({"supports_documents": False}, {}, "does not accept documents"),
         (
             {"supports_tool_choice": False},
             {"tools": [ToolDefinition("t")], "tool_choice": ToolChoice("required")},
@@ -76,7 +76,11 @@ def capable(**changes: object) -> AdapterCapabilities:
             {"output_schema": {"type": "object"}},
             "does not support output schemas",
         ),
-        ({"supports_thinking": False}, {"reasoning_effort": "high"}, "no reasoning to put effort 'high' into"),
+        (
+            {"supports_thinking": False},
+            {"reasoning_effort": "high"},
+            "not support reasoning, so effort 'high'",
+        ),
         ({"max_output_tokens": 10}, {"max_output_tokens": 11}, "at most 10 output tokens, not 11"),
         (
             {"supports_prompt_caching": False},
@@ -141,7 +145,7 @@ async def test_a_host_says_what_it_needs_for_a_session_and_for_a_single_send() -
         demanding = at.engine.session("s:m", requires=Requirements(("supports_thinking",)))
         with pytest.raises(CapabilityError, match="lacks thinking"):
             await demanding.send("x")
-    with pytest.raises(CallboardError, match="no capability 'thinkng'; did you mean 'thinking'"):
+    with pytest.raises(CallboardError, match="unknown capability 'thinkng'; did you mean 'thinking'"):
         Requirements(("thinkng",))
 
 
@@ -334,8 +338,8 @@ async def test_the_cheapest_model_that_can_is_chosen() -> None:
         decision = routing_of(message)
         assert (decision.requested, decision.resolved_by) == ("any model, cheapest", "choice")
         assert decision.candidates == (
-            Candidate("free:m", "not needed: b:m comes before it"),
-            Candidate("a:m", "not needed: b:m comes before it"),
+            Candidate("free:m", "not needed: b:m has a higher rank"),
+            Candidate("a:m", "not needed: b:m has a higher rank"),
             Candidate("b:m"),
             Candidate("lame:m", "lame:m can't call tools"),
         )
@@ -487,10 +491,10 @@ async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None
         assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
         known = [(r.provider, r.state, r.reason) for r in engine.availability.snapshot()]
         assert known == [("a", "unavailable", "adapter_crashed")]
-        with pytest.raises(AdapterError, match="adapter 'a' does not start: RuntimeError: no luck"):
+        with pytest.raises(AdapterError, match="adapter 'a' failed to start: RuntimeError: no luck"):
             await engine.session("a:m").send("x")
         assert (await engine.session(["c:m", "b:m"]).send("x")).text == "b"
-        with pytest.raises(ConfigurationError, match="adapter 'c' can't be made: KeyError: 'region'"):
+        with pytest.raises(ConfigurationError, match="adapter 'c' can't be created: KeyError: 'region'"):
             await engine.session("c:m").send("x")
 
 

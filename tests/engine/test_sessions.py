@@ -196,7 +196,7 @@ async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_
         assert [info.session_id for info in await engine.sessions()] == [other.id]
         store = present(engine.store)
         assert len(await store.calls()) == 3
-        with pytest.raises(CallboardError, match="nothing is stored"):
+        with pytest.raises(CallboardError, match="no stored messages"):
             await engine.resume(session.id)
         assert tuple(await store.messages(other.id)) == other.messages
         assert not await engine.delete_session(session.id)
@@ -216,7 +216,7 @@ async def test_a_session_whose_turn_runs_is_not_deleted() -> None:
         session = engine.session("s:m")
         async with session.stream("a"):
             await waiting.wait()
-            with pytest.raises(SessionBusy, match="cancel"):
+            with pytest.raises(SessionBusy, match="Cancel it first"):
                 await engine.delete_session(session.id)
         assert await engine.delete_session(session.id)
         assert session.messages == ()

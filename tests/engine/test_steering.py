@@ -393,11 +393,11 @@ async def test_where_nothing_is_under_way_there_is_nothing_to_steer(stage: Stage
     """An idle session, a turn that is over, a stream that was closed, and a request with one reply say so."""
     async with running(Say("a"), Say("b")) as (engine, _):
         session = stage.opened(engine)
-        with pytest.raises(NoTurnRunning, match=r"no turn of session ses_.* send\(\)"):
+        with pytest.raises(NoTurnRunning, match=r"no turn of session 'ses_.* Use send\(\)"):
             session.steer("more")
         async with session.stream("go") as turn:
             await turn.message()
-            with pytest.raises(NoTurnRunning, match="is over"):
+            with pytest.raises(NoTurnRunning, match="the turn has ended"):
                 turn.steer("more")
         unused = session.stream("go")
         await unused.aclose()

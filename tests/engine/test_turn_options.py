@@ -111,7 +111,7 @@ async def test_a_time_limit_is_called_timeout_everywhere_and_a_turn_may_have_tag
 async def test_the_old_names_of_time_limits_work_with_a_warning(ask: Ask, tmp_path: Path) -> None:
     """The warning names the new one."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
-        with pytest.warns(DeprecationWarning, match="called call_timeout= now"):
+        with pytest.warns(DeprecationWarning, match="use call_timeout="):
             await ask(engine, call_timeout_seconds=7.0)
         assert requests_of(engine)[-1].timeout_seconds == 7.0
 
@@ -123,7 +123,7 @@ async def test_a_turn_ends_when_its_timeout_is_over() -> None:
             await session.send("Hi", timeout=1, timeout_seconds=2)  # type: ignore[call-arg]
         with pytest.raises(RequestTimeoutError):
             await session.send("Hi", timeout=0)
-        with pytest.warns(DeprecationWarning, match="now"), pytest.raises(RequestTimeoutError):
+        with pytest.warns(DeprecationWarning, match="use timeout="), pytest.raises(RequestTimeoutError):
             await session.send("Hi", timeout_seconds=0)  # type: ignore[call-arg]
 
 
@@ -134,13 +134,13 @@ def test_a_tool_takes_its_time_limit_by_both_names() -> None:
         """Read."""
         return path
 
-    with pytest.warns(DeprecationWarning, match="called timeout= now") as told:
+    with pytest.warns(DeprecationWarning, match="use timeout=") as told:
         old = tool(read, timeout_seconds=3)  # type: ignore[call-overload]
     assert told[0].filename == __file__
     assert (old.timeout, tool(read, timeout=3).timeout) == (3, 3)
-    with pytest.warns(DeprecationWarning, match="now"):
+    with pytest.warns(DeprecationWarning, match="use timeout="):
         assert Tool(old.definition, read, timeout_seconds=4).timeout == 4  # type: ignore[call-arg]
-    with pytest.warns(DeprecationWarning, match="now"):
+    with pytest.warns(DeprecationWarning, match="use timeout"):
         assert old.timeout_seconds == 3
 
 
@@ -148,7 +148,7 @@ def test_a_tool_takes_its_time_limit_by_both_names() -> None:
 def test_plain_calls_take_the_old_name_with_a_warning(kind: Any) -> None:
     """Embeddings, images and videos."""
     assert require_known({"timeout": 3}, kind) == {"timeout": 3}
-    with pytest.warns(DeprecationWarning, match="now"):
+    with pytest.warns(DeprecationWarning, match="use timeout="):
         assert require_known({"timeout_seconds": 3}, kind) == {"timeout": 3}
 
 
@@ -158,7 +158,7 @@ def test_models_yaml_takes_the_old_key_with_a_warning(tmp_path: Path) -> None:
     path.write_text("adapters: {x: {type: openai, api_key: k, timeout: 3}}\n")
     new = read_models_yaml(path, {})
     path.write_text("adapters: {x: {type: openai, api_key: k, timeout_seconds: 3}}\n")
-    with pytest.warns(DeprecationWarning, match=r"adapters\.x\.timeout now"):
+    with pytest.warns(DeprecationWarning, match=r"use adapters\.x\.timeout"):
         old = read_models_yaml(path, {})
     assert old.adapters["x"].config.timeout_seconds == new.adapters["x"].config.timeout_seconds == 3
 

@@ -250,7 +250,7 @@ async def test_an_argument_that_there_is_not_is_a_type_error() -> None:
     """M32 and the names of others: what it is called here, before anything begins."""
     shared = {"max_tokens": "max_output_tokens=", "temprature": "did you mean temperature="}
     generating = {
-        "n": "make n calls",
+        "n": "Make n calls",
         "system": "system_prompt=",
         "schema": "generate_object",
         "xyzzy": "TurnOptions",
@@ -271,16 +271,16 @@ async def test_an_argument_that_there_is_not_is_a_type_error() -> None:
     [
         ({"messages": [{"role": "tool", "content": "Hi"}]}, r"role is 'tool'; .* Message\.tool_result"),
         ({"messages": [{"role": "user", "content": 3}]}, "content is int; expected text or a list of blocks"),
-        ({"messages": [{"role": "user", "text": "Hi"}]}, "has role and content, not 'text'"),
+        ({"messages": [{"role": "user", "text": "Hi"}]}, "has only role and content, not 'text'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a block of type 'image_url'"),
         ({"messages": [{"role": "user", "content": [3]}]}, "content holds int"),
-        ({"messages": "Hi"}, r"not str: Message.user"),
+        ({"messages": "Hi"}, r"not str. Use Message.user"),
         ({"prompt": [Message.user("Hi")]}, r"Use messages=\[...\]"),
         ({"prompt": Message.user("Hi")}, r"Use messages=\[...\]"),
         ({"prompt": 3}, "text or content blocks, not int"),
         ({"prompt": "Hi", "model": 3}, "a name, several names or a ModelChoice, not int"),
-        ({"prompt": "Hi", "tools": [3]}, "takes tools and functions, not int"),
-        ({"prompt": "Hi", "tools": [dict]}, "takes tools and functions, not the class dict"),
+        ({"prompt": "Hi", "tools": [3]}, "only Tool objects and functions, not int"),
+        ({"prompt": "Hi", "tools": [dict]}, "only Tool objects and functions, not the class dict"),
         ({"prompt": "Hi", "stop_sequences": "END"}, r"stop_sequences=\['...'\]"),
         ({"prompt": "Hi", "signal": AbortController()}, r"signal=controller\.signal"),
         (

@@ -126,7 +126,7 @@ async def test_a_request_is_streamed_as_complete_answers_it() -> None:
         async for event in engine.stream(request, tags={"team": "red"}):
             accumulator.process(event)
         whole = await engine.complete(request)
-        with pytest.raises(TypeError, match="CanonicalRequest says all"):
+        with pytest.raises(TypeError, match="CanonicalRequest is complete"):
             engine.stream(request, temperature=0.5)  # type: ignore[call-overload]
     mine = accumulator.response()
     assert mine.request_id == whole.request_id == "req_mine"

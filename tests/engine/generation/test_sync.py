@@ -284,10 +284,10 @@ async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engi
     engine = an_engine(engines, Say("beside"), Say("inside"), Say("stream"))
     beside = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
     assert beside.text == "beside"
-    with pytest.warns(RuntimeWarning, match=r"generate_sync\(\) holds up the event loop.*await") as warned:
+    with pytest.warns(RuntimeWarning, match=r"generate_sync\(\) blocks the event loop.*await") as warned:
         assert generate_sync("s:m", "Hi", engine=engine).text == "inside"
     assert [warning.filename for warning in warned] == [__file__]
-    with pytest.warns(RuntimeWarning, match=r"stream_sync\(\) holds up") as warned:
+    with pytest.warns(RuntimeWarning, match=r"stream_sync\(\) blocks") as warned:
         assert list(stream_sync("s:m", "Hi", engine=engine).text_stream) == ["stream"]
     assert [warning.filename for warning in warned] == [__file__]
 
@@ -295,7 +295,7 @@ async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engi
 async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[Engine]) -> None:
     """In both directions."""
     async with Engine(models=registry(Say("never")), trace=False) as mine:
-        with pytest.raises(WrongLoop, match=r"leave engine= out.*await engine\.generate\(\)"):
+        with pytest.raises(WrongLoop, match=r"Leave engine= out.*await engine\.generate\(\)"):
             await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=mine)
     theirs = an_engine(engines, Say("Hello"))
     await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=theirs)
@@ -367,7 +367,7 @@ async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
     """The error says what to do; and entering one within a coroutine is warned of, with the right word."""
     async with Engine(models=registry(Say("Hello")), trace=False) as engine:
         session = engine.session("s:m")
-        with pytest.warns(RuntimeWarning, match=r"send_sync\(\) holds up"):
+        with pytest.warns(RuntimeWarning, match=r"send_sync\(\) blocks"):
             with pytest.raises(WrongLoop, match=r"with Engine\(\) as engine"):
                 session.send_sync("Hi")
         assert (await session.send("Hi")).text == "Hello"

@@ -453,7 +453,7 @@ def test_the_last_of_several_messages_counts() -> None:
     both: list[StreamEvent] = [*reply(), *second]
     assert accumulated(both).response().text == "More"
     late = StreamAccumulator()
-    with pytest.raises(CallboardError, match="no message has begun"):
+    with pytest.raises(CallboardError, match="no message has started"):
         late.response()
     late.process(MessageStart("msg_0"))
     late.process(StreamReset(fold(both), len(both)))  # type: ignore[arg-type]

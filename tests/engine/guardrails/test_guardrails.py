@@ -262,7 +262,7 @@ async def test_objects_are_read_from_what_passed() -> None:
 
 def test_only_text_and_thinking_can_be_held() -> None:
     """Another kind is refused when the guardrail is made."""
-    with pytest.raises(ValueError, match="not at tools"):
+    with pytest.raises(ValueError, match="not tools"):
         Guardrail(masked, kinds=("text", "tools"))  # type: ignore[arg-type]
 
 

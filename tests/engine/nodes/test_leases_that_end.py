@@ -62,7 +62,7 @@ async def test_a_turn_outlives_a_lease_that_nobody_used(tmp_path: Path, back: bo
                     if back:
                         assert (await turn.result()).status == "completed"
                     else:
-                        with pytest.raises(SessionTakenOver, match="can't be asked") as lost:
+                        with pytest.raises(SessionTakenOver, match="can't read from the shared store") as lost:
                             await turn.result()
                         assert present(lost.value.turn).status == "outcome_unknown"
             assert [message.text for message in session.messages][-1] == "Twothree"

@@ -155,7 +155,7 @@ async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
         nothing = await engine.embed([], model="a:small")
         assert (nothing.vectors, nothing.cost.nano_usd, nothing.calls) == ((), 0, ())
         assert (await engine.embed(["x"], model="a:small", dimensions=2)).dimensions == 2
-        with pytest.raises(CapabilityError, match="no vectors of 3 dimensions: it offers 1, 2"):
+        with pytest.raises(CapabilityError, match="does not support 3 dimensions: it offers 1, 2"):
             await engine.embed(["x"], model="a:small", dimensions=3)
         assert len(await seen(events, engine)) == 4
 
@@ -163,7 +163,7 @@ async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
 async def test_an_adapter_without_embeddings_or_key_is_refused_before_any_call() -> None:
     locked = entry("b", embedder_type("Locked"), missing_key="A_KEY")
     async with engine_of(serving(small("a"), small("b"), a=f"{__name__}:Talker", b=locked)) as (engine, events):
-        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter has conversations only"):
+        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter supports only conversations"):
             await engine.embed(["x"], model="a:small")
         with pytest.raises(ConfigurationError, match="A_KEY"):
             await engine.embed(["x"], model="b:small")

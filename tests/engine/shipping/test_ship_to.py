@@ -345,6 +345,6 @@ def test_a_store_that_is_shipped_to_now_is_not_forgotten(
     shipper = anyio.run(shipping)
     try:
         assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) != 0
-        assert "end it first" in " ".join(capsys.readouterr().err.split())
+        assert "Stop it first" in " ".join(capsys.readouterr().err.split())
     finally:
         shipper._turn.give_up()

@@ -295,9 +295,9 @@ def unresolvable(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa:
 @pytest.mark.parametrize(
     ("function", "advice"),
     [
-        (no_hints, "parameter 'city' has no type hint.*write city: str"),
+        (no_hints, "parameter 'city' has no type hint.*Write city: str"),
         (variadic, "Name each parameter, or use Tool"),
-        (taken, "'messages' is reserved.*rename it"),
+        (taken, "'messages' is reserved.*Rename it"),
         (unresolvable, "Nowhere.*import its name at the top of the module"),
         (lambda: None, r"has no name.*name='\.\.\.'"),
     ],
@@ -517,8 +517,8 @@ async def test_a_handler_takes_keywords_or_one_mapping(handler: Any) -> None:
 @pytest.mark.parametrize(
     ("handler", "advice"),
     [
-        (lambda town, country: "", "needs town, country.*add it to the schema's properties.*one mapping"),
-        (lambda: "", "doesn't take city.*add the parameter"),
+        (lambda town, country: "", "needs town, country.*Add it to the schema's properties.*one mapping"),
+        (lambda: "", "does not accept city.*Add the parameter"),
     ],
 )
 def test_a_handler_that_does_not_go_with_its_schema_is_refused(handler: Any, advice: str) -> None:

@@ -477,15 +477,15 @@ async def test_going_on_after_a_failure_repeats_no_tool() -> None:
 async def test_answers_to_nothing_are_refused_with_what_is_open() -> None:
     """Before anything runs, and with advice."""
     async with talking(BOTH, tools=[add, pay, ASK]) as (session, _):
-        with pytest.raises(CallboardError, match=r"or send\(\)"):
+        with pytest.raises(CallboardError, match=r"Use send\(\)"):
             await session.submit({})
         await session.send("go")
         open_ = pending(session)
-        with pytest.raises(CallboardError, match=rf"id tu_x; open are: {open_['pay']} \(pay\)"):
+        with pytest.raises(CallboardError, match=rf"id tu_x. Open calls: {open_['pay']} \(pay\)"):
             await session.submit({"tu_x": "?", open_["pay"]: Approved()})
         with pytest.raises(CallboardError, match="no call was answered"):
             await session.submit({})
-        with pytest.raises(CallboardError, match=r"'ask' has no handler.*submit its result"):
+        with pytest.raises(CallboardError, match=r"'ask' has no handler.*Submit its result"):
             await session.submit({open_["ask"]: Approved(), open_["pay"]: Approved()})
         with pytest.raises(CallboardError, match="return text, a JSON value"):
             await session.submit({open_["ask"]: object()})
