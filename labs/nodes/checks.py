@@ -14,7 +14,7 @@ import msgspec
 from callboard.bus import StoreError
 from callboard.tracestore import PostgresStore, TraceShipper
 
-from .provider import CALL_NANO_USD, OUTPUT_NANO_USD, TEXT, Served
+from .provider import CALL_NANO_USD, CUT_NANO_USD, OUTPUT_NANO_USD, TEXT, Served
 
 _EVENTS = "SELECT r.run_id, e.seq, e.topic, e.request_id, e.data FROM events AS e JOIN runs AS r ON r.id = e.run"
 _CALLS = "SELECT request_id, status, output_tokens, cost_nano FROM calls"
@@ -102,8 +102,8 @@ def _provider_failures(calls: list[Row], served: Served, whole: bool) -> list[st
         failures.append(f"{len(completed)} calls completed, {cut} did not, and {served.whole} replies were whole")
     if sum(row[3] for row in completed) != len(completed) * CALL_NANO_USD:
         failures.append(f"completed calls cost {[row[3] for row in completed]}, not {CALL_NANO_USD} each")
-    if any((row[3] or 0) > CALL_NANO_USD for row in calls):
-        failures.append(f"a call cost more than {CALL_NANO_USD}: {calls}")
+    if any((row[3] or 0) > CUT_NANO_USD for row in calls):
+        failures.append(f"a call cost more than {CUT_NANO_USD}: {calls}")
     return failures
 
 

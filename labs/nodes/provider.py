@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import anyio.to_thread
 
+from callboard.adapters.requests.estimate import estimate_tokens, rates_for
 from tests.support.reply_server import USAGE_OUT, reply_server, words
 
 DELTAS = 40
@@ -19,6 +20,9 @@ OUTPUT_TOKENS = USAGE_OUT
 OUTPUT_NANO_USD = 1000
 """The price of a token of a reply. Those of requests cost nothing."""
 CALL_NANO_USD = OUTPUT_TOKENS * OUTPUT_NANO_USD
+_ESTIMATED = estimate_tokens(TEXT, rates_for("openai_compatible", "127.0.0.1", "bench"))
+CUT_NANO_USD = max(OUTPUT_TOKENS, _ESTIMATED) * OUTPUT_NANO_USD
+"""The most that a call without an end may cost. Its text is estimated, and the estimate is above the stated usage."""
 
 
 class Served(NamedTuple):
