@@ -22,7 +22,7 @@ OUTPUT_NANO_USD = 1000
 CALL_NANO_USD = OUTPUT_TOKENS * OUTPUT_NANO_USD
 _ESTIMATED = estimate_tokens(TEXT, rates_for("openai_compatible", "127.0.0.1", "bench"))
 CUT_NANO_USD = max(OUTPUT_TOKENS, _ESTIMATED) * OUTPUT_NANO_USD
-"""The most that a call without an end may cost. Its text is estimated, and the estimate is above the stated usage."""
+"""The most that a cut call may cost: the estimate of its text, which is above the stated usage."""
 
 
 class Served(NamedTuple):
