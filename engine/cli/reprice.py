@@ -228,7 +228,7 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
     wanted = f"version {version!r}" if version is not None else f"label {label!r}"
     there = ", ".join(f"{table.version} ({table.label})" for table in tables)
     found = "no table has" if not fitting else "several tables have"
-    raise ConfigurationError(f"{prices}: {found} {wanted}; expected {there}")
+    raise ConfigurationError(f"{prices}: {found} {wanted}; it has {there}")
 
 
 def _prices(arguments: argparse.Namespace) -> PriceTable:
