@@ -45,6 +45,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Recalculate the cost of recorded calls with a price table, and make the result their current "
         "cost. Events and the costs at call time do not change, so you can undo it."
     )
+    # argparse would not break the line within a group.
+    parser.usage = (
+        "%(prog)s\n       [--prices FILE | --use VERSION | --undo | --history | --resume [N]]\n       [OPTIONS]"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prices", type=Path, metavar="FILE", help="use the newest table of this price file")
     source.add_argument(
