@@ -67,7 +67,7 @@ def dimensions(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in DIMENSIONS and not (name.startswith("tag:") and len(name) > 4):
             raise argparse.ArgumentTypeError(
-                f"{name!r} is not a group; expected {', '.join((*_SHORT, *DIMENSIONS))} and tag:KEY"
+                f"{name!r} is not a group; use {', '.join((*_SHORT, *DIMENSIONS))} or tag:KEY"
             )
     return names
 

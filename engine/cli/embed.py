@@ -49,7 +49,12 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dimensions", type=int, metavar="N", help="set the size of each vector (default: that of the model)"
     )
-    parser.add_argument("--input-type", choices=INPUT_TYPES, help="set the purpose of the embedding")
+    parser.add_argument(
+        "--input-type",
+        choices=INPUT_TYPES,
+        metavar="PURPOSE",
+        help=f"set the purpose of the embedding: {', '.join(INPUT_TYPES)}",
+    )
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     parser.add_argument(
         "--jsonl",

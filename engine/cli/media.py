@@ -203,7 +203,7 @@ class _Waiting:
         handle = self._handle
         if handle is None or handle.status in ("failed", "cancelled"):
             return
-        goes_on = "is done" if handle.status == "completed" else "goes on"
+        goes_on = "is done" if handle.status == "completed" else "continues"
         words = ["callboard", "video", "--resume", handle.id, "--model", handle.model]
         if self._arguments.key is not None:
             words += ["--key", self._arguments.key]

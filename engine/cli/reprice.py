@@ -45,6 +45,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Recalculate the cost of recorded calls with a price table, and make the result their current "
         "cost. Events and the costs at call time do not change, so you can undo it."
     )
+    # argparse would not break the line within a group.
+    parser.usage = (
+        "%(prog)s\n       [--prices FILE | --use VERSION | --undo | --history | --resume [N]]\n       [OPTIONS]"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prices", type=Path, metavar="FILE", help="use the newest table of this price file")
     source.add_argument(
@@ -228,7 +232,7 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
     wanted = f"version {version!r}" if version is not None else f"label {label!r}"
     there = ", ".join(f"{table.version} ({table.label})" for table in tables)
     found = "no table has" if not fitting else "several tables have"
-    raise ConfigurationError(f"{prices}: {found} {wanted}; expected {there}")
+    raise ConfigurationError(f"{prices}: {found} {wanted}; it has {there}")
 
 
 def _prices(arguments: argparse.Namespace) -> PriceTable:

@@ -93,6 +93,9 @@ class McpOAuth:
         client_secret: The secret of that client, if it has one.
         client_metadata_url: The URL of a document that describes the client, for servers that take one.
         client_name: The name that the login page shows.
+
+    Raises:
+        ConfigurationError: One of two arguments that belong together is missing.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class McpOAuth:
         client_metadata_url: str | None = None,
         client_name: str = "Callboard",
     ) -> None:
-        if (open_url is None) != (wait_for_redirect is None) and wait_for_redirect is not None:
+        if wait_for_redirect is not None and open_url is None:
             raise ConfigurationError("McpOAuth takes wait_for_redirect together with open_url")
         if client_secret is not None and client_id is None:
             raise ConfigurationError("McpOAuth takes client_secret together with client_id")

@@ -46,7 +46,7 @@ NOT_APPROVED = "it needs an approval, and this client offers no way to ask its u
 
 
 class McpService:
-    """An MCP server of this program. `mcp_service` makes it."""
+    """An MCP server of this program. `mcp_service` makes it. `timeout` is in seconds, for a call of a tool."""
 
     def __init__(
         self,

@@ -64,6 +64,7 @@ class McpServer:
     """One MCP server, over its restarts. `mcp_servers` makes it.
 
     Its methods wait a few seconds for a server that is being restarted. They may be used on any event loop.
+    `timeout` is in seconds, for one call of a tool.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class McpServer:
     # --- Its life ---
 
     async def live(self) -> None:
-        """One life of the connection. It ends with an exception, or is cancelled."""
+        """One life of the connection. It ends with a CallboardError, or is cancelled."""
         from .connection import Connection, unwrapped
 
         connection = Connection(self.name, self.settings, self._callbacks, server=self._server, auth=self._auth)

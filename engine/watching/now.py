@@ -326,7 +326,7 @@ class WatchingMethods:
         return self._watcher.look(limit)
 
     def under_way(self, *, limit: int | None = None) -> WorkInProgress:
-        """Call `in_progress` instead. This name is deprecated."""
+        """Call `in_progress` instead, with the same `limit`. This name is deprecated."""
         warn_of_old_name("Engine.under_way() is deprecated: use Engine.in_progress()")
         return self.in_progress(limit=limit)
 

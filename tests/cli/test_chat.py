@@ -174,7 +174,7 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
         ([(REPORTED, KNOWN)], "$0.001250000 for 1 reply"),
         ([(REPORTED, KNOWN), (REPORTED, UNPRICED)], "$0.001250000 + 1 unpriced for 2 replies"),
         ([(REPORTED, KNOWN), (TokenUsage(), NOT_KNOWN)], "$0.001250000 + 1 unknown for 2 replies"),
-        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 counted by estimate"),
+        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 with estimated usage"),
         ([(TokenUsage(), NOT_KNOWN)], "unknown for 1 reply"),
         ([(REPORTED, UNPRICED), (TokenUsage(), NOT_KNOWN)], "$0 + 1 unpriced + 1 unknown for 2 replies"),
     ],

@@ -102,7 +102,7 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
         terminal.type(" two\t")
         terminal.until("two:parrot")
         terminal.type("\r")
-        terminal.until("now two:parrot")
+        terminal.until("continues with two:parrot")
         terminal.until("you>")
         terminal.type('"""\rline 1\rline 2\r"""\r')
         terminal.until("two heard 1 messages, last: line 1")

@@ -92,6 +92,21 @@ def test_help_lists_the_commands_in_their_groups(
     assert found == groups
 
 
+def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The help of each command, and of each command of a command."""
+    monkeypatch.setenv("COLUMNS", "80")
+    nested = [
+        (name, command)
+        for name in ("background", "batch", "collections", "keys", "templates")
+        for command in proposals(["callboard", name, ""])
+        if not command.startswith("-")
+    ]
+    assert len(nested) > 10
+    for words in (*((name,) for name in COMMANDS), *nested):
+        lines = printed(*words, "--help", capsys=capsys).splitlines()
+        assert [line for line in lines if len(line) > 80] == [], words
+
+
 def test_each_line_of_help_begins_with_a_verb() -> None:
     """A capital letter begins it, and neither an article nor a full stop is in its place."""
     for name, entry in COMMANDS.items():

@@ -149,9 +149,9 @@ def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> 
     file = ("--prices", str(PRICES))
     assert LABELS[0] in call("reprice", *file, "--label", "First", home=traced, exits=0).stdout
     for choice, said in {
-        (*file, "--label", "example"): "several tables have label 'example'; there are ",
-        (*file, "--label", "third"): "no table has label 'third'; there are ",
-        (*file, "--version", "zz"): "no table has version 'zz'; there are ",
+        (*file, "--label", "example"): "several tables have label 'example'; it has ",
+        (*file, "--label", "third"): "no table has label 'third'; it has ",
+        (*file, "--version", "zz"): "no table has version 'zz'; it has ",
         (): "nothing to reprice with",
         ("--undo", "--discount", "a:*=1"): "--discount changes prices",
         ("--discount", "a:*=1", "--label", "first"): "add --prices FILE",
@@ -304,7 +304,7 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
 def test_what_means_nothing_is_answered_with_what_would(traced: Path) -> None:
     """The error names what there is."""
     for arguments, said in {
-        ("cost", "--by", "colour"): "there are session",
+        ("cost", "--by", "colour"): "not a group; use session",
         ("cost", "--since", "yesterdayish"): "24h or 7d ago",
         ("cost", "--min-cost", "much"): "not an amount",
         ("traces", "--tag", "team"): "team=search",

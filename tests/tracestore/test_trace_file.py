@@ -88,7 +88,7 @@ async def test_a_newer_file_is_refused(tmp_path: Path, make: Maker) -> None:
     message = await refused(path)
     assert "version 99" in message
     assert f"up to {migrations.SCHEMA_VERSION}" in message
-    assert "update Callboard" in message
+    assert "Update Callboard" in message
     with pytest.raises(StoreError, match="version 99"):
         await TraceStore.open_readonly(path).open()
 

@@ -487,7 +487,7 @@ async def test_a_repricing_that_would_change_something_else_than_it_says_changes
     await store.reprice(FIRST)
     before, current = await store.calls(), await store.current_prices()
     monkeypatch.setattr(repricing, "add_repriced", lambda *_: None)
-    with pytest.raises(StoreError, match=r"would change the current costs by .* nothing was changed"):
+    with pytest.raises(StoreError, match=r"would change the current costs by .* Nothing was changed"):
         await store.reprice(SECOND)
     assert await store.calls() == before
     assert (await store.current_prices()).runs == current.runs

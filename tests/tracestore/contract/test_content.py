@@ -218,7 +218,7 @@ async def test_a_question_is_words_and_never_a_part_of_a_statement(store: Store,
         await store.search(SearchFilter(text=text))
         assert await positions(store, "harbour") == [1, 2]
     for text in ("", "-only", "...", '""', "-a -b"):
-        with pytest.raises(StoreError, match="no word to look for"):
+        with pytest.raises(StoreError, match="no search word in"):
             await store.search(SearchFilter(text=text))
 
 

@@ -66,14 +66,14 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(dsn: str, tmp_path:
     with psycopg.connect(dsn) as connection:
         connection.execute("INSERT INTO callboard.schema_history VALUES (%s, 'of tomorrow', 0)", (newer,))
     for store in (PostgresStore(dsn, path=tmp_path / "trace"), PostgresStore.open_readonly(dsn)):
-        with pytest.raises(StoreError, match=f"schema version {newer}.*update Callboard"):
+        with pytest.raises(StoreError, match=f"schema version {newer}.*Update Callboard"):
             await store.open()
         assert not store.is_open
 
 
 async def test_a_schema_of_another_application_is_refused(dsn: str, tmp_path: Path) -> None:
     """A schema that is empty is taken. A reader makes no tables, and says who does."""
-    with pytest.raises(StoreError, match="open it once for writing"):
+    with pytest.raises(StoreError, match="Open it once for writing"):
         await PostgresStore.open_readonly(dsn).open()
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE SCHEMA mine")

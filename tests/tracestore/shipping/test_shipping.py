@@ -352,7 +352,7 @@ async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_kee
         await migrated(shared, tmp_path)
     await local.write(of_run("one", 20))
     shipper = TraceShipper(local.path, shared)
-    with pytest.raises(StoreError, match="update Callboard"):
+    with pytest.raises(StoreError, match="Update Callboard"):
         await shipper.ship()
     assert shipper.statistics().state == "retrying"
     assert shipper.statistics().behind == len(of_run("one", 20))
@@ -399,7 +399,7 @@ async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
         )
         shipper = TraceShipper(local.path, postgres_server.dsn_of(name, user=role, password="secret"))
         try:
-            with pytest.raises(StoreError, match=r"of schema version 2.*their owner"):
+            with pytest.raises(StoreError, match=r"has schema version 2.*their owner"):
                 await shipper.ship()
             await migrated(dsn, tmp_path)
             shipper._course.state = "asking"  # the wait is over
