@@ -27,7 +27,7 @@ from ...requests.settings import SharedOptions
 from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply
 from .data import ERROR_CODES, REPAIRS, error_in_body
-from .messages import AUDIO_FORMATS, document_types, hears
+from .messages import AUDIO_FORMATS, document_types, encode_body, hears
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import ChatNormaliser, read_whole
@@ -192,7 +192,7 @@ class ChatCompletionsWire(ChatWire):
         capabilities = request.capabilities or self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
-        body, losses, ids = encode_json(chat.body), chat.history.losses, chat.history.tool_ids
+        body, losses, ids = encode_body(chat.body), chat.history.losses, chat.history.tool_ids
         return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:

@@ -399,18 +399,21 @@ _INNER = ("content", "tool_calls", "function")
 """The fields whose values may have marks, too."""
 
 
+def encode_body(body: JsonObject) -> bytes:
+    """The body as JSON, with at most `MOST` marks. It looks for them in the bytes, as most requests have none."""
+    encoded = encode_json(body)
+    if b'"cache_control"' not in encoded:
+        return encoded
+    keep_latest(body)
+    return encode_json(body)
+
+
 def keep_latest(body: JsonObject) -> None:
     """Remove marks from a body until at most `MOST` are left. Marks on empty texts are removed first."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         return
-    # A message of a role and a text, as most are, is skipped without a call.
-    marked = [
-        place
-        for place, message in enumerate(messages)
-        if message.__class__ is not dict or len(message) > 2 or message.get("content").__class__ is not str
-        if _count(message)
-    ]
+    marked = [place for place, message in enumerate(messages) if _count(message)]
     if not marked:
         return
     for place in marked:

@@ -40,7 +40,7 @@ from ...requests.settings import (
 )
 from ...requests.strict_schemas import StrictSchema
 from ...requests.tools import fold_root, plain_schema, strict_reply, strict_tool
-from .messages import keep_latest, refusal, text_parts, write_messages
+from .messages import refusal, text_parts, write_messages
 from .quirks import Quirks
 
 COMMON_OPTIONS = "openai_compatible"
@@ -119,7 +119,6 @@ class _Builder:
         if request.has_beginning:
             self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
-        keep_latest(body)
         history = history.with_losses(losses)
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
