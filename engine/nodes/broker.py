@@ -17,7 +17,6 @@ from urllib.parse import ParseResult
 
 import anyio
 import msgspec
-from nats.aio.transport import TcpTransport
 
 from callboard.bus import ConfigurationError, Log
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription as NatsSubscription
+    from nats.aio.transport import TcpTransport
     from nats.js import JetStreamContext
 
 
@@ -250,7 +250,7 @@ class Broker:
 
         client = Client()
         if not any("ws" in address.partition("://")[0] for address in self._servers):
-            client._transport = ClosingTransport()
+            client._transport = closing_transport()
         try:
             await client.connect(
                 self._servers,
@@ -334,18 +334,22 @@ class Broker:
             callback()
 
 
-class ClosingTransport(TcpTransport):
+def closing_transport() -> TcpTransport:
     """A transport that closes the connection before, when it makes another."""
+    from nats.aio.transport import TcpTransport
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    class ClosingTransport(TcpTransport):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
 
-    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        self.close()  # type: ignore[no-untyped-call]
-        await super().connect(uri, buffer_size, connect_timeout)
+        async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+            self.close()  # type: ignore[no-untyped-call]
+            await super().connect(uri, buffer_size, connect_timeout)
 
-    def __bool__(self) -> bool:
-        return True  # else nats-py would make one of its own
+        def __bool__(self) -> bool:
+            return True  # else nats-py would make one of its own
+
+    return ClosingTransport()
 
 
 # --- Inspecting a broker ---

@@ -9,8 +9,9 @@ from typing import Any
 
 import anyio
 import pytest
+from nats.aio.transport import TcpTransport
 
-from callboard.engine.nodes.broker import Broker, ClosingTransport
+from callboard.engine.nodes.broker import Broker
 from tests.support.nats_server import NatsServer, why_no_nats
 
 pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
@@ -65,21 +66,21 @@ async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
 async def test_what_has_arrived_is_asked_for_after_it_was_sent(server: NatsServer) -> None:
     """The client's own ping overtakes what waits in the client; an answer to that one says nothing."""
     sent: list[bytes] = []
-    write: Any = ClosingTransport.write  # nats-py's, which has no types
-    write_all: Any = ClosingTransport.writelines
+    write: Any = TcpTransport.write  # nats-py's, which has no types
+    write_all: Any = TcpTransport.writelines
 
-    def noting(self: ClosingTransport, line: bytes) -> None:
+    def noting(self: TcpTransport, line: bytes) -> None:
         sent.append(line)
         write(self, line)
 
-    def noting_all(self: ClosingTransport, lines: list[bytes]) -> None:
+    def noting_all(self: TcpTransport, lines: list[bytes]) -> None:
         sent.extend(lines)
         write_all(self, lines)
 
     async with running(server) as broker:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ClosingTransport, "write", noting)
-            patch.setattr(ClosingTransport, "writelines", noting_all)
+            patch.setattr(TcpTransport, "write", noting)
+            patch.setattr(TcpTransport, "writelines", noting_all)
             await broker.subscribe("a.*", Inbox().receive)
             await broker.arrived(30)
     subscribed = next(place for place, line in enumerate(sent) if line.startswith(b"SUB a.* "))
@@ -120,15 +121,15 @@ async def test_no_connection_is_left_behind_at_a_server_that_hangs(server: NatsS
     """It takes connections and says nothing: each attempt closes the one before."""
     broker = Broker(server.url, "test")
     opened: list[asyncio.StreamWriter] = []
-    connect = ClosingTransport.connect
+    connect = TcpTransport.connect
 
-    async def noting(self: ClosingTransport, *arguments: Any, **options: Any) -> None:
+    async def noting(self: TcpTransport, *arguments: Any, **options: Any) -> None:
         await connect(self, *arguments, **options)
         assert self._io_writer is not None
         opened.append(self._io_writer)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClosingTransport, "connect", noting)
+        patch.setattr(TcpTransport, "connect", noting)
         async with anyio.create_task_group() as group:
             with server.hanging():
                 group.start_soon(broker.run)
