@@ -46,7 +46,7 @@ from ..contract import (
     RateLimitInfo,
 )
 from ..keys import Key, KnownKey
-from ..requests.estimate import NOTHING_USED, usage_of_failure
+from ..replies.usage import NOTHING_USED, usage_of_failure
 from ..requests.fitted import WireCall
 from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers

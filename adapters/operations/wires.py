@@ -31,8 +31,7 @@ from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector
 from ..http.classify import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
-from ..replies.usage import StatedCost
-from ..requests.estimate import NOTHING_USED
+from ..replies.usage import NOTHING_USED, StatedCost
 from ..requests.fitted import WireCall
 from ..requests.settings import changed, dropped
 

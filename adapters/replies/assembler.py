@@ -34,9 +34,10 @@ from callboard.bus.values.messages import CallWarning, ended_well, with_whole_ca
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..contract import CanonicalRequest
-from ..requests.estimate import usage_until_now
+from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
 from .block import CleanInput, GrowingArguments, Meaning, ReplyBlock
 from .decoders import parse_arguments
+from .usage import usage_until_now
 
 if TYPE_CHECKING:
     from ..http.classify import ErrorType
@@ -486,3 +487,28 @@ class Assembler:
 
     def _raw(self, data: JsonObject) -> ProviderRaw:
         return ProviderRaw(self.provider, data, self._requested_model)
+
+
+def fill_usage(
+    assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
+) -> TokenUsage | None:
+    """The usage of a complete reply without its end; None if unknown. An estimate adds a warning."""
+    request = assembler.request
+    if (prompt is None and generated is None) or (prompt is None and request is None):
+        return None
+    output = assembler.partial_text()
+    known = prompt is not None and (generated is not None or not output)
+    if not known:
+        assembler.warn(
+            WarningCode.USAGE_ESTIMATED,
+            f"{assembler.provider} reported only a part of the usage. The rest is an estimate",
+        )
+    if prompt is None:
+        assert request is not None
+        prompt = estimate_request(request.messages, request.tools, request.system_prompt, rates)
+    return TokenUsage(
+        input_tokens=prompt,
+        output_tokens=generated if generated is not None else estimate_tokens(output, rates),
+        source=UsageSource.REPORTED if known else UsageSource.ESTIMATED,
+        raw=msgspec.Raw(raw),
+    )

@@ -1,19 +1,19 @@
-"""Reported counts: tokens, images, searches, tool calls and costs."""
+"""Usage: the counts and costs that providers report, and the usage of a reply that has no end."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
 import msgspec
 
-from callboard.bus.errors import WarningCode
+from callboard.bus.errors import AdapterError, CancelledError, NetworkError
 from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
-from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
-from .assembler import Assembler
+from ..requests.estimate import at_most
 
 
 def reported_count(value: object) -> int | None:
@@ -175,26 +175,33 @@ def only_written(cached: int, written: int, prompt: int) -> int:
     return written if cached + written <= prompt else max(0, written - cached)
 
 
-def fill_usage(
-    assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
-) -> TokenUsage | None:
-    """The usage of a complete reply without its end; None if unknown. An estimate adds a warning."""
-    request = assembler.request
-    if (prompt is None and generated is None) or (prompt is None and request is None):
-        return None
-    output = assembler.partial_text()
-    known = prompt is not None and (generated is not None or not output)
-    if not known:
-        assembler.warn(
-            WarningCode.USAGE_ESTIMATED,
-            f"{assembler.provider} reported only a part of the usage. The rest is an estimate",
-        )
-    if prompt is None:
-        assert request is not None
-        prompt = estimate_request(request.messages, request.tools, request.system_prompt, rates)
-    return TokenUsage(
-        input_tokens=prompt,
-        output_tokens=generated if generated is not None else estimate_tokens(output, rates),
-        source=UsageSource.REPORTED if known else UsageSource.ESTIMATED,
-        raw=msgspec.Raw(raw),
+# --- A reply without its end ---
+
+NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
+"""For a request that was never sent."""
+
+
+def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
+    if reported is None:
+        return estimate
+    if reported.source is UsageSource.INCONSISTENT:
+        return reported
+    more = estimate.output_tokens > at_most(reported.output_tokens)
+    return msgspec.structs.replace(
+        reported,
+        input_tokens=reported.input_tokens if reported.total_input_tokens else estimate.input_tokens,
+        output_tokens=estimate.output_tokens if more else reported.output_tokens,
+        source=UsageSource.PARTIAL,
     )
+
+
+def usage_of_failure(
+    error: AdapterError, used: Callable[[], TokenUsage | None], *, heard: bool
+) -> TokenUsage | None:
+    """The usage of a failed attempt; None if unknown, as after a refusal."""
+    if heard:
+        return used()
+    if isinstance(error, NetworkError) and error.before_sending:
+        return NOTHING_USED
+    unanswered = isinstance(error, NetworkError | CancelledError) or type(error) is AdapterError
+    return used() if unanswered and error.provider_status is None else None

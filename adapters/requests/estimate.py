@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from operator import mul
 from typing import TypeAlias
 
 import msgspec
 
-from callboard.bus.errors import AdapterError, CancelledError, NetworkError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -34,7 +33,6 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, ToolDefinition, plain_texts
-from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..provider import provider_named
 from .content import image_pixels, mend_object
@@ -302,33 +300,3 @@ def _properties(schema: Json) -> int:
             return sum(_properties(value) for value in schema)
         case _:
             return 0
-
-
-NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
-"""For a request that was never sent."""
-
-
-def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
-    if reported is None:
-        return estimate
-    if reported.source is UsageSource.INCONSISTENT:
-        return reported
-    more = estimate.output_tokens > at_most(reported.output_tokens)
-    return msgspec.structs.replace(
-        reported,
-        input_tokens=reported.input_tokens if reported.total_input_tokens else estimate.input_tokens,
-        output_tokens=estimate.output_tokens if more else reported.output_tokens,
-        source=UsageSource.PARTIAL,
-    )
-
-
-def usage_of_failure(
-    error: AdapterError, used: Callable[[], TokenUsage | None], *, heard: bool
-) -> TokenUsage | None:
-    """The usage of a failed attempt; None if unknown, as after a refusal."""
-    if heard:
-        return used()
-    if isinstance(error, NetworkError) and error.before_sending:
-        return NOTHING_USED
-    unanswered = isinstance(error, NetworkError | CancelledError) or type(error) is AdapterError
-    return used() if unanswered and error.provider_status is None else None

@@ -40,8 +40,8 @@ from callboard.adapters import (
 )
 from callboard.adapters.actor import AdapterActor, CallHandle, start_call
 from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
-from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import CallContent, LlmCallCompleted, StreamLog
 from callboard.bus.errors import CancelledError, WarningCode
 from callboard.bus.streams.events import TurnEvent

@@ -29,7 +29,8 @@ from callboard.adapters import (
     TokenUsage,
 )
 from callboard.adapters.actor import AdapterActor
-from callboard.adapters.requests.estimate import NOTHING_USED, upper_end, usage_of_failure
+from callboard.adapters.replies.usage import NOTHING_USED, usage_of_failure
+from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import (
     CallContent,
     Cost,

@@ -21,7 +21,7 @@ from callboard.adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.adapters.requests.estimate import NOTHING_USED
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus import Cost, RoutingDecision, TurnStatus
 from callboard.bus.values.base import Json, JsonObject, ShortRepr, short
 from callboard.bus.values.messages import RawReply

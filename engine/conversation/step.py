@@ -25,8 +25,8 @@ from callboard.adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
-from callboard.adapters.requests.estimate import NOTHING_USED
 from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log

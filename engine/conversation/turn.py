@@ -34,7 +34,7 @@ from callboard.adapters import (
     TokenUsage,
     ToolResultBlock,
 )
-from callboard.adapters.requests.estimate import NOTHING_USED
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus import (
     CallboardError,
     ContextOverflowError,

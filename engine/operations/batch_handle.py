@@ -23,7 +23,7 @@ from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
 from callboard.adapters.http.retry import PollPolicy, is_passing, wait_for_job
 from callboard.adapters.operations.batches import bare_request
-from callboard.adapters.requests.estimate import NOTHING_USED
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress, Cost, CostSource, LlmCallFailed
 from callboard.bus.errors import (
     CallboardError,

@@ -25,7 +25,7 @@ from callboard.adapters import (
     UsageSource,
 )
 from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedReply
-from callboard.adapters.requests.estimate import NOTHING_USED
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus import (
     AdapterError,
     CancelledError,

@@ -33,10 +33,10 @@ from callboard.bus.values.base import Json
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...http.classify import ErrorBody, ErrorType, build_error, read_error_value
-from ...replies.assembler import Assembler
+from ...replies.assembler import Assembler, fill_usage
 from ...replies.decoders import NdjsonDecoder, is_whole, may_become_json
 from ...replies.normaliser import NdjsonNormaliser
-from ...replies.usage import fill_usage, reported_count
+from ...replies.usage import reported_count
 from ...requests.estimate import TokenRates
 
 # --- Fields of `/api/chat` ---

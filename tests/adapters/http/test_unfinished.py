@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from callboard.adapters.config import AdapterConfig, RetryPolicy
 from callboard.adapters.contract import AttemptFailed, AttemptReport
 from callboard.adapters.http.stream import HttpStream
-from callboard.adapters.requests.estimate import NOTHING_USED, at_most, usage_of_failure, usage_until_now
+from callboard.adapters.replies.usage import NOTHING_USED, usage_of_failure, usage_until_now
+from callboard.adapters.requests.estimate import at_most
 from callboard.bus.errors import (
     AdapterError,
     AuthError,

@@ -12,7 +12,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.operations.batches import bare_request
 from callboard.adapters.operations.wires import split_by_size
 from callboard.adapters.provider import create_adapter
-from callboard.adapters.requests.estimate import NOTHING_USED
+from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus.errors import (
     CancelledError,
     CapabilityError,
