@@ -68,8 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # xdist's
 def pytest_xdist_auto_num_workers() -> int:
-    """Three for two cores: half of the time tests wait for servers and processes."""
-    return max(2, (os.cpu_count() or 1) * 3 // 2)
+    """Two for each core: half of the time tests wait for servers and processes."""
+    return max(2, (os.cpu_count() or 1) * 2)
 
 
 @pytest.hookimpl(tryfirst=True)

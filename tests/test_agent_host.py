@@ -171,6 +171,7 @@ def test_two_researchers_work_for_one_turn(host: Host) -> None:
         assert lead.get("/api/chats").json() == ["cellos"]
 
 
+@pytest.mark.deep("the example over a kill")
 def test_what_waits_and_what_was_said_survive_a_kill(host: Host) -> None:
     """A call that waits is approved in the next process, as it was shown, and once."""
     with host.tenant("acme") as browser:

@@ -311,6 +311,7 @@ def test_the_table_of_events_is_complete() -> None:
     assert [tag for tag in tags if f"`{tag}`" not in page] == []
 
 
+@pytest.mark.deep("the local model")
 def test_the_example_talks_to_the_local_model(tmp_path: Path) -> None:
     """As a program of its own, which ends."""
     if find_model() is None:
@@ -474,6 +475,7 @@ async def test_the_programs_of_the_objects_page_do_what_they_say(
     ]
 
 
+@pytest.mark.deep("the local model")
 async def test_the_example_reads_people_with_the_local_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_an_interrupted_demo_ends_quietly(home: Path) -> None:
     call("traces", home=home, exits=0)
 
 
+@pytest.mark.deep("the local model")
 @on_the_model
 @pytest.mark.timeout(300)
 def test_the_demo_on_the_model_shows_every_step(home: Path) -> None:

@@ -133,6 +133,7 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return "--store", request.getfixturevalue("postgres_dsn")
 
 
+@pytest.mark.deep("three processes; the contract of the stores has a repricing beside an engine")
 def test_engines_in_two_processes_see_what_a_third_reprices(
     trace: tuple[str, str], home: Path, dear: Path
 ) -> None:

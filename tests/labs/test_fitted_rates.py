@@ -67,6 +67,7 @@ def test_a_long_text_is_known_by_samples(text: str, times: int) -> None:
     assert whole == pytest.approx(times * text_tokens(part, "o200k"), rel=0.3)
 
 
+@pytest.mark.deep("a fit over all recorded counts")
 @needs_recordings
 @pytest.mark.timeout(120)
 def test_estimates_agree_with_what_providers_counted() -> None:

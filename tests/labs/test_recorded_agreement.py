@@ -12,6 +12,7 @@ from labs.recordings import agreement, costs, embeddings
 from tests.support.recordings import FOLDER, needs_recordings
 
 
+@pytest.mark.deep("all recorded traffic")
 @needs_recordings
 @pytest.mark.timeout(300)
 def test_recorded_traffic_is_understood() -> None:

@@ -85,6 +85,7 @@ def test_a_rule_refuses_what_it_is_for_and_nothing_else(name: str) -> None:
     assert RULES[name](Asked("chat", "/v1/chat/completions", TAKEN)) is None
 
 
+@pytest.mark.deep("all pairs of servers")
 def test_a_seed_decides_everything_and_covers_each_pair() -> None:
     """Each ordered pair is met, and each way that a turn can end."""
     assert plan_of(7) == plan_of(7)

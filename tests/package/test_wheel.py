@@ -106,6 +106,7 @@ def programs(folder: Path) -> list[Path]:
     return files
 
 
+@pytest.mark.deep("an installed package")
 def test_a_program_runs_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
     """A session on a scripted model: every room takes part, and none of the host's is touched."""
     assert run(installed, host, "-c", PROGRAM) == "Hello\n"

@@ -273,6 +273,7 @@ def killed() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.deep("many kills")
 async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[subprocess.Popen[str]]) -> None:
     """Of two that write calls one is killed; each start closes what the dead left, never the living's."""
     path, chance = tmp_path / "trace.db", random.Random(7)

@@ -220,6 +220,7 @@ async def test_a_call_starts_the_server_itself_and_close_stops_it(model: Path) -
         await adapter.complete(request())
 
 
+@pytest.mark.deep("a second start of the local model")
 async def test_a_call_after_a_crash_finds_a_new_server(model: Path) -> None:
     """A server killed between two calls is replaced by the next call, one killed within a call by a retry."""
     adapter = LocalAdapter(configuration(slots=1))

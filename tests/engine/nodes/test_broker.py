@@ -116,6 +116,7 @@ async def test_that_the_broker_goes_and_comes_is_told(server: NatsServer) -> Non
     assert told == [False, True, False, True]
 
 
+@pytest.mark.deep("a wait for a real time limit")
 @pytest.mark.timeout(30)
 async def test_no_connection_is_left_behind_at_a_server_that_hangs(server: NatsServer) -> None:
     """It takes connections and says nothing: each attempt closes the one before."""

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 LEASE = 1.5
 
 
+@pytest.mark.deep("a wait for the length of a lease")
 @pytest.mark.parametrize("back", [True, False])
 async def test_a_turn_outlives_a_lease_that_nobody_used(tmp_path: Path, back: bool) -> None:
     """The store is back when the turn ends, and the session is still this node's; else its outcome is unknown."""

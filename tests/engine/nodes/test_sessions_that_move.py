@@ -183,6 +183,7 @@ async def test_nothing_is_known_of_a_session_that_was_deleted(postgres_dsn: str,
         assert [await node.ownership.tables.owner(session.id) for session in (held, left)] == [None, None]
 
 
+@pytest.mark.deep("a wait for the length of a lease")
 async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(tmp_path: Path) -> None:
     """Then turns are refused, with what to do; calls without a session go on; and all is well when it is back."""
     with own_server() as server, server.database() as dsn:
@@ -388,6 +389,7 @@ async def test_a_session_goes_on_where_a_killed_node_was(postgres_dsn: str, nats
     assert len({(call.request_id, call.attempt) for call in calls}) == 3
 
 
+@pytest.mark.deep("another way to lose a node")
 async def test_without_a_broker_what_was_not_shipped_is_missing_and_the_rest_goes_on(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -425,6 +427,7 @@ async def test_a_killed_nodes_call_counts_the_output_that_readers_elsewhere_got(
     assert lost.usage.output_tokens == kept.metadata.usage.output_tokens > 0
 
 
+@pytest.mark.deep("another way to lose a node")
 @with_nats
 async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
     postgres_dsn: str, nats: str, tmp_path: Path

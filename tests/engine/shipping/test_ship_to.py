@@ -172,6 +172,7 @@ async def until_it_ships(engine: Engine) -> None:
             await anyio.sleep(0.01)
 
 
+@pytest.mark.deep("another outage of the target")
 @of_our_own
 async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_path: Path) -> None:
     """The rest is in its file, and the next one that ships the file brings it."""
@@ -202,6 +203,7 @@ async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_p
         assert await seqs(dsn, tmp_path) == await local_seqs(path)
 
 
+@pytest.mark.deep("another outage of the target")
 @of_our_own
 async def test_a_turn_waits_once_however_many_calls_it_has(
     server: StartedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

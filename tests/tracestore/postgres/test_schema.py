@@ -45,6 +45,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep("several processes")
 def test_processes_that_open_a_new_database_at_once_make_its_tables_once(dsn: str, tmp_path: Path) -> None:
     """One of them makes them, and the others find them made."""
     programs = [started(_OPEN, dsn, tmp_path / "trace") for _ in range(4)]
@@ -456,6 +457,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep("several processes")
 async def test_processes_that_write_at_once_wait_for_each_other_and_lose_nothing(dsn: str, tmp_path: Path) -> None:
     """And a reader that remembers the last number that it saw sees every event, once."""
     async with PostgresStore(dsn, path=tmp_path / "reader") as store:

@@ -168,6 +168,7 @@ async def test_an_end_that_was_handed_over_is_everybody_s_end(
         assert [message.text for message in taken.messages if message.role == "assistant"] == SPOKEN
 
 
+@pytest.mark.deep("another way to lose an owner")
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
@@ -247,6 +248,7 @@ async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> 
             assert await stored_turn(store, turn.stream_id) is None
 
 
+@pytest.mark.deep("another way to lose an owner")
 @on_server
 async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path

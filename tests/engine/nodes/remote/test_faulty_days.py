@@ -73,6 +73,7 @@ async def act(what: str, server: NatsServer, postgres: StartedServer) -> None:
             await anyio.sleep(0.05)
 
 
+@pytest.mark.deep("days of faults; test_remote_bus has each fault once")
 @pytest.mark.parametrize("seed", first_is_quick([1, 2, 3], "more seeds"))
 async def test_readers_have_every_event_once_and_in_order(
     server: NatsServer, postgres: StartedServer, tmp_path: Path, seed: int
