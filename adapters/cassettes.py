@@ -112,7 +112,7 @@ class CassetteMiss(AdapterError):
     """No recording answers this request.
 
     It is an AdapterError, because a transport raises nothing else. Its class is ``other``, and it is never
-    retried, because the test is at fault.
+    retried, because the test is wrong.
     """
 
 

@@ -63,11 +63,11 @@ class Engine(
         store: A trace store, or the path of its file. None is $CALLBOARD_HOME/trace.db.
         trace: Whether to keep a trace.
         ship_to: The address of a trace on a server to which the trace file is copied, as
-            ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls go on, and the file keeps
-            what is to be copied.
+            ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls continue, and events wait
+            in the file.
         ship: When: ``behind`` the calls, or ``before_reply``, so that a reply is returned when its events are
-            on the server. Then a turn waits for the server for 5 seconds at most in all, and not at all while
-            the server is known to be out of reach.
+            on the server. Then a turn waits at most 5 seconds in total for the server. It does not wait while
+            the server is known to be unreachable.
         cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
             streams be read, on every other node. A trace in a file is shipped to the cluster's store.
         capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.

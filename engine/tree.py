@@ -45,7 +45,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one turn together with its descendants: all turns and calls that its tools start.
 
     A descendant gets the rest. A call above a limit raises in the tool that makes it: `TurnLimitError`, or
-    BudgetExceededError for money. The model gets that as the tool's error, and its turn goes on.
+    BudgetExceededError for money. The model gets that as the tool's error, and its turn continues.
 
     Raises:
         ValueError: A limit is negative.
@@ -99,7 +99,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str
     """The turn. Its stream has the same id, see `Engine.attach`."""
     model: str
-    """The model as it was asked for, in words."""
+    """The model as requested, in words."""
     tool_use_id: str
     """The id of the tool's call."""
     tool_name: str

@@ -54,7 +54,7 @@ class AccountScope(Protocol):
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """The most money in nano-USD, and the most tokens; None is no limit."""
+        """The most money in nano-USD, and the most tokens; None means no limit."""
         ...
 
     def slot(self, now_us: int) -> Slot: ...
@@ -69,7 +69,7 @@ class AccountScope(Protocol):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """A slice that is asked for."""
+    """A requested slice."""
 
     scope: AccountScope
     slot: Slot

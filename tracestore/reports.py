@@ -225,9 +225,9 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     days: tuple[DayReprice, ...] = ()
     """The same by day, in order."""
     sessions: tuple[SessionReprice, ...] = ()
-    """The same by session, the greatest sum first; empty unless sessions were asked for."""
+    """The same by session, the greatest sum first; empty unless sessions were requested."""
     as_model: str | None = None
-    """The model that the calls were priced as, if that was asked for."""
+    """The model that the calls were priced as, if that was requested."""
     previous_version: str | None = None
     """The price version that was current before. `undo_reprice()` goes back to it."""
     run_id: int | None = None

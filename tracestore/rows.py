@@ -30,7 +30,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of a group of calls. A call without a cost is in no amount, and is counted separately."""
 
     key: tuple[str, ...]
-    """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    """The values of the group, in the requested order. A day is an ISO date (UTC)."""
     by: tuple[str, ...] = ()
     """The dimensions of these values, so that ``row["model"]`` is one of them."""
     calls: int
@@ -40,7 +40,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
-    """The current cost, or the one under the version asked for, of the calls that have one."""
+    """The current cost, or the one under the requested version, of the calls that have one."""
     at_call_time_nano_usd: int
     """The cost when they were called, of the calls that had one."""
     unpriced: int
@@ -93,7 +93,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """The outcomes and the speed of a group of attempts."""
 
     key: tuple[str, ...]
-    """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    """The values of the group, in the requested order. A day is an ISO date (UTC)."""
     attempts: int
     """All attempts of the group."""
     completed: int
@@ -252,15 +252,15 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The id of its session; None without one."""
     turn_id: str | None = None
-    """The id of the turn that asked for it."""
+    """The id of the turn that requested it."""
     attempt: int = 1
     """The number of the attempt, from 1."""
     key: str | None = None
-    """The name of the key that it was asked for with; None for the adapter's own key."""
+    """The name of the key that was used for the request; None for the adapter's own key."""
     tags: dict[str, str] | None = None
     """The tags of the call."""
     started_us: int = 0
-    """When it was asked for, in microseconds since the Unix epoch."""
+    """When it was requested, in microseconds since the Unix epoch."""
 
 
 class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):

@@ -290,7 +290,7 @@ class Statistics(Protocol):
             under: The price version for the costs. None is the current one.
 
         Raises:
-            ValueError: There is no such dimension.
+            ValueError: The dimension is unknown.
         """
         ...
 
@@ -300,7 +300,7 @@ class Statistics(Protocol):
         """Latency, first token, speed, cache hits and outcomes by dimensions.
 
         Raises:
-            ValueError: There is no such dimension.
+            ValueError: The dimension is unknown.
         """
         ...
 
@@ -316,7 +316,7 @@ class Statistics(Protocol):
             run_id: The caller's run. Its calls in progress are left out, because the caller counts them itself.
 
         Raises:
-            ValueError: There is no such dimension.
+            ValueError: The dimension is unknown.
         """
         ...
 
@@ -375,8 +375,9 @@ class Sessions(Protocol):
         ...
 
     async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
-        """The run that goes on with a stored session, None if there is none; and the last number of `run_id` that
-        is committed.
+        """The run that owns a stored session, and the last committed number of `run_id`.
+
+        The run is None if the session has no owner.
         """
         ...
 
@@ -450,7 +451,7 @@ class Repricing(Protocol):
             progress: As in `reprice`.
 
         Raises:
-            StoreError: There is no such repricing.
+            StoreError: The repricing does not exist.
         """
         ...
 
@@ -540,17 +541,17 @@ class Upkeep(Protocol):
         ...
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        """Copy the trace as it is now to a new path. Others go on writing meanwhile.
+        """Copy the current trace to a new path. Writers can continue during the copy.
 
-        The copy is a trace file of mode 0600. Calls in progress have no end in the copy, and get one when a writer
-        first starts on it.
+        The copy is a trace file of mode 0600. Calls in progress have no end in the copy. They are closed when a
+        writer first opens it.
 
         Args:
-            path: The path of the copy. Nothing is left there if the copy fails or is cancelled.
-            progress: Called now and then with the pages copied and all pages.
+            path: The path of the copy. If the copy fails or is cancelled, no file is left.
+            progress: Called regularly with the number of copied pages and of all pages.
 
         Raises:
-            StoreError: Something is at the path, or the copy failed.
+            StoreError: The path exists, or the copy failed.
         """
         ...
 

@@ -42,7 +42,7 @@ BY_STATUS = {
 
 @check("6.2", ERRORS)
 async def each_condition_has_its_exception(kit: Kit) -> None:
-    """Each failure becomes the most specific exception, with its class, and whether a retry may succeed."""
+    """Each failure raises its most specific exception, with the right `error_class` and `retryable`."""
     shown = 0
     for condition, kind in CONDITIONS.items():
         for streamed in (False, True):

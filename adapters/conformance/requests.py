@@ -49,7 +49,7 @@ def sent_body(at: Stage, number: int = -1) -> JsonObject:
 
 @check("3.2", "Model mapping defined")
 async def the_request_names_the_model(kit: Kit) -> None:
-    """The model is asked for by its own name, without the `provider:` prefix, and the limit is passed on."""
+    """The request has the model's own name, without the `provider:` prefix, and the limit."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         await at.adapter.complete(at.request(max_output_tokens=77))
         request = sent(at)

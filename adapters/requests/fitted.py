@@ -129,7 +129,7 @@ def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tupl
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A part of the history that the target will not get, or in another form."""
+    """A part of the history that the target does not receive, or receives in another form."""
 
     session_id: str
     message_id: str

@@ -113,8 +113,8 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
 class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping_changed"):
     """Shipping to the shared store has failed or works again.
 
-    ``shipping``: the shared store takes events. ``retrying``: it can't be reached, and events wait in the trace
-    file. This is repeated whenever the number of waiting events has doubled.
+    ``shipping``: the shared store accepts events. ``retrying``: the store can't be reached, and events wait in the
+    trace file. The event is published again whenever the number of waiting events has doubled.
     """
 
     previous: Literal["shipping", "retrying"]

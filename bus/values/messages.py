@@ -332,7 +332,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
 
 
 class SessionSetup(ShortRepr, frozen=True, kw_only=True):
-    """The parts of a session besides its messages. They count as content, like messages."""
+    """The settings of a session. They count as content, like its messages."""
 
     model: Json
     """A name, several names in order, or an object that describes how to choose."""

@@ -119,7 +119,7 @@ class SharedBudgets(Protocol):
         ...
 
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Have as much granted to this node as a call needs, if it is there."""
+        """Request a grant for this node that is large enough for a call."""
         ...
 
     def reserved(self, accounts: Sequence[Account], asked: Amount) -> None: ...
@@ -129,7 +129,7 @@ class SharedBudgets(Protocol):
         ...
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted again, because prices have changed."""
+        """Count the trace of ended runs again, because prices have changed."""
         ...
 
 

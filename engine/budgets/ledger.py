@@ -367,7 +367,7 @@ class Ledger:
         return []
 
     def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
-        """Count what a call did cost in place of what it reserved. Returns its accounts; none if it has no hold.
+        """Replace a call's reservation with its cost. Returns its accounts, or none if it has no reservation.
 
         A call that was lost may be settled when something better is known.
         """

@@ -236,7 +236,7 @@ class Call(CallEvents):
         self._end_in_order()
 
     def leave(self) -> None:
-        """End the call here, and leave its reply to the provider if that goes on with it; else cancel the call."""
+        """End the call here. If the provider continues the reply, leave it running; else cancel the call."""
         handle = self._handle
         if not self.accepted or handle is None:
             self.cancel()

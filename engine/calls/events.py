@@ -347,7 +347,7 @@ class CallEvents:
     # --- Reports of the adapter (synchronous) ---
 
     def on_attempt(self, report: AttemptReport) -> NextAttempt | None:
-        """Take note of what the adapter reports of an attempt. Returns what waits for the next attempt's turn.
+        """Record an adapter's report of an attempt. Returns the reports that wait for the next attempt.
 
         Raises AdapterError.
         """

@@ -169,7 +169,7 @@ def without_quotes(text: str, said: Iterable[str]) -> str:
 
 
 def texts_of(messages: Iterable[Message], system_prompt: str | None = None) -> Iterator[str]:
-    """All text in messages: texts, the arguments of tools and their results."""
+    """All text in messages: text blocks, arguments of tools, and results of tools."""
     if system_prompt:
         yield system_prompt
     for message in messages:

@@ -254,7 +254,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def list_templates(arguments: argparse.Namespace) -> int:
-    """A template that can't be read is listed with its fault, which is no failure of the list."""
+    """An unreadable template is listed with its error. The list itself does not fail."""
     found = [_listed(name) for name in names()]
     return write_rows(
         "json" if arguments.json else "table",

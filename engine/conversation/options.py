@@ -108,7 +108,7 @@ class TurnOptions(RequestOptions, total=False):
     CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
     forced and comes back as text, or through an instruction. Only `generate_object` checks the reply."""
     retry_empty: int | None
-    """The number of times that an empty reply is asked for again; by default 0. A reply is empty if it ended well
+    """The number of times that an empty reply is requested again; by default 0. A reply is empty if it ended well
     without a text and without a call. Each time is a call of its own, which is billed and recorded."""
     max_tool_rounds: int
     """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
@@ -237,7 +237,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
     def continued(
         self, session_id: str, of_session: TurnOptions, model: Model | None, given: TurnOptions
     ) -> AskedWith:
-        """The options of the turn that goes on.
+        """The options of the turn that continues.
 
         A forced choice of tools is left out, because it holds only for a turn's first reply.
         """

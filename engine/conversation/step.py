@@ -167,7 +167,7 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """The reply of a model. An empty one is asked for again, as often as the caller wants.
+        """The reply of a model. An empty one is requested again, as often as the caller wants.
 
         Each time is a call of its own, with a message of its own.
         """

@@ -121,7 +121,7 @@ class TurnContext:
         self.options = options
         self.streamed = streamed
         self.order = arrival()
-        """The turn's place in the order in which turns were asked for."""
+        """The turn's place in the order in which turns were requested."""
         self.spending = Spending()
         """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
@@ -380,7 +380,7 @@ class TurnModels:
         said: The messages that the turn adds.
 
     Raises:
-        ConfigurationError: There is no such model.
+        ConfigurationError: The model does not exist.
         UnsupportedToolChoiceError: The choice of tools makes no sense for any model.
     """
 

@@ -146,7 +146,7 @@ def handoff(
 ) -> Tool:
     """A tool with which a model gives the conversation to another agent.
 
-    The turn goes on with the other agent's model, system prompt and tools. It sees the history, fitted to its
+    The turn continues with the other agent's model, system prompt and tools. It sees the history, fitted to its
     model. A session stays with it, also in later turns.
 
     Args:

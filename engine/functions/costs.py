@@ -54,7 +54,7 @@ async def costs(
     Raises:
         StoreError: There is no trace, or it can't be read.
         ConfigurationError: A moment can't be read.
-        ValueError: There is no such dimension.
+        ValueError: The dimension is unknown.
     """
     chosen = _within(where, since, until)
     dimensions = (by,) if isinstance(by, str) else tuple(by)

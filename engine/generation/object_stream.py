@@ -43,7 +43,7 @@ class ObjectStream(Generic[T]):
         recipes = await stream.object()
 
     Each partial is plain JSON, not yet checked, and has more than the one before. Deltas that came together make
-    one partial. With `max_reasks`, partials start again when the model is asked again. The call starts when it is
+    one partial. With `max_reasks`, partials start again when the model is called again. The call starts when it is
     first asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context
     before the end cancels the call, and so does `aclose()`.
     """
@@ -87,7 +87,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the last call to its model; None before it is made."""
+        """The routing decision of the last call; None until it is made."""
         return self._attempts[-1][1].routing
 
     @property
@@ -104,7 +104,7 @@ class ObjectStream(Generic[T]):
         """The whole object. An exception of the call is raised here.
 
         Raises:
-            NoObjectGeneratedError: The reply is no such object.
+            NoObjectGeneratedError: The reply does not match the schema.
         """
         return (await self.result()).output
 

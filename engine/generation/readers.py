@@ -496,7 +496,7 @@ class TurnReader(Reader[E]):
             self._log_reader.close()
 
     async def _next(self) -> Sequence[E]:
-        """At least one event. Raises what the turn raised, then StopAsyncIteration."""
+        """At least one event. Raises the turn's error, then StopAsyncIteration."""
         if self._over:
             raise StopAsyncIteration
         if self._log_reader is None:
@@ -552,7 +552,7 @@ class EventReader(TurnReader[LogEvent]):
     """One reader of a `TurnStream`: the turn's own events, made by `TurnStream.reader()`.
 
     After the log was folded, a reader that has read nothing yet gets the messages, their text in one piece. A
-    reader that goes on after earlier events gets one StreamReset in place of the events that it missed.
+    reader that continues after earlier events gets one StreamReset in place of the events that it missed.
     """
 
     def _open(self) -> StreamReader[TurnEvent]:

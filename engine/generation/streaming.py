@@ -95,7 +95,7 @@ class _Stream(Generic[E]):
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens that all calls have used until now. It may be asked for at any time: while the reply comes,
+        """The tokens that all calls have used until now. Call it at any time: while the reply comes,
         after the end, and when the stream was left or has failed.
         """
         return self._run.usage.usage
@@ -237,7 +237,7 @@ class TurnStream(_Stream[LogEvent]):
     """A turn of a session as it happens. It is a `StreamResult` in all but its events.
 
     It gives the turn's own events, as `Engine.attach` does. A reader that has read nothing after the stream was
-    folded gets the messages, their text in one piece; a reader that goes on after earlier events gets one
+    folded gets the messages, their text in one piece; a reader that continues after earlier events gets one
     StreamReset in place of the events it missed.
     """
 

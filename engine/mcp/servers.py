@@ -346,7 +346,7 @@ class McpServers(ToolSource):
         """Start a server that has failed again, with no failures counted.
 
         Raises:
-            KeyError: There is no such server.
+            KeyError: The server does not exist.
         """
         server = self._servers[name]
         if self._supervisor is not None and server.state == "failed":
@@ -360,7 +360,7 @@ class McpServers(ToolSource):
         """A server, for its resources and prompts.
 
         Raises:
-            KeyError: There is no such server, or the servers are not open.
+            KeyError: The server does not exist, or the servers are not open.
         """
         return self._servers[name]
 
@@ -479,7 +479,7 @@ def mcp_servers(
     """The tools of several MCP servers: `async with mcp_servers("mcp.json") as servers: …`, then `tools=servers`.
 
     A server that ends is started again with backoff. Its calls in progress become error results for the model. A
-    server that fails too many times in a row stays down, and the others go on. A session follows changes of the
+    server that fails too many times in a row stays down, and the others continue. A session follows changes of the
     tools between the steps of a turn. A program without an event loop says `with mcp_servers(...)`.
 
     Args:

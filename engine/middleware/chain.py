@@ -86,11 +86,11 @@ class Middleware:
 
         Args:
             request: The request. `request.stream` is True if the call is streamed.
-            next: Passes a request on. It may be awaited again for another try, or with another `model` in the
-                request. Once a part of a streamed reply has been delivered, it may not be awaited again.
+            next: Passes a request on. Await it again to retry, or to call another `request.model`. It can't be
+                awaited again after a part of a streamed reply has been delivered.
 
         Returns:
-            The outcome of `next(request)`, or an outcome of the middleware's own.
+            The outcome of `next(request)`, or an outcome that the middleware creates.
         """
         return await next(request)
 

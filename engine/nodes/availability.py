@@ -38,7 +38,7 @@ class Found(msgspec.Struct, frozen=True):
     """``available``, ``degraded`` or ``unavailable``."""
     reason: str
     seconds: float | None
-    """Seconds until it may be tried again; None where there is no such time."""
+    """Seconds until it may be tried again; None if no time is set."""
 
 
 class MessageBroker(Protocol):

@@ -1,8 +1,8 @@
 """A node's slices of shared budgets: requested from the store, and given back when idle.
 
-The store is asked for calls that don't fit into the node's slices: one question at a time, with rising numbers. So
-a lost answer, or a statement that outlives its connection, does no harm. A slice that is given back is unused from
-the moment before the store is notified. So the node never assumes more than it has.
+If a call does not fit into the node's slices, the node queries the store. It sends one query at a time, with
+rising numbers. So a lost answer, or a statement that outlives its connection, does no harm. The node stops using a
+slice before it gives the slice back to the store. So the node never assumes more than it has.
 
 A change without an answer, because the store failed or the call was cancelled, may still happen later. Before the
 node trusts what it reads, it sets the same slices again with a higher number. No earlier change can then take
@@ -148,7 +148,7 @@ class SharedAccount(Account):
         return super()._is_low(money + spent[0] + others[0], tokens + spent[1] + others[1])
 
     def state(self, now_us: int) -> AccountState:
-        """The account as a value: with what the trace has, and what other nodes hold or have spent."""
+        """The account as a value, including amounts in the trace and amounts held or spent by other nodes."""
         own = super().state(now_us)
         return msgspec.structs.replace(
             own, spent=_plus(own.spent, self._spent), held=_plus(own.held, self._others)

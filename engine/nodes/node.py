@@ -160,7 +160,7 @@ class Part(Protocol):
 
 
 def child_of(part: Part) -> ChildSpec:
-    """The part as a child of a supervisor. A part that can't be kept running stays down, and calls go on."""
+    """The part as a child of a supervisor. A part that can't be kept running stays down, and calls continue."""
     return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
 
 

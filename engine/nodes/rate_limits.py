@@ -45,7 +45,7 @@ class LimitScope:
     Args:
         adapter: The adapter.
         key: The name of the key.
-        limits: The requests and the tokens of a minute; None is no limit.
+        limits: The requests and the tokens of a minute; None means no limit.
     """
 
     value = ""

@@ -54,9 +54,8 @@ class RemoteBus(ReplayBus):
         patience: The seconds for which an event that was heard of, and is not in the store, is waited for, and
             what came behind it in its run with it. None is as long as it takes; `remote_statistics` and the log
             report it. With a number the gap is then passed over, and counted.
-        sweep_seconds: The seconds after which the store is asked for events that the broker didn't send, such as
-            the
-            last ones of a process that died.
+        sweep_seconds: Seconds between requests to the store for events that the broker didn't send, such as the
+            last events of a process that died.
         clock: The clock.
 
     Raises:

@@ -24,7 +24,7 @@ MOST_HELD = 64
 """The number of pages that wait for those before them at most."""
 
 FIRST_WAIT = 0.05
-"""Seconds before the store is asked for missing events. They double with each answer without new events."""
+"""Seconds before missing events are requested from the store. They double with each answer without new events."""
 
 LONGEST_WAIT = 1.0
 """The most that these seconds come to."""
@@ -95,7 +95,7 @@ class Incoming:
         return self._given(now)
 
     def stored(self, last: int, now: float) -> None:
-        """Note that the store has events up to this one. Pages of them may be on their way."""
+        """Record that the store has all events up to this one. Pages with these events may still arrive."""
         if self.known is None:
             self.known = self.wanted = last
         elif last > self.wanted:
@@ -172,7 +172,7 @@ class Incoming:
 _log = Log("engine.remote")
 
 ASKED_EVENTS = 500
-"""The number of events that the store is asked for at a time."""
+"""The number of events in one request to the store."""
 
 PAGES_AHEAD = 16
 """The number of pages that are taken from the broker before they are needed."""
@@ -209,7 +209,7 @@ class RemoteStatistics(msgspec.Struct, frozen=True):
     runs: int
     """The number of runs that are known."""
     lacking: int
-    """The number of runs with missing events that the store is asked for."""
+    """The number of runs with missing events that are requested from the store."""
     waits_seconds: float
     """The longest time for which one of them has waited for the store, without any progress."""
     passed_over: int

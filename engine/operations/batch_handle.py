@@ -88,7 +88,7 @@ USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
 """The default times at which a batch is checked."""
 
 _EVENTS_AT_ONCE = 200
-"""The number of results after which other tasks get a turn, and the trace is asked for counted results."""
+"""The number of results after which other tasks get a turn, and the trace is searched for counted results."""
 
 
 class Submission(msgspec.Struct):
@@ -103,7 +103,7 @@ class Submission(msgspec.Struct):
 
 
 class BatchHandle:
-    """A batch at its provider. The batch goes on without its handle, and `Engine.resume_batch` makes another.
+    """A batch at its provider. The batch continues without its handle, and `Engine.resume_batch` makes another.
 
     Only `wait()` and `refresh()` look at the batch. They publish its progress (`batch.*`), and count each result
     once, in a call of the operation ``batch``.
@@ -216,8 +216,8 @@ class BatchHandle:
             The results, in the order of the requests.
 
         Raises:
-            RequestTimeoutError: The time is up. The batch goes on.
-            AdapterError: Looking can't succeed, or has failed for too long. The batch goes on.
+            RequestTimeoutError: The time is up. The batch continues.
+            AdapterError: Looking can't succeed, or has failed for too long. The batch continues.
             CallboardError: Results were handed out by `for_each`, and are not here any more.
         """
         self._results.all()  # rather now than after a day
@@ -295,7 +295,7 @@ class BatchHandle:
 
         Raises:
             OutcomeUnknownError: A job was found by its size alone, and may be another's.
-            AdapterError: The provider can't be reached, or refuses. The batch goes on.
+            AdapterError: The provider can't be reached, or refuses. The batch continues.
         """
         ended = False
         for part in self._plan.parts():

@@ -78,7 +78,7 @@ class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoHandle:
-    """A job at its provider. The job goes on without its handle, and `Engine.resume_video` makes another handle.
+    """A job at its provider. The job continues without its handle, and `Engine.resume_video` makes another handle.
 
     Only `wait()` and `refresh()` look at the job. They publish events of its progress and of its end (`job.*`).
     The end is published once, and the cost of a completed job is counted once.
@@ -341,7 +341,7 @@ class VideoHandle:
 
         Raises:
             CapabilityError: The provider can't end jobs.
-            AdapterError: The provider can't be reached, or refuses. The job goes on.
+            AdapterError: The provider can't be reached, or refuses. The job continues.
         """
         if not await self._still_runs():
             return False

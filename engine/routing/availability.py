@@ -379,7 +379,7 @@ class AvailabilityTable:
 
     def _counted(self, record: Record, signal: Signal, now_us: int) -> Signal:
         """The signal after counting: failures count by their place in the row, and a success doesn't end a pause
-        that was asked for.
+        that was requested.
         """
         if signal == "failure":
             record.failures += 1
@@ -426,7 +426,7 @@ class AvailabilityTable:
         return (change,)
 
     def _relieve(self, record: Record, previous: State, signal: Signal) -> None:
-        """Forget past trouble. A record that is available and has no failures is dropped."""
+        """Forget past failures. A record that is available and has no failures is dropped."""
         record.retry_at_us, record.cool_down_us = None, FIRST_COOL_DOWN_US
         if signal in ("success", "reloaded") or previous == "probing":
             record.failures = 0

@@ -159,7 +159,7 @@ class Permit:
         self._live.gate.force(self._ticket, self._live.now_us())
 
     async def wait(self, time_left: float) -> None:
-        """Wait for the turn that was asked for."""
+        """Wait for the turn that was requested."""
         live, ticket = self._live, self._ticket
         if ticket is None or ticket.state == "held":
             return

@@ -66,7 +66,7 @@ class Gate:
     """The limits of one adapter and key, and the requests that wait for them."""
 
     def __init__(self, requests: float | None = None, tokens: float | None = None) -> None:
-        """A gate with declared limits for all models together; None is no limit."""
+        """A gate with declared limits for all models together; None means no limit."""
         self.shared = Account()
         """The limits of all models together."""
         self.models: dict[str, Account] = {}

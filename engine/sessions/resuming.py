@@ -74,7 +74,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
-    """The state of a stored session, as `Engine.resume` describes it. It raises what `stored_state` raises."""
+    """The state of a stored session, as `Engine.resume` describes it. It raises the errors of `stored_state`."""
     state = await stored_state(runtime, wanted)
     store = runtime.store
     assert store is not None

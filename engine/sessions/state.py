@@ -90,7 +90,7 @@ class SessionState:
         self.asked_stored: JsonObject | None = None
         """These options as they were last published for the store."""
         self.turns = LoopLock()
-        """Admits one turn at a time, in the order in which they were asked for."""
+        """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnUnderWay] = []
         """The turns that have been started and not yet admitted, in the order in which they will run."""
         self.running: TurnUnderWay | None = None

@@ -73,7 +73,7 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
     the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
     model: str
-    """The model of the call in progress as ``provider:name``, else the one that was asked for, in words."""
+    """The model of the call in progress as ``provider:name``, else the one that was requested, in words."""
     session_id: str | None
     """The session, if there is one."""
     session_name: str | None
@@ -118,7 +118,7 @@ class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Everything in progress in an engine."""
 
     items: tuple[ActiveWork, ...]
-    """The turns and calls in the order in which they were asked for, as many as were wanted."""
+    """The turns and calls in the order in which they were requested, up to the requested number."""
     total: int
     """The number of all of them."""
     characters: int
@@ -268,7 +268,7 @@ _LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMN
 
 
 def made_us(identifier: str) -> int | None:
-    """The time at which a clock made an identifier ``<prefix>_<ulid>``, in microseconds; None if it is no such."""
+    """The creation time of an identifier ``<prefix>_<ulid>``, in microseconds; None for any other text."""
     ulid = identifier.rpartition("_")[2]
     if len(ulid) != 26:
         return None
@@ -383,10 +383,10 @@ class WatchingMethods:
             options: The fields of `TurnOptions` for the turn.
 
         Raises:
-            CallboardError: There is no such session.
+            CallboardError: The session does not exist.
             ConfigurationError: No model has that name.
             StoreError: The trace can't be read.
-            TypeError: There is no such option.
+            TypeError: The option does not exist.
         """
         from .preview import preview
 

@@ -206,8 +206,8 @@ _log = Log("tracestore.postgres")
 class Reach:
     """Whether a server is reachable, so that not every caller waits for a timeout.
 
-    A server that refuses is asked again each time. After a slow failed connection, the next ones fail immediately
-    with the same error for a while. So do those after work that the server did not answer.
+    If the server refuses a connection, each call tries again. After a slow failed connection, new ones fail with
+    the same error for a while, immediately. The same applies after work that the server did not answer.
     """
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ class Link:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Let the work in progress fail, as the server has not answered in time. It is asked again later."""
+        """Let the work in progress fail, because the server has not answered in time. It is retried later."""
         self._reach.hangs()
         self.cut()
 
@@ -390,7 +390,7 @@ class Link:
 
     @contextlib.contextmanager
     def _undone(self, connection: psycopg.Connection) -> Iterator[None]:
-        """Undo the transaction when the work inside raises. A connection that can't even do that is closed."""
+        """Roll back the transaction if the work inside raises. If the rollback fails, close the connection."""
         import psycopg
 
         try:

@@ -149,7 +149,7 @@ class PriceTable:
     def default(cls) -> PriceTable:
         """The shipped table, for a host without prices of its own. Models on this machine cost nothing.
 
-        The table is read when it is asked for the first time, and kept.
+        The table is read at its first use, and kept.
         """
         return _shipped()
 

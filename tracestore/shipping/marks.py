@@ -71,7 +71,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
-    """The mark of a trace file for a target, made if there is none. Of several processes one makes it."""
+    """The mark of a trace file for a target. If it does not exist, exactly one process creates it."""
     path = mark_path(trace, target)
     found = read_mark(path)
     if found is not None and found.target == target:

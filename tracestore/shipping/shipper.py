@@ -355,7 +355,7 @@ class TraceShipper:
         self._course.asked(position)
 
     async def _send(self, step: Send) -> bool:
-        """Send the events behind a position. Returns whether that was all."""
+        """Send the events after a position. Returns whether all events are sent."""
         reading = await self._read(step)
         if reading.erasures:
             await self._target.erase(self._origin, reading.erasures)

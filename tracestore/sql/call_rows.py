@@ -38,7 +38,7 @@ _COST_FIELDS = {
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
-    """The columns of a cost. The prefix ``cost`` is the cost at call time, ``now`` the one that is asked for."""
+    """The columns of a cost. The prefix ``cost`` is the cost at call time, ``now`` the requested one."""
     return tuple(f"{prefix}_{name}" for name in _COST_FIELDS)
 
 
@@ -417,7 +417,7 @@ class Grouping(msgspec.Struct, frozen=True):
     """Dimensions as SQL."""
 
     by: tuple[str, ...]
-    """The dimensions as they were asked for."""
+    """The dimensions as requested."""
     columns: str
     """The columns, each with a comma before it, to follow something else."""
     names: tuple[str, ...]

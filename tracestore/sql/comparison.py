@@ -83,7 +83,7 @@ class Group(NamedTuple):
     model: str
     day: int
     session: str
-    """The session; empty where sessions are not asked for."""
+    """The session; empty if sessions were not requested."""
     calls: int
     unpriced: int
     after: int

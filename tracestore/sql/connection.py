@@ -266,7 +266,7 @@ _log = Log("tracestore.database")
 
 
 async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end, even if the caller is cancelled. Then the cancellation goes on."""
+    """Run `work` to its end, even if the caller is cancelled. Then the cancellation continues."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
     # The scope keeps anyio's cancellation out, the shield asyncio's own `task.cancel()`, which passes the scope.
@@ -286,7 +286,7 @@ async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """The longest time for work that waits for others. None is no limit."""
+    """The longest time for work that waits for others. None means no limit."""
 
     work: float | None = None
     """The longest time for a piece of work, in seconds."""

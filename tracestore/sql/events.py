@@ -91,7 +91,7 @@ _ENTER = f"""
 
 
 def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, tuple[int, int]]:
-    """The least and the greatest value of each name; both are of the same length. None is no name."""
+    """The smallest and largest value for each name. `names` and `values` have the same length. None is skipped."""
     if len(set(names)) == 1 and names[0] is not None:
         return {names[0]: (min(values), max(values))}
     found: dict[_Name, list[int]] = {}

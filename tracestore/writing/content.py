@@ -206,7 +206,7 @@ Bodies: TypeAlias = dict[bytes, bytes]
 
 
 def bodies_of(message: Message) -> tuple[bytes, Bodies]:
-    """The hash of a message's body, and all bodies that it is made of. Raises what `encode_json` raises."""
+    """The hash of a message's body, and all bodies that it is made of. Raises the errors of `encode_json`."""
     bodies: Bodies = {}
     more: dict[str, object] = {} if message.name is None else {"name": message.name}
     if message.steers:
@@ -289,7 +289,7 @@ class SpilledContent(msgspec.Struct, omit_defaults=True):
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
-    """Raises what `encode_json` raises."""
+    """Raises the errors of `encode_json`."""
     match event:
         case CapturedMessage(message=message):
             metadata = message.metadata

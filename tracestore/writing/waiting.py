@@ -91,7 +91,7 @@ _COPIED_AT_ONCE = 64
 """Events that are copied before others on the event loop have their turn: about half a millisecond."""
 
 _RETRY_SECONDS = 1.0
-"""How long a file that couldn't be written is left alone. Calls go on meanwhile."""
+"""How long a file that couldn't be written is left alone. Calls continue meanwhile."""
 
 
 class JournalFull(OSError):

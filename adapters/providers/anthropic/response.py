@@ -40,7 +40,7 @@ ABSENT = msgspec.Raw(b"null")
 
 
 class Reply(msgspec.Struct, gc=False):
-    """A whole message, the `message` of a `message_start`, or an error's body with `error` only."""
+    """A whole message, the `message` of a `message_start`, or the body of an error. An error sets only `error`."""
 
     type: object = None
     id: object = None

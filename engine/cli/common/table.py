@@ -47,7 +47,7 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:
-    """Structs of one kind, on stdout. Every field is there in every row of CSV, also where there are no rows."""
+    """Write structs of one kind to stdout. CSV always has a column for each field, even without rows."""
     if form == "json":
         for row in rows:
             write_json(json_text(row))
