@@ -69,7 +69,7 @@ class DropOldest(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Keep the newest event for each key. An older event of the same key is no loss and makes no `Gap`.
+    """Keep the newest event for each key. An older event of the same key is not a loss and makes no `Gap`.
 
     Raises:
         ValueError: The capacity is below 1.

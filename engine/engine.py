@@ -74,7 +74,7 @@ class Engine(
         redact: A function that gets each message before it is stored, and returns the message to store, or None
             for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
             must be quick.
-        prices: A table, which is used as it is; or the path of a price file, whose rows go before those of the
+        prices: A table, which is used unchanged; or the path of a price file, whose rows go before those of the
             published prices. None is $CALLBOARD_HOME/prices.yaml, if there is one.
         middleware: Middleware around calls, the outermost first, see `engine.middleware`.
         budgets: The limits on what calls may spend. All of them must admit a call before it is sent.
@@ -209,7 +209,7 @@ class Engine(
         Args:
             name: The name of the adapter.
             adapter: An adapter, or a function that makes one each time. A given adapter is the engine's from now
-                on, and is used as it is after a crash, too.
+                on, and is used unchanged after a crash, too.
             prices_as: The provider whose published prices its models have, if its class doesn't name it.
 
         Raises:
@@ -224,7 +224,7 @@ class Engine(
 
         The new configuration is read and checked first: a bad one changes nothing. Turns in progress finish with
         the adapters and the registry that they started with. Changed or removed adapters are stopped when their
-        last turn is over. New turns use the new configuration.
+        last turn has ended. New turns use the new configuration.
 
         Args:
             models: A registry, or the path of a models.yaml. None reads this engine's source again.

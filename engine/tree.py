@@ -152,7 +152,7 @@ class TreeNode:
         self.children: list[ChildTurn] = []
         """The turns that its tools have started."""
         self.over = False
-        """Whether the turn has ended. What its tools start from then on is no child any more."""
+        """Whether the turn has ended. Calls that its tools start later are not its children."""
         self.refusal = ""
         """Why what its tools start now is refused: the turn was cancelled, or has failed."""
         self._started = 0
@@ -346,7 +346,7 @@ current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=N
 
 
 def caller_here() -> Caller | None:
-    """The run of a tool to which a call that starts here belongs; None outside of one, or if its turn is over."""
+    """The tool run that owns calls started here; None outside of a tool run, or if its turn has ended."""
     caller = current_tool.get()
     return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
 

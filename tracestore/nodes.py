@@ -40,7 +40,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class AccountScope(Protocol):
-    """One account, as it is counted. All of it is pure."""
+    """One account as counted. All of it is pure."""
 
     @property
     def budget(self) -> str:
@@ -188,7 +188,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
-        """Do the same for nodes that are gone, as far as all of their calls are in the trace by now."""
+        """Do the same for stopped nodes whose calls are all in the trace."""
         ...
 
 
@@ -285,11 +285,11 @@ class OwnershipTables(Protocol):
     """The shared rows. Each method is one transaction; each failure is a StoreError."""
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
-        """Have a node's lease last from the database's now on."""
+        """Renew a node's lease from the current time of the database."""
         ...
 
     async def leave(self, node: str) -> None:
-        """Have a node not live any more, so that others need not wait for its lease to end."""
+        """Mark a node as stopped, so that others need not wait for the end of its lease."""
         ...
 
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
@@ -301,7 +301,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        """Release sessions, by their epochs. A session that has another owner by now stays as it is."""
+        """Release sessions, by their epochs. A session that now has another owner is not changed."""
         ...
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:

@@ -47,7 +47,7 @@ StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds and the patience of a writer."""
+    """The sizes and time limits of a writer."""
 
     batch_events: int = 1024
     """The number of events in a commit."""
@@ -370,7 +370,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a pruning can give such pages back to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """The checks of what dead processes left. It is no fault: the next start deals with it."""
+        """The checks of what dead processes left. It is not a fault: the next start deals with it."""
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
         start = f"The next start that writes to {where}"

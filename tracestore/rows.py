@@ -124,7 +124,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds from the call's start to the first token."""
     tokens_per_second: Percentiles = Percentiles()
     """Output tokens over the time from the first token to the end, to a tenth. Only completed streamed attempts
-    count that have at least two output tokens and a usage that is no estimate."""
+    count that have at least two output tokens and a usage that is not an estimate."""
 
     @property
     def cache_hit_rate(self) -> float | None:
@@ -203,7 +203,7 @@ NOTHING_SAID = "its messages are not stored, although the model was called"
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session with its content, as far as it is stored."""
+    """A session with its content, as far as stored."""
 
     session_id: str
     """The id of the session."""

@@ -56,7 +56,7 @@ class Opening(Protocol):
         """Open the store, and create or upgrade it as needed. Does nothing if it is open.
 
         Raises:
-            StoreError: The store isn't ours or is of a newer version. It is left as it is.
+            StoreError: The store isn't ours or is of a newer version. It is not changed.
             StoreUnavailable: The store can't be used now. Each `write` tries again until the store is closed.
         """
         ...
@@ -225,7 +225,7 @@ class Queries(Protocol):
         ...
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
-        """A job at a provider, such as a video's, as far as it is known."""
+        """The stored data of a job at a provider, such as a video."""
         ...
 
     async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
@@ -240,7 +240,7 @@ class Queries(Protocol):
         ...
 
     async def batch(self, batch_id: str) -> StoredBatch | None:
-        """A batch as far as it is known; None if nothing is."""
+        """The stored data of a batch; None if nothing is stored."""
         ...
 
     async def batches(self, limit: int = 100) -> list[StoredBatch]:

@@ -201,7 +201,7 @@ def _check_reports(reports: list[AttemptReport], retries: int) -> None:
 
 @check("6.4", RETRIES)
 async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
-    """An attempt that fails before its first event leaves no trace. The caller sees the next one's reply alone."""
+    """An attempt that fails before its first event is invisible. The caller gets only the next attempt's reply."""
     waiting(kit)
     for streamed in (False, True):
         says = Says("Hello, ☃!", streamed=streamed)

@@ -149,7 +149,7 @@ async def a_providers_ids_come_back_to_it(kit: Kit) -> None:
 
 @check("10", MESSAGES)
 async def a_tools_input_survives_the_round_trip(kit: Kit) -> None:
-    """The input of a call in the history is sent as it is: nested objects, arrays, every primitive."""
+    """The input of a call in the history is sent unchanged: nested objects, arrays, every primitive."""
     given: JsonObject = {
         "nested": {"deep": [1, 2.5, {"x": None}]},
         "flag": True,

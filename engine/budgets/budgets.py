@@ -134,7 +134,7 @@ class SharedBudgets(Protocol):
 
 
 def _account(shared: SharedBudgets, budget: Budget, value: str) -> Account:
-    """A new account. That of a turn is this node's alone, because the turn is."""
+    """A new account. The account of a turn is not shared with other nodes, because a turn runs on one node."""
     return Account(budget, value) if budget.per in OF_TREES else shared.account(budget, value)
 
 

@@ -39,7 +39,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def money(self) -> int:
-        """The money as far as it is known, in nano-USD."""
+        """The money as far as known, in nano-USD."""
         return self.nano_usd or 0
 
     @property
@@ -409,7 +409,7 @@ class Ledger:
         return self._account(self.budgets.index(budget), value)
 
     def forget_turn(self, turn_id: str) -> None:
-        """Drop the accounts of a turn that is over. What is still reserved in them is settled all the same."""
+        """Drop the accounts of a turn that has ended. Amounts still reserved in them are settled nevertheless."""
         for number, budget in enumerate(self.budgets):
             if budget.per in OF_TREES:
                 self._accounts.pop((number, turn_id), None)

@@ -578,7 +578,7 @@ class CallEvents:
         return started if content is None else started.with_content(content)
 
     def content(self) -> CallContent | None:
-        """The content of the request, for observers in this process; None for a call that is no conversation."""
+        """The content of the request, for observers in this process; None if the call is not a conversation."""
         return None
 
     def settings(self) -> CallSettings | None:

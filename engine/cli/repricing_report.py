@@ -259,7 +259,7 @@ def _totals(line: Line) -> str:
 
 
 def _beside(report: RepriceReport) -> str:
-    """The calls that are in neither sum, with their models, and the number of estimated calls."""
+    """The notes below the sums: the calls that neither sum includes, their models, and the number of estimates."""
     everything, notes = total(report), []
     if everything.beside:
         compared = plural(everything.sums.compared, "call")

@@ -1,7 +1,7 @@
 """`callboard templates`: prompts with parameters, one YAML file each, which `callboard ask -t NAME` fills.
 
 A parameter is `$name` or `${name}` in `system` and `prompt`; `$$` is a dollar sign. The caller's text replaces
-`$input`, or follows the prompt. Values are inserted once: a value that looks like a parameter stays as it is.
+`$input`, or follows the prompt. Values are inserted once: a value that looks like a parameter is not changed.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _warning(code: WarningCode, what: str) -> CallWarning:
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
-    """The response with the text that its forced tool call stands for."""
+    """The response, with its forced tool call replaced by the text of the answer."""
     content: list[ContentBlock] = []
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:

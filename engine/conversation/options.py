@@ -33,7 +33,7 @@ StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits of a call, in seconds; None is the engine's."""
+    """Time limits of a call, in seconds; None means the engine's."""
 
     total: float | None = None
     """From asking to the end, with all steps and tools."""
@@ -95,7 +95,7 @@ class RequestOptions(TypedDict, total=False):
 class TurnOptions(RequestOptions, total=False):
     """The options of a turn, as keyword arguments or as a dict that is given with ``**``.
 
-    An option that is left out or None is the session's, then the model's in models.yaml, then the provider's
+    An option that is left out or None means the session's, then the model's in models.yaml, then the provider's
     default, unless its own line says otherwise.
     """
 
@@ -119,9 +119,9 @@ class TurnOptions(RequestOptions, total=False):
     repair_tool_call: RepairToolCall | None
     """A function that mends arguments that don't fit."""
     timeout: float | TimeoutConfig | None
-    """Seconds for the whole turn, or a `TimeoutConfig`; None is the engine's `Timeouts.turn`."""
+    """Seconds for the whole turn, or a `TimeoutConfig`; None means the engine's `Timeouts.turn`."""
     call_timeout: float | None
-    """Seconds for each call with its attempts; None is the adapter's. It is `TimeoutConfig.per_step`."""
+    """Seconds for each call with its attempts; None means the adapter's. It is `TimeoutConfig.per_step`."""
     tags: Mapping[str, str] | None
     """Tags of the turn's calls, for the trace; never sent. They are added to the session's, and stand over
     them."""
@@ -226,7 +226,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a turn that may come to wait."""
 
     model: Model | None = None
-    """The model of the turn alone; None is the session's."""
+    """The model of the turn alone; None means the session's."""
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
     """The options of the turn alone."""
     lost: frozenset[str] = frozenset()

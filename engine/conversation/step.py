@@ -384,7 +384,7 @@ class TurnTools:
         return made
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Give each of these calls a result that reports that it was not run, because the turn is over."""
+        """Give each of these calls a result that reports that it was not run, because the turn has ended."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:

@@ -196,7 +196,7 @@ class Turn(TurnContext):
         return (*unanswered, *self.steering.waiting)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Have a message of the user added before the next step. Any thread may call this.
+        """Add a message of the user before the next step. Any thread may call this.
 
         Raises NoTurnRunning or ValueError.
         """
@@ -260,7 +260,7 @@ class Turn(TurnContext):
         self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. A second call does nothing. Returns false if the turn is over. Raises WrongLoop."""
+        """Request the end of the turn. A second call does nothing. Returns false if the turn has ended. Raises WrongLoop."""
         if self._over:
             return False
         self.runtime.host.require_loop(

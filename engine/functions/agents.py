@@ -71,7 +71,7 @@ def agent_tool(
 
     Raises:
         ConfigurationError: Two tools have one name.
-        SchemaError: `output` is no schema, or a type without one.
+        SchemaError: `output` is neither a schema nor a type with one.
     """
     collected(tools)  # a wrong tool is reported here, and not in the first call
     schema = None if output is None else ObjectSchema[object](output)

@@ -123,7 +123,7 @@ async def generate_object(
 
     Raises:
         NoObjectGeneratedError: The reply does not match the schema. It is billed.
-        SchemaError: The schema is none, or the type has none.
+        SchemaError: The schema is invalid, or the type has no schema.
     """
     return await (engine or default_engine()).generate_object(model, prompt, schema=schema, **arguments)
 

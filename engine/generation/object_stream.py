@@ -129,7 +129,7 @@ class ObjectStream(Generic[T]):
         """Cancel the call. Readers get CancelledError.
 
         Returns:
-            False if the call is over.
+            False if the call has ended.
         """
         return await self._attempts[-1][1].cancel()
 

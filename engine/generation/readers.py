@@ -124,7 +124,7 @@ class StreamedTurn:
             raise WrongLoop("this stream belongs to another event loop; read it in the loop that started it")
 
     async def reply(self) -> Reply:
-        """The last message, when the turn is over. An exception of the turn is raised here."""
+        """The last message, when the turn has ended. An exception of the turn is raised here."""
         return await (await self.start()).wait()
 
     async def result(self) -> GenerateResult:
@@ -238,7 +238,7 @@ class Reader(ABC, Generic[E]):
 
     @abstractmethod
     async def _next(self) -> Sequence[E]:
-        """The next events, at least one. Raises StopAsyncIteration when the stream is over."""
+        """The next events, at least one. Raises StopAsyncIteration when the stream has ended."""
 
     def close(self) -> None:
         """Read no more."""
@@ -258,7 +258,7 @@ class Reader(ABC, Generic[E]):
     async def take(self) -> list[E]:
         """The events that have come together.
 
-        Returns at least one event, which is waited for; an empty list when the stream is over.
+        Returns at least one event, which is waited for; an empty list when the stream has ended.
         """
         try:
             first = await anext(self)

@@ -69,7 +69,7 @@ class _Stream(Generic[E]):
         """The events that have come together.
 
         Returns:
-            At least one event, which is waited for; an empty list when the stream is over.
+            At least one event, which is waited for; an empty list when the stream has ended.
         """
         return await self._reader.take()
 
@@ -160,23 +160,21 @@ class _Stream(Generic[E]):
             The message, with the id that it has in the history.
 
         Raises:
-            NoTurnRunning: The turn is over or about to end, or gives one reply only.
+            NoTurnRunning: The turn has ended or is about to end, or gives one reply only.
             ValueError: The content is empty.
         """
         return self._run.steer(content)
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
-        """The messages that were to steer the turn, and have not been answered. Once the turn is over, they never
-        will be.
-        """
+        """The steering messages that no reply has answered yet. After the turn's end, they stay unanswered."""
         return self._run.turn.undelivered
 
     async def cancel(self) -> bool:
         """Cancel the turn. Its events still end properly, then readers get CancelledError.
 
         Returns:
-            False if the turn is over.
+            False if the turn has ended.
         """
         return self._run.turn.cancel()
 

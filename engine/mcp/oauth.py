@@ -180,7 +180,7 @@ class McpOAuth:
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
-    """The data of one server, as it is stored."""
+    """The data of one server as stored."""
 
     tokens: dict[str, Any] | None = None
     expires_at: float | None = None

@@ -140,7 +140,7 @@ def mcp_tools(
         connect_seconds: Seconds for the server to answer when the context is entered.
 
     Raises:
-        ConfigurationError: The client library is missing, or `server` is none of these.
+        ConfigurationError: The client library is missing, or `server` has another type.
         CallboardError: The server can't be reached. It is raised when the context is entered.
     """
     require_library()
@@ -299,7 +299,7 @@ class McpServers(ToolSource):
                 await root.remove_child(supervisor.name)
 
     async def _supervise(self) -> None:
-        """Have a supervisor: below the engine's own, or alone if there is no engine."""
+        """Start a supervisor below the engine's supervisor, or on its own without an engine."""
         if self._engine is not None:
             life = await self._engine._host.living()
             root = self._root = life.supervisor

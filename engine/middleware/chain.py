@@ -113,7 +113,7 @@ class Middleware:
         return self.events(request)
 
     async def admit(self, call: CallInfo) -> None:
-        """Let a call pass that is no conversation: wait, or raise an exception so that it is not made.
+        """Let a call pass that is not a conversation: wait, or raise an exception so that it is not made.
 
         Every fallback is admitted by itself. The operation ``video``, which counts the cost of a finished video,
         is not admitted.
@@ -131,7 +131,7 @@ class Middleware:
 
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]
-"""What an engine takes as middleware. It is a `Middleware`, an async function of a request and `next`, or a plain
+"""The types that are middleware. It is a `Middleware`, an async function of a request and `next`, or a plain
 generator function of a request, which yields the request to send and is sent the outcome:
 
     def timed(request):

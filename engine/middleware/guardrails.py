@@ -220,7 +220,7 @@ class HeldReply:
         self._ready: list[StreamEvent] = []
 
     def take(self) -> list[StreamEvent]:
-        """The events that may pass by now."""
+        """The events that may be passed on."""
         ready, self._ready = self._ready, []
         return ready
 
@@ -360,7 +360,7 @@ class Guardrail(Middleware):
         window: How much text it gets at a time. More takes longer to be read; see `Window`.
         kinds: The kinds of text that it gets. A reply that must go back to its provider with its reasoning can't
             if the reasoning was changed.
-        name: The name in the trace; None takes the function's.
+        name: The name in the trace; defaults to the function's.
 
     Raises:
         ValueError: The kind is unknown.

@@ -10,7 +10,7 @@ It has three sources, which are read when first asked for, and never at import:
 * `callboard models update` brings limits and abilities of models, also of models that are in no table
   (`known_models`). An adapter's own table goes before it.
 
-The catalogue restricts nothing: a name that isn't in it goes to the provider as it is.
+The catalogue restricts nothing: a name that isn't in it goes to the provider unchanged.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
 
 
 def _tokens(value: Json) -> int | None:
-    """A limit; None for a value that is no number, or that is no limit."""
+    """A limit; None for a value that is not a number, or that is not a limit."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None
 
 

@@ -183,7 +183,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     address_from: str | None = None
     """The environment variable that its address came from; None if that is elsewhere, or the provider's own."""
     max_concurrency: int | None = None
-    """The largest number of concurrent calls; further calls wait. None is the engine's
+    """The largest number of concurrent calls; further calls wait. None means the engine's
     `Limits.calls_per_provider`."""
     capabilities: dict[str, bool | int] = {}
     """Corrections of the abilities of its models; a model's own correction goes before."""

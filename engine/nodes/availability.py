@@ -26,7 +26,7 @@ _KNOWN_HERE_ONLY = ("network", "adapter_crashed", "key refused")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A finding of a node, as it is sent to the others."""
+    """A finding of a node as sent to the others."""
 
     node: str
     """The node: the run of its engine."""

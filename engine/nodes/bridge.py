@@ -253,7 +253,7 @@ class EventBroker(Protocol):
         ...
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
-        """Have a message kept, once for each id. False if that isn't certain. It never raises."""
+        """Store a message, once for each id. False if that isn't certain. It never raises."""
         ...
 
 

@@ -220,13 +220,11 @@ class Broker:
             return None
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Have a function called whenever there is a connection again, the first one included."""
+        """Call a function at each connection, including the first one."""
         self._callbacks.append(callback)
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Have a function called when the broker can be reached (True), and when it can't any more, or never could
-        (False).
-        """
+        """Call a function with True when the broker is reachable, and with False when it is not or never was."""
         self._watchers.append(callback)
 
     @property

@@ -230,7 +230,7 @@ class BudgetSlices:
     # --- Interface for budgets ---
 
     def now_us(self) -> int:
-        """The time of the store's clock, as far as it is known, in microseconds since the epoch."""
+        """The time of the store's clock, as far as known, in microseconds since the epoch."""
         return self._clock.now_us() + self._ahead_us
 
     def account(self, budget: Budget, value: str) -> SharedAccount:
@@ -278,7 +278,7 @@ class BudgetSlices:
             _log.warning("accounts_not_asked", error=str(error))
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted again."""
+        """Count the trace of ended runs again."""
         names = {name_of(budget) for budget in budgets}
         accounts = [account for account in self._accounts if account.scope.budget in names]
         await self._tables.count_anew([account.scope for account in _in_order(accounts)])

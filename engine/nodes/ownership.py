@@ -153,7 +153,7 @@ class LocalSessions(Protocol):
         """Whether no turn of it runs or waits."""
 
     def lose(self, session_id: str, why: str) -> None:
-        """Have the session be open here no more, and its turns end with SessionTakenOver, with this text."""
+        """Close the session and end its turns with SessionTakenOver and this text."""
 
     async def ship(self) -> bool:
         """Ship everything so far to the shared store. Returns whether it is there."""

@@ -6,7 +6,7 @@
                 ...
 
 Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. The order
-is that of each run, and none across runs. What the broker has lost, or dropped, comes from the shared store.
+is that of each run, and none across runs. Events that the broker has lost or dropped come from the shared store.
 """
 
 from __future__ import annotations

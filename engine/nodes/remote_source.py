@@ -224,7 +224,7 @@ class RemoteEvents:
         store: The shared store; None without one.
         clock: The clock of this process.
         since: The first moment that is wanted, in microseconds since the epoch; None is now.
-        patience: Seconds for which an event that was heard of is waited for; infinity for as long as it takes.
+        patience: Seconds for which to wait for an announced event; infinity waits without limit.
         sweep_seconds: Seconds between two looks at how far all runs are in the store.
     """
 

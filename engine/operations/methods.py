@@ -110,7 +110,7 @@ class OperationMethods:
 
         Raises:
             OSError: A file can't be read.
-            ValueError: There is no image, or a file is none.
+            ValueError: There is no image, or a file is not an image.
         """
         from .embeddings import make_images
 
@@ -135,7 +135,7 @@ class OperationMethods:
 
         Raises:
             OSError: The first frame can't be read.
-            ValueError: The first frame is no image.
+            ValueError: The first frame is not an image.
         """
         from .videos import create_video
 

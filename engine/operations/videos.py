@@ -133,7 +133,7 @@ class VideoHandle:
     # --- Checking ---
 
     async def refresh(self) -> VideoJob:
-        """Look at the job once. There is no look if the job is over, or if another task waits for it.
+        """Look at the job once. There is no look if the job has ended, or if another task waits for it.
 
         Raises:
             AdapterError: The look failed.
@@ -223,7 +223,7 @@ class VideoHandle:
     # --- The end ---
 
     async def _end(self) -> None:
-        """Publish the end and count the cost, if the job is over and that was not done before."""
+        """Publish the end and count the cost, if the job has ended and that was not done before."""
         if not self._job.done or self._published:
             return
         job = self._job

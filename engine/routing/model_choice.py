@@ -139,7 +139,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     schema_mode: SchemaMode = "native"
     reasoning_effort: str | None = None
     max_output_tokens: int | None = None
-    """The largest number of output tokens; None is the model's own."""
+    """The largest number of output tokens; None means the model's own."""
     requires: tuple[Requirements, ...] = ()
     """The requirements of the session, the turn and the choice."""
 

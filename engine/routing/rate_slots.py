@@ -44,7 +44,7 @@ NO_HEADERS = Headers()
 
 
 class Room(NamedTuple):
-    """One limit, as it is shown in statistics."""
+    """One limit as shown in statistics."""
 
     model: str | None
     kind: Literal["requests", "tokens"]

@@ -99,7 +99,7 @@ async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
 
 
 def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None) -> SessionState:
-    """The state of a session as it is stored. Raises CallboardError or ConfigurationError."""
+    """The state of a session as stored. Raises CallboardError or ConfigurationError."""
     setup = _whole(wanted.session_id, saved, wanted.system_prompt is not None)
     assert saved is not None
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)

@@ -267,7 +267,7 @@ class Session:
             The assistant's last message.
 
         Raises:
-            CallboardError: An answer belongs to no open call, or is no answer; then nothing has been run.
+            CallboardError: An answer belongs to no open call, or is not an answer; then nothing has been run.
         """
         turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
         task = await self._runtime.host.start_turn(turn)

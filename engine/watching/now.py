@@ -373,13 +373,14 @@ class WatchingMethods:
     ) -> RequestPreview:
         """The request that a session's next turn would send, as the model's provider would get it.
 
-        Its `losses` list the parts that the model would not get. The session may be open here, or stored as a
-        whole. Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
+        Its `losses` list the parts that the model would not get. The session must be open here, or stored
+        with all its content. Nothing is sent, and the session is not changed. Context policy and middleware do not
+        run.
 
         Args:
             session: The session, or its id.
             content: The content of the turn, text or blocks.
-            model: The model; None is the session's own.
+            model: The model; None means the session's own.
             options: The fields of `TurnOptions` for the turn.
 
         Raises:

@@ -71,7 +71,7 @@ class SignIn:
         return secret
 
     def visitor(self, secret: str) -> Visitor | None:
-        """The visitor of a cookie; None if there is none, or the visit is over."""
+        """The visitor of a cookie; None if there is none, or the visit has ended."""
         found = self._visitors.get(_hash(secret))
         return found if found is not None and self._clock.now_us() < found.until_us else None
 

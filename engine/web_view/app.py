@@ -150,7 +150,7 @@ class WebView:
             scope.cancel()
 
     def on_sign_in(self, call: Callable[[], object]) -> None:
-        """Have a function called after each sign-in by such an address."""
+        """Call a function after each sign-in by such an address."""
         self._access.on_sign_in = call
 
     async def _page(self, request: Request) -> Response:

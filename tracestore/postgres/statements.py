@@ -32,7 +32,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_envelope(envelope: Envelope) -> Envelope:
-    """The envelope with such names and tags. Its event stays as it is; its JSON has no NUL."""
+    """The envelope with such names and tags. Its event is not changed; its JSON has no NUL."""
     changes: dict[str, object] = {
         name: clean_text(value)
         for name in envelope.__struct_fields__

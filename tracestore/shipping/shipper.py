@@ -31,7 +31,7 @@ State: TypeAlias = Literal["asking", "shipping", "resting", "retrying"]
 
 
 class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes and the patience of a shipper."""
+    """The sizes and time limits of a shipper."""
 
     batch_events: int = 5000
     """The number of events in a transaction of the target."""
@@ -167,7 +167,7 @@ class TraceShipper:
         path: The trace file.
         to: The shared store: its DSN, or a target.
         clock: The clock for times and ids.
-        options: The sizes and the patience.
+        options: The sizes and time limits.
         on_change: Called when shipping starts to fail, and when it works again.
         prices: The prices for calls of dead processes. Their files are shipped, too.
         adopts: The folder where shippers of this machine register their files. The files of dead ones are
@@ -175,7 +175,7 @@ class TraceShipper:
         recent: The last batches of this process for the file, which need not be read again.
 
     Raises:
-        StoreError: The DSN is none, or the driver is not installed.
+        StoreError: The DSN is invalid, or the driver is not installed.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class TraceShipper:
         return await self._source.read(step.after, step.limit, self._erased)
 
     async def _take(self, shipment: Shipment, limit: int) -> Position:
-        """Have the target take a shipment, and read the next one meanwhile."""
+        """Send a shipment to the target, and read the next one meanwhile."""
         failure: StoreError | Unstorable | None = None
         async with anyio.create_task_group() as group:
             if not shipment.is_all:

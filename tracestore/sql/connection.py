@@ -295,7 +295,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callable[[], None]) -> _T:
-    """Run `work` to its end, which comes soon after `cut` was called because patience is at its end."""
+    """Run `work` to its end, which comes soon after the time limit has passed and `cut` was called."""
     task = asyncio.ensure_future(work)
     timers = [] if patience.work is None else [_cut_after(patience.work, cut)]
     try:

@@ -68,7 +68,7 @@ class Capture:
         return self._redact is not None
 
     def apply(self, envelope: Envelope) -> Envelope:
-        """The event with its content cleared for the store. An event without content stays as it is."""
+        """The event with its content cleared for the store. An event without content is not changed."""
         data = envelope.data
         if type(data) is SessionMessageAppended:
             message, withheld = self._cleared(data.message)

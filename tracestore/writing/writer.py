@@ -141,7 +141,7 @@ class WriterCore:
         Args:
             store: The store.
             bus: The bus. Its `run_id` must be its own, because the spill file bears it in its name.
-            options: The bounds and the patience of the writer.
+            options: The sizes and time limits of the writer.
             capture: As for the class.
             prices: The prices for calls of processes that died, see `TraceStore.close_lost_runs`.
             delivered: The output that readers have of such calls.
@@ -191,7 +191,7 @@ class WriterCore:
         )
 
     def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
-        """Have a function called with the events of each commit, right after it. It must not raise.
+        """Call a function with the events of each commit, right after the commit. It must not raise.
 
         Messages have the content that is stored of them, or all of it if none is stored. Events of dead processes
         are among them, when they are committed here.

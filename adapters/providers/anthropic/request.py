@@ -211,8 +211,9 @@ def _parts(body: JsonObject) -> Iterator[JsonObject]:
 
 
 def _marked(body: JsonObject) -> Iterator[JsonObject]:
-    """Everything with a breakpoint, in the order of the prompt. The body itself is last, because its own is at the
-    end.
+    """Each object with a cache breakpoint, in the order of the prompt.
+
+    The body is last, because its breakpoint is at the end of the prompt.
     """
     for block in _parts(body):
         if _MARKED in block:
