@@ -281,9 +281,9 @@ class Subscription:
         return taken
 
     async def wait(self) -> None:
-        """Return when an event has come, or when the subscription is closed. It takes no event itself.
+        """Wait until an event has arrived, or the subscription is closed. It does not take the event.
 
-        By then another task may have taken the event.
+        Another task may take the event first.
         """
         if self._buffer or self._closed:
             await anyio.lowlevel.checkpoint()

@@ -36,7 +36,7 @@ class Slot(msgspec.Struct, frozen=True):
     start_us: int
     """The first moment."""
     forgotten_us: int
-    """The moment from which it doesn't count any more. A later grant may put it off."""
+    """The time from which it no longer counts. A later grant may extend it."""
 
 
 class AccountScope(Protocol):
@@ -114,7 +114,7 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """The node: the run of its engine."""
     name: str
-    """The node's name, for people; empty if the node is not known any more."""
+    """The node's name, for people; empty if the node is no longer known."""
     lives: bool
     """Whether the node lives. The slice of one that is gone counts until its calls are all in the trace."""
     nano_usd: int
@@ -241,7 +241,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """The run of the owner's engine."""
     name: str = ""
-    """The owner's name, for people; empty if the node is not known any more."""
+    """The owner's name, for people; empty if the node is no longer known."""
     epoch: int
     """A number that only rises: each claim gets a higher one than any claim before it."""
     lives: bool
@@ -317,7 +317,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
-        """Decide the end of a turn, once: only when its owner can't end it any more."""
+        """Decide the end of a turn, once: only if its owner can no longer end it."""
         ...
 
     async def nodes(self) -> list[NodeRow]:

@@ -386,7 +386,7 @@ class Sessions(Protocol):
 
         The figures of its calls stay: models, times, tokens and costs. The session's name and tags, the texts of
         errors, the names of tools, and events of your own are erased, because they may quote content. Sums by a
-        tag do not include these calls any more. Deleted bytes are overwritten.
+        tag no longer include these calls. Deleted bytes are overwritten.
 
         The deletion reaches a shared store with the next shipping. A shipper does not bring back a session that
         was deleted in the shared store, until a new session of that name starts.
@@ -400,7 +400,7 @@ class Sessions(Protocol):
         """Delete all content that was last used before a moment.
 
         Events, costs and tags stay. The names of sessions, the texts of errors and the names of tools are erased.
-        Older sessions can't be resumed any more. The bytes are overwritten. As with a deleted session, the
+        Older sessions can no longer be resumed. The bytes are overwritten. As with a deleted session, the
         deletion reaches a shared store and lasts there.
 
         Returns:

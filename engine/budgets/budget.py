@@ -82,7 +82,7 @@ class Window(msgspec.Struct, frozen=True):
         return _calendar_slot(self.calendar, _zone(self.zone), now_us)
 
     def forgets_us(self, slot: Slot) -> int:
-        """The moment from which a slot does not count any more."""
+        """The time from which a slot no longer counts."""
         return slot.end_us + self.rolling_us if self.rolling is not None else slot.end_us
 
 

@@ -260,7 +260,7 @@ class Turn(TurnContext):
         self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Request the end of the turn. A second call does nothing. Returns false if the turn has ended. Raises WrongLoop."""
+        """Request the end of the turn. Returns false if the turn has ended. Raises WrongLoop."""
         if self._over:
             return False
         self.runtime.host.require_loop(

@@ -109,7 +109,7 @@ class ObjectStream(Generic[T]):
         return (await self.result()).output
 
     async def result(self) -> ObjectResult[T]:
-        """The object with its text, usage, cost and steps. The exceptions are those of `object()`."""
+        """The object with its text, usage, cost and steps. The exceptions are the same as for `object()`."""
         number = 0
         while await self._has_next(number):
             number += 1
@@ -229,7 +229,7 @@ class _Growing(Generic[T]):
 
 
 class _Reasoning:
-    """Finds the reasoning at the start of a text that comes in pieces. It is no part of the object."""
+    """Finds the reasoning at the start of streamed text. Reasoning is not a part of the object."""
 
     def __init__(self) -> None:
         self._held: str | None = ""  # the start, until it is known whether it is reasoning

@@ -137,7 +137,7 @@ class StreamedTurn:
         return self._runtime.streams.attach(stream_id, any_owner=True)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Send another message to the model. Raises NoTurnRunning if the turn accepts none any more."""
+        """Send another message to the model. Raises NoTurnRunning if the turn no longer accepts one."""
         if self._closed:
             raise NoTurnRunning("this stream was closed, which ended its turn")
         return self.turn.steer(content)

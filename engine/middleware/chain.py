@@ -120,7 +120,7 @@ class Middleware:
         """
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        """Take note of the end of a call of any kind, with `end.usage` and `end.cost` as far as they are known.
+        """Observe the end of a call of any kind. `end.usage` and `end.cost` have the known values.
 
         A request that was answered without a call has no end. The method must be quick. Its exceptions are only
         logged.

@@ -83,7 +83,7 @@ def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
 
 
 class Reader:
-    """Walks the document with the key path in hand, so that each error can name it."""
+    """Reads the document and keeps track of the key path, so that each error names the path."""
 
     def __init__(self, path: Path, environ: Mapping[str, str], offered: ModelRegistry) -> None:
         self.path = path

@@ -256,7 +256,7 @@ class ProbeLeases:
         self._held: dict[RecordKey, float] = {}  # When a call was allowed to probe, by the loop's time.
 
     async def may_go(self, provider: str, model: str) -> bool:
-        """Whether a call may go to a model, as far as other nodes are concerned."""
+        """Whether this node may send a call to a model. While another node probes the model, it may not."""
         if not self._half_open(provider, model):
             return True
         async with self._asking:

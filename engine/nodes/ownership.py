@@ -284,7 +284,7 @@ class Ownership:
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Note that nothing is stored of a session any more. Unless it is claimed again, nothing is known of
+        """Record that nothing of a session is stored any longer. Unless it is claimed again, nothing is known of
         it when it is let go of.
         """
         if self.holding.epoch_of(session_id):
@@ -307,7 +307,7 @@ class Ownership:
     async def end_of_turn(
         self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
     ) -> TurnEnding | None:
-        """The decided end of a turn; it is decided now if its owner can't end it any more."""
+        """The decided end of a turn; it is decided now if its owner can no longer end it."""
         ending = TurnEnding(
             stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
         )

@@ -87,7 +87,7 @@ class SharedLimit:
         return used.get("requests", 0), used.get("tokens", 0)
 
     def needs(self) -> tuple[Allotment, Allotment]:
-        """The share for all requests that wait, and the one for the first of them."""
+        """The share that all waiting requests need, and the share that the first one needs."""
         tickets = self.live.gate.in_line()
         return self._with(tickets), self._with(tickets[:1])
 

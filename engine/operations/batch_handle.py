@@ -5,7 +5,7 @@ Each part of a batch has its own state:
     unsent     no job is known; it was never sent, or its creation was never confirmed
     running    the provider works on its job; each check may change the job's status
     over       the job has ended, and its results are not read yet
-    counted    its results are read, each is a call in the trace, and nothing is reserved for it any more
+    counted    its results are read, each is a call in the trace, and nothing is reserved for it
 
 A check moves running parts to over, and then to counted. The ids of results are fixed, so the trace shows which
 results another process has counted. They are not counted again.
@@ -218,7 +218,7 @@ class BatchHandle:
         Raises:
             RequestTimeoutError: The time is up. The batch continues.
             AdapterError: Looking can't succeed, or has failed for too long. The batch continues.
-            CallboardError: Results were handed out by `for_each`, and are not here any more.
+            CallboardError: `for_each` has passed the results on and dropped them.
         """
         self._results.all()  # rather now than after a day
         await self._wait_for_end(self.refresh, on_progress, timeout)

@@ -126,7 +126,7 @@ class OperationMethods:
 
         Then use `await handle.wait()` and `handle.download()`. The job continues without this process, and
         `resume_video` returns to it. No request is repeated. If you cancel the waiting task, it still waits up to
-        ten seconds for the job's id, which is then in the trace. The exceptions are those of `generate_image`.
+        ten seconds for the job's id, which is then in the trace. The exceptions are as in `generate_image`.
 
         Args:
             prompt: The description.
@@ -299,7 +299,7 @@ class OperationMethods:
             options: The options of the turn, such as `call_timeout_seconds`.
 
         Raises:
-            OutcomeUnknownError: The provider has no such reply any more.
+            OutcomeUnknownError: The provider no longer has the reply.
         """
         from ..conversation.turn import own
         from ..generation.arguments import result_of

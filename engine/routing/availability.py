@@ -253,7 +253,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def begin(self, provider: str, model: str, request_id: str, now_us: int) -> Changes:
-        """Take in that a call is about to start. It probes every record that is unavailable and not probed yet."""
+        """Record that a call is about to start. It probes every record that is unavailable and not probed yet."""
         if not self._records:
             return ()
         changes: list[ProviderAvailabilityChanged] = []
@@ -265,7 +265,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def abandon(self, request_id: str, now_us: int) -> Changes:
-        """Take in that a call which had started to probe was never sent."""
+        """Record that a call, which had started a probe, was never sent."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.probe == request_id:
@@ -273,7 +273,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def crashed(self, provider: str, now_us: int) -> Changes:
-        """Take in that the provider's adapter can't be kept running."""
+        """Record that the provider's adapter can't be kept running."""
         record = self._record(provider, None, "crashed")
         return self._signal(record, "crashed", "adapter_crashed", now_us) if record is not None else ()
 

@@ -197,9 +197,9 @@ class InFlight:
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
-        """A block that is cancelled when the engine is closed, or by the yielded function.
+        """Cancel the block when the engine is closed, or when the yielded function is called.
 
-        Raises CancelledError.
+        A cancelled block raises CancelledError.
         """
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)

@@ -175,7 +175,7 @@ class Session:
         """Run `send` without an event loop: the engine lives on the thread of the sync functions.
 
         ``with Engine() as engine`` starts it there. Otherwise the first turn starts it, and the engine is closed
-        when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are those of `send`.
+        when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are as in `send`.
 
         Raises:
             WrongLoop: The engine lives on another event loop, or an async tool calls this and would wait for

@@ -98,7 +98,7 @@ def marks(trace: Path) -> list[Mark]:
 
 
 def forget_mark(trace: Path, target: str) -> bool:
-    """The file is not shipped to a target any more. Returns whether it ever was."""
+    """Stop shipping the file to a target. Returns whether it was ever shipped there."""
     turn = Turn(trace, target)
     if not turn.take():
         raise StoreError(f"a program is shipping {trace} to {target}. Stop it first")

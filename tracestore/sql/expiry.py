@@ -177,7 +177,7 @@ def _figures(row: Row, keeps_tags: bool) -> Row:
 async def forget_content(database: Database, before_us: int, at_us: int) -> int:
     """Delete content that was last used before a moment, and erase it.
 
-    Older sessions can't be resumed any more, and have no names. Events and costs stay, without the words in them.
+    Older sessions can no longer be resumed, and have no names. Events and costs stay, without the words in them.
     """
 
     def work(statements: Statements) -> int:

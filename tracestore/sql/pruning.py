@@ -190,7 +190,7 @@ class Pruning(ABC):
         return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
-        """Delete captured content that belongs to no session any more."""
+        """Delete captured content that no longer belongs to a session."""
         old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
         if not old:
             return

@@ -274,7 +274,7 @@ class FreeRunLock:
 
 @contextlib.contextmanager
 def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
-    """Hold the lock of a run that doesn't live any more. None if the run lives, or if its file can't be opened.
+    """Hold the lock of a run that has stopped. None if the run lives, or if its file can't be opened.
 
     A run without a lock file doesn't live: the file is there before the run writes anything, until the run is
     over.

@@ -190,7 +190,7 @@ def is_unwritten(database: Path, run_id: str) -> bool:
 
 
 def leftovers(database: Path) -> list[Path]:
-    """The files of writers that don't live any more, the oldest writer's first, and each one's in their order."""
+    """The files of writers that have stopped, the oldest writer's first, and each one's in their order."""
     found = [path for path in waiting_files(database) if not _is_held(path)]
     oldest: dict[str, float] = {}
     for path in found:

@@ -153,7 +153,7 @@ class Journal:
             self._older, self._newer = self._newer, self._older
 
     def forget(self, events: int) -> None:
-        """So many of the oldest don't wait any more: they are committed, or spilled."""
+        """Remove this number of the oldest waiting events: they are committed, or spilled."""
         for part in (self._older, self._newer):
             gone = min(events, part.events)
             part.events -= gone

@@ -196,7 +196,7 @@ def _index(value: Json) -> int | None:
 
 
 class ThinkTags:
-    """Finds ``<think>…</think>`` at the start of a text that comes in pieces.
+    """Finds ``<think>…</think>`` at the start of streamed text.
 
     `feed()` and `flush()` return pairs (is it reasoning, text). A possible start of a tag is held until it is
     decided. Tags later in the text are text.

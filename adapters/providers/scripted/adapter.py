@@ -1,6 +1,6 @@
 """ScriptedAdapter: a real adapter with a script in place of a network.
 
-Attempts, retries, time limits, cancellation and usage are those of every HttpAdapter, so a host's tests cover
+Attempts, retries, time limits, cancellation and usage work as in every HttpAdapter, so a host's tests cover
 them.
 """
 
