@@ -332,9 +332,7 @@ class Caller:
             self._tell(turn)
 
     def end(self, refusal: str = "") -> None:
-        """End the run of the tool. With a refusal, cancel what it has left in progress, and refuse all further
-        calls.
-        """
+        """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
         self._tell = self._key = self.runtime = None  # Tasks that it has left behind keep this object.
         if refusal:
             self._refusal = refusal

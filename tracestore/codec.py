@@ -59,7 +59,7 @@ class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
 
 
 _STORED_OTHERWISE = (SessionMessageAppended, SessionConfigured, ToolProgress, UnknownEvent)
-"""Of these not all is stored, or not as it is."""
+"""The events that are stored in part, or changed."""
 
 
 def encode_event(event: Event) -> bytes:

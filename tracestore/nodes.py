@@ -142,8 +142,8 @@ def by_name(scope: AccountScope) -> tuple[str, str]:
 def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
     """The size of a requested slice; None if the account has too little left.
 
-    Of its further expected use, a node gets at most a quarter of the rest after room for fifteen more such calls.
-    So an idle slice is small, and near the limit calls are admitted one by one.
+    Room for fifteen more such calls is set aside. For its further expected use, a node gets at most a quarter of
+    the rest. So an idle slice is small, and near the limit calls are admitted one by one.
     """
     sizes = []
     for part, limit in enumerate(want.scope.limits):
@@ -161,7 +161,7 @@ def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
 class LedgerTables(Protocol):
     """The rows. Every method raises StoreError while they can't be reached.
 
-    Changes of one node bear rising numbers. One that comes late, behind a change of a higher number, changes
+    Changes of one node have rising numbers. One that comes late, behind a change of a higher number, changes
     nothing, so a statement that outlives its connection does no harm.
     """
 
@@ -180,7 +180,7 @@ class LedgerTables(Protocol):
         ...
 
     async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
-        """Count what the trace has of accounts, because prices have changed."""
+        """Count the accounts again from the trace, because prices have changed."""
         ...
 
     async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
@@ -232,7 +232,7 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     lease: int
     """The number of the lease. If it is unchanged, nothing was taken from the node."""
     owned: Mapping[str, int] | None = None
-    """If the number is not the one that the node knew: the sessions that are still its own, with their epochs."""
+    """If the number differs from the node's number: the sessions that the node still owns, with their epochs."""
     wanted: Sequence[str] = ()
     """The node's sessions that another node waits for."""
 
@@ -262,7 +262,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is not to be had, because its owner lives."""
+    """A session that can't be claimed, because its owner is alive."""
 
     by: Owner
     """The owner."""

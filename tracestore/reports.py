@@ -96,7 +96,7 @@ class WriterStatistics(msgspec.Struct, frozen=True):
 
 
 def retry_delay(failures: int, options: WriterOptions) -> float:
-    """Seconds until the next attempt after so many failures in a row."""
+    """Seconds until the next attempt after a number of failures in a row."""
     return min(options.first_retry * 2.0 ** min(failures - 1, 30), options.longest_retry)
 
 

@@ -162,7 +162,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, and what all attempts of all its calls used so far."""
+    """A session, and the usage of all attempts of all its calls so far."""
 
     session_id: str
     """The id of the session."""
@@ -353,7 +353,7 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether these are the calls of unknown usage. They count at what was reserved for them."""
+    """Whether these are the calls of unknown usage. They count with the amount reserved for them."""
     calls: int
     """The number of attempts."""
     nano_usd: int

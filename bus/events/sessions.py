@@ -130,7 +130,7 @@ class StepSoFar(Protocol):
 
     @property
     def message(self) -> Message:
-        """The reply as it stands in the history."""
+        """The reply as in the history."""
 
     @property
     def tool_results(self) -> tuple[ToolResultBlock, ...]:

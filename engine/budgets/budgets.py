@@ -206,7 +206,7 @@ class Budgets:
                 self._loaded = True
 
     async def recount(self, *, all_of_them: bool = False) -> None:
-        """Count again what has ended, in the budgets that follow repricings."""
+        """Count ended calls again, in budgets with `follows_repricing`."""
         following = [each for each in self._in_trace if each.follows_repricing or all_of_them]
         if not following or not self._loaded:
             return
@@ -218,7 +218,7 @@ class Budgets:
         self._admit()
 
     async def _count(self, budgets: Sequence[Budget]) -> None:
-        """Take what has ended from the trace.
+        """Read ended calls from the trace.
 
         Calls that end meanwhile stay reserved until it is known whether the trace's sums include their ends.
         """
@@ -428,7 +428,7 @@ class Budgets:
             self.ledger.rename(name, new_name)
 
     def release(self, name: str) -> None:
-        """Give back what a call reserved that was never made."""
+        """Release the reservation of a call that was never made."""
         if self.ledger.release(name):
             self._admit()
 

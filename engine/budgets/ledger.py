@@ -242,7 +242,7 @@ class Account:
         return Refusal(self.budget, self.value, why, left, asked, fits_at, state.held)
 
     def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
-        """When so many slots have left the window that the amount fits, if nothing else is spent."""
+        """The time when enough slots have left the window for the amount to fit, if nothing else is spent."""
         limit = self._max_money if why == "money" else self._max_tokens
         need = asked.money if why == "money" else asked.tokens
         assert limit is not None
@@ -401,7 +401,7 @@ class Ledger:
             self._holds[new_id] = self._holds.pop(hold_id)
 
     def release(self, hold_id: str) -> list[Account]:
-        """Give back what a call reserved, because it was never sent. Returns its accounts."""
+        """Release the reservation of a call that was never sent. Returns its accounts."""
         return self.settle(hold_id, None)
 
     def account(self, budget: Budget, value: str) -> Account:
@@ -415,7 +415,7 @@ class Ledger:
                 self._accounts.pop((number, turn_id), None)
 
     def forget_ended(self, budget: Budget) -> None:
-        """Forget what has ended in all accounts of a budget, so that it can be counted again from the trace."""
+        """Forget ended calls in all accounts of a budget, so that they can be counted again from the trace."""
         number = self.budgets.index(budget)
         for (of_budget, _), account in self._accounts.items():
             if of_budget == number:

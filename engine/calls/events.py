@@ -1,4 +1,4 @@
-"""One call of any kind: what it waits for, and its events.
+"""One call of any kind: its waits and its events.
 
 Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then has a
 start, and each start has exactly one end. Publishing does not wait, so a `finally` may use all of it.
@@ -197,7 +197,7 @@ class CallEvents:
     began_us: int | None = None
     """When the call started, in microseconds since the Unix epoch, if another process started it."""
     attempts_before = 0
-    """The number of attempts that another process has made of it, before the one that is taken up."""
+    """The number of attempts that another process made before the attempt that is continued."""
     on_accepted: Callable[[bool], object] | None = None
     """A function that is called when the provider accepts the reply for the background.
 

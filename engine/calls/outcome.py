@@ -156,7 +156,7 @@ _LONGEST_SEARCHED = 400_000
 
 
 def without_quotes(text: str, said: Iterable[str]) -> str:
-    """A text with an ellipsis in place of what it quotes."""
+    """A text whose quotations are replaced by an ellipsis."""
     left = _LONGEST_SEARCHED
     for source in islice(said, _MOST_TEXTS):
         source = source[:left]

@@ -371,7 +371,7 @@ def escaped(text: str) -> str:
 
 
 def tick_step(longest: int) -> int:
-    """A step of 1, 2 or 5 times a power of ten, in nano-USD. Five steps reach the longest bar or further."""
+    """A step of 1, 2 or 5 times a power of ten, in nano-USD. Five steps cover the longest bar."""
     power = 1
     while True:
         for factor in (1, 2, 5):

@@ -171,7 +171,7 @@ def save(template: Template, *, replace: bool = False) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the folder, which is made if need be."""
+    """Write a file of the folder, which is created if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, text.encode())

@@ -73,7 +73,7 @@ class RefusedReasoning:
 
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
-"""``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if need be."""
+"""``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if needed."""
 
 ANSWER_TOOL = "answer"
 

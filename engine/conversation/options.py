@@ -1,7 +1,7 @@
 """The options of a turn: declared once, merged over the levels, and kept for a turn that waits.
 
 `TurnOptions` is a TypedDict, so editors and type checkers show each argument. `merged` combines the levels: the
-defaults here, the session's options, the turn's options. An option that is None is left to the level below.
+defaults here, the session's options, the turn's options. If an option is None, the level below applies.
 
 A turn that waits for an approval or a tool's result is continued by another turn with the same options. They are
 stored with the session's setup, so they survive a restart and a takeover. Keys, functions and signals are never
@@ -171,7 +171,7 @@ def for_requests(*levels: TurnOptions) -> RequestOptions:
 
 
 def said_by(request: CanonicalRequest) -> TurnOptions:
-    """The options of a turn that asks just what a request asks."""
+    """The options of a turn that requests the same as a request."""
     said: TurnOptions = {
         "max_output_tokens": request.max_output_tokens,
         "stop_sequences": request.stop_sequences,
@@ -223,7 +223,7 @@ _STRUCTS: dict[str, Any] = {
 
 
 class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a turn that may come to wait."""
+    """The options of a turn that may have to wait."""
 
     model: Model | None = None
     """The model of the turn alone; None means the session's."""

@@ -120,7 +120,7 @@ async def _session(
 
 
 async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
-    """The agent's answer: the one that an earlier process got, or that of a turn that starts or goes on now."""
+    """The agent's answer. It is the answer of an earlier process, or of a turn that starts or continues now."""
     messages = session.messages
     if messages and messages[-1].role is Role.ASSISTANT and not session.pending_calls:
         return as_reply(messages[-1])

@@ -254,7 +254,7 @@ _host_lock = threading.Lock()
 
 
 def sync_host() -> SyncHost:
-    """The process's host, started if need be."""
+    """The process's host, started if needed."""
     global _host
     with _host_lock:
         if _host is None or not _host.alive:

@@ -329,7 +329,7 @@ class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
 
 
 class ObjectTask(Generic[T]):
-    """One object to be had: its turns, one after the other, and the object that is read from the last.
+    """A request for one object: its turns in sequence, and the object that is read from the last one.
 
     Args:
         runtime: The engine's shared parts.

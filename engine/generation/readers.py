@@ -168,7 +168,7 @@ class StreamedTurn:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies, and what was known of a call in progress or failed when it was sent."""
+        """The warnings of all replies, and the warnings of a call that is in progress or failed."""
         turn = self.turn
         of_steps = tuple(warning for step in turn.steps for warning in step.warnings)
         return of_steps if self._is_whole or turn.route is None else (*of_steps, *turn.route.option.warnings)
@@ -269,7 +269,7 @@ class Reader(ABC, Generic[E]):
 
     @property
     def text_stream(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece. Iterating the reader doesn't give again what the text has read."""
+        """Only the text, piece by piece. Iterating the reader skips events that the text has already read."""
         return TextPieces(self)
 
     async def aclose(self) -> None:
@@ -432,7 +432,7 @@ LogEvent: TypeAlias = TurnEvent | StreamReset[TurnEvent]
 
 
 OnUsage: TypeAlias = Callable[[UsageSoFar], object]
-"""Gets what a turn has used so far."""
+"""Gets the usage of a turn so far."""
 
 DELTAS_PER_ESTIMATE = 16
 """The number of deltas that a reader takes between two calls of its `on_usage`."""

@@ -75,7 +75,7 @@ class _Stream(Generic[E]):
 
     @property
     def text_stream(self) -> TextPieces[E]:
-        """Only the text, piece by piece. Iterating the stream doesn't give again what the text has read.
+        """Only the text, piece by piece. Iterating the stream skips events that the text has already read.
 
         ``text_stream(tree=True)`` gives the text of the turns that its tools start, too, as `TreePiece`.
         """
@@ -212,7 +212,7 @@ class StreamResult(_Stream[ViewEvent]):
     the result, and by `aclose()`. Readers get the exception of a failed call.
 
     Raises:
-        AdapterError: The call failed; `.turn` has what was done before.
+        AdapterError: The call failed; `.turn` has everything done before.
         CancelledError: The call was cancelled by `cancel()`.
         WrongLoop: It is read on another event loop.
         CallboardError: Two tasks iterate at the same time, or the stream was closed before it started.

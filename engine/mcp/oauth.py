@@ -38,7 +38,7 @@ class McpTokenFile:
     """A storage in one file that only its owner can read.
 
     Args:
-        path: The file. Its folder is made if need be.
+        path: The file. Its folder is created if needed.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -326,7 +326,7 @@ class McpServer:
         return shortened(content, limit, note) or content
 
     async def _connected(self) -> Connection:
-        """The connection, after a restart if need be. Raises ToolError if there is none."""
+        """The connection, after a restart if needed. Raises ToolError if there is none."""
         if self._connection is None or not self._connection.is_up:
             self._up.clear()
             if self.state in ("starting", "restarting"):

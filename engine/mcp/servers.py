@@ -343,7 +343,7 @@ class McpServers(ToolSource):
         await server.first_try.wait()
 
     async def restart(self, name: str) -> None:
-        """Start a server that has failed again, with no failures counted.
+        """Restart a failed server and reset its count of failures.
 
         Raises:
             KeyError: The server does not exist.

@@ -178,7 +178,7 @@ class Reader:
         return None if variable is None else self.environ[variable], variable
 
     def _key(self, entry: JsonObject, where: str) -> tuple[str | KeySource | None, str | None]:
-        """The adapter's key, and the variable that should hold it and doesn't."""
+        """The adapter's key. If its variable is not set, the name of the variable instead."""
         direct = self._string(entry, "api_key", where)
         if direct is not None:
             _log.warning("api_key_in_file", file=str(self.path), key=f"{where}.api_key", better="api_key_env")

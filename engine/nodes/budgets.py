@@ -351,7 +351,7 @@ class BudgetSlices:
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
     def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        """Let the node have what a call needs. The store learns of it when it can be asked again."""
+        """Grant the node the amount that a call needs. The store learns of it when it can be asked again."""
         self._overdrawn = True
         now_us = self.now_us()
         for account in accounts:

@@ -241,7 +241,7 @@ class Ownership:
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Return if the session is this node's in that epoch; ask if need be."""
+        """Return if the session is this node's in that epoch; ask if needed."""
         if not self.holds(session_id, epoch):
             await self._have_lease()
             if self.holding.epoch_of(session_id) != epoch:

@@ -27,7 +27,7 @@ FIRST_WAIT = 0.05
 """Seconds before missing events are requested from the store. They double with each answer without new events."""
 
 LONGEST_WAIT = 1.0
-"""The most that these seconds come to."""
+"""The maximum of these seconds."""
 
 GRACE_SECONDS = 1.0
 """Seconds to wait for a page with events that are in the store already."""
@@ -54,7 +54,7 @@ class Incoming:
         self.known = known
         """The `seq` up to which everything was given."""
         self.wanted = known or 0
-        """The `seq` of the last event that was heard of."""
+        """The `seq` of the last announced event."""
         self.passed_over = 0
         """The number of gaps that were passed over."""
         self._patience = patience
@@ -204,7 +204,7 @@ class EventReader(Protocol):
 
 
 class RemoteStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of what comes from other processes."""
+    """A snapshot of the events from other processes."""
 
     runs: int
     """The number of runs that are known."""
@@ -393,7 +393,7 @@ class RemoteEvents:
             _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
 
     async def _sweep(self) -> None:
-        """Look how far all runs are in the store: there may be some that the broker never heard of."""
+        """Check the last stored event of all runs, because the broker may have missed runs."""
         self._sweep_at = anyio.current_time() + self._sweep_seconds
         positions = await self._positions()
         if positions is None or not await self._has_beginnings(positions):

@@ -256,7 +256,7 @@ class CollectedResults:
             await self._hand_out(place, result, on_result)
 
     async def hand_out_kept(self, on_result: OnResult) -> None:
-        """Hand out what was kept, in the order of the requests."""
+        """Return the stored results in the order of the requests."""
         for place in sorted(self._kept):
             await self._hand_out(place, self._kept[place], on_result)
             del self._kept[place]

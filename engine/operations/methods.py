@@ -78,7 +78,7 @@ class OperationMethods:
             options: The fields of `ImageOptions`.
 
         Raises:
-            CapabilityError: The model can't do what is asked; nothing was sent.
+            CapabilityError: The model does not support the request; nothing was sent.
             OutcomeUnknownError: The answer was lost; an image may have been made and be billed.
             AdapterError: The provider failed or refused.
             ConfigurationError: The configuration is wrong.

@@ -280,7 +280,7 @@ class AvailabilityTable:
     def reloaded(self, changed: Collection[str], removed: Collection[str], now_us: int) -> Changes:
         """Take in a new configuration.
 
-        Changed providers start afresh, and all others may be probed immediately.
+        Changed providers start without failures, and all others may be probed immediately.
         """
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):

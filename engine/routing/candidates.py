@@ -72,7 +72,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def listed(self) -> bool:
-        """Whether the model stands in models.yaml."""
+        """Whether the model is listed in models.yaml."""
         return self.resolved_by != "passthrough"
 
 

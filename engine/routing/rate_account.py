@@ -94,7 +94,7 @@ class Limit(ABC):
 
     @abstractmethod
     def hold(self, ticket: Ticket, now_us: int) -> None:
-        """Take what a request needs."""
+        """Reserve the amounts that a request needs."""
 
     @abstractmethod
     def drop(self, ticket: Ticket, now_us: int) -> None:
@@ -312,7 +312,7 @@ class Account:
             limit.hold(ticket, now_us)
 
     def drop(self, ticket: Ticket, now_us: int) -> None:
-        """Give back what a request held that was not sent."""
+        """Release the amounts held by a request that was not sent."""
         self._held.discard(ticket)
         for limit in self.limits:
             limit.drop(ticket, now_us)

@@ -196,7 +196,7 @@ class Permit:
     # --- Reports of the call ---
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
-        """Take in what an adapter reports of an attempt. Returns what waits for the next attempt's turn."""
+        """Record an adapter's report of an attempt. Returns what waits for the next attempt's turn."""
         match report:
             case AttemptStarted():
                 if self._ticket is not None and self._ticket.state != "sent":

@@ -198,10 +198,10 @@ class Host(Protocol):
         """Return when a turn may start. Raises AdmissionError."""
 
     async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
-        """Return when what was published survives the end of this process, as far as it can."""
+        """Wait until published events survive the end of this process, as far as possible."""
 
     def secure_now(self) -> None:
-        """See to it that what was published survives the end of this process, without letting others run."""
+        """Make published events survive the end of this process, without letting other tasks run."""
 
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace. Raises StoreError."""

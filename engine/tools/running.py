@@ -173,7 +173,7 @@ async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], s
 async def _readied(
     call: ToolUseBlock, tool: Tool, handler: Handler, shared: ToolRoundContext
 ) -> tuple[JsonObject, Ready]:
-    """The arguments as JSON and converted, after a repair if need be."""
+    """The arguments as JSON and converted, after a repair if needed."""
     try:
         return call.input, _read(call, handler)
     except InvalidToolCallError as error:

@@ -217,7 +217,7 @@ def _characters(events: Sequence[TurnEvent]) -> int:
 
 
 def _so_far(call: Call, written: int) -> CostSum:
-    """An estimate of what a call has cost, if it ended now."""
+    """An estimate of a call's cost, if it ended now."""
     sent = call.context.estimated_input_tokens or 0
     usage = TokenUsage(sent, written, source=UsageSource.ESTIMATED)
     return CostSum.of_call(usage, call.cost_of(usage))

@@ -128,8 +128,8 @@ def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
 class EventStream(Response):
     """Server-sent events, for as long as the page is there.
 
-    The page's leaving ends the frames immediately, whether anything is being sent or not. A slow page holds up its
-    own frames and nothing else.
+    When the page disconnects, the frames end immediately, whether anything is being sent or not. A slow page
+    delays only its own frames.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:

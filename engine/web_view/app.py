@@ -108,7 +108,7 @@ SCREENS: Sequence[tuple[str, str, Scope, Screen]] = (
     ("GET", "/api/supervision", "view", operation.supervision),
     ("GET", "/api/providers", "view", operation.providers),
 )
-"""Of each screen's requests: method, path, the scope that it needs, and what answers it."""
+"""The requests of each screen: method, path, required scope, and handler."""
 
 
 class WebView:

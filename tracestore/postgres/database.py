@@ -255,7 +255,7 @@ class Link:
         """Functions that wait for their turn, or have it."""
 
     async def statement(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which is one statement that only reads. On a connection that broke it is tried once more."""
+        """Run `work`, which is one statement that only reads. If the connection broke, it is tried once again."""
         return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
 
     async def snapshot(self, work: Callable[[Statements], _T]) -> _T:

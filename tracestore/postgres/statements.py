@@ -277,7 +277,7 @@ class PostgresDialect:
         return f"{table} AS {name}"
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with so many decimal places."""
+        """A number with this many decimal places."""
         return f"CAST(round(CAST({value} AS numeric), {digits}) AS double precision)"
 
 
@@ -344,7 +344,7 @@ class Statements:
 
     def __init__(self, connection: psycopg.Connection, types: dict[str, dict[str, str]]) -> None:
         self.connection = connection
-        """psycopg's own connection, for what has no other way, such as COPY."""
+        """psycopg's own connection, for commands such as COPY."""
         self._types = types
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:

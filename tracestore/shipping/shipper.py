@@ -67,7 +67,7 @@ Step: TypeAlias = Ask | Send | Rest
 
 
 class ShippingPlan:
-    """Where a shipper stands, and what it does next. Times are seconds of any clock that never goes back."""
+    """The position of a shipper, and its next step. Times are seconds of any clock that never goes back."""
 
     def __init__(self, options: ShippingOptions) -> None:
         self._options = options
@@ -160,7 +160,7 @@ class TraceShipper:
     """Copies a trace file to a shared store, by (run, seq), batch by batch, while others write the file.
 
     A batch is one transaction of the shared store: its events, their rows, captured content, and the position. So
-    a batch may be sent any number of times, by any number of shippers. Of several shippers of a file one works,
+    a batch may be sent any number of times, by any number of shippers. If a file has several shippers, one works,
     and the others wait for its end.
 
     Args:

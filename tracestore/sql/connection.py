@@ -165,7 +165,7 @@ class Dialect(Protocol):
 
     @property
     def with_sessions(self) -> tuple[str, ...]:
-        """Statements that delete a cluster's rows of sessions. ``{names}`` stands for a list of the sessions."""
+        """Statements that delete a cluster's rows of sessions. ``{names}`` is replaced by the sessions."""
         ...
 
     def tag(self, tags: str) -> str:
@@ -185,7 +185,7 @@ class Dialect(Protocol):
         ...
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with so many decimal places."""
+        """A number with this many decimal places."""
         ...
 
 
@@ -249,7 +249,7 @@ def greater(one: str, other: str) -> str:
 
 
 def at_most(rows: int | None) -> Sql:
-    """The LIMIT clause for so many rows; None is all of them."""
+    """The LIMIT clause for a number of rows; None means all rows."""
     return ("", []) if rows is None else ("LIMIT ?", [rows])
 
 

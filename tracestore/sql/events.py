@@ -300,7 +300,7 @@ RUN_POSITIONS = "SELECT run_id, committed_seq FROM runs WHERE ended_us IS NULL O
 
 
 def envelope(row: Row) -> Envelope:
-    """A row of `events_query`, without its number. One of an unknown topic bears an `UnknownEvent`."""
+    """A row of `events_query`, without its number. An envelope with an unknown topic has an `UnknownEvent`."""
     fields = dict(zip(COLUMNS, row, strict=True))
     fields["data"] = decode_event(fields.pop("topic"), fields["data"])
     if fields["tags"] is not None:

@@ -104,7 +104,7 @@ def current_version(statements: Statements) -> str | None:
 
 
 async def use_prices(database: Database, version: str | None) -> None:
-    """Make the costs of one version the current ones; None stands for the costs at call time."""
+    """Make the costs of one version the current ones; None means the costs at call time."""
     if version is not None and not await database.read(
         "SELECT 1 FROM price_version WHERE version = ?", (version,)
     ):

@@ -88,7 +88,7 @@ _COUNT_OLD_CALLS = f"""
 
 class Pruning(ABC):
     _delete_tags: str
-    """Deletes the tags of calls; ``{calls}`` stands for a list of their ids."""
+    """Deletes the tags of calls; ``{calls}`` is replaced by a list of their ids."""
     _events_with_calls: bool
     """Whether events go in the transaction of their calls, and not after them."""
 

@@ -249,7 +249,7 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
 
 
 def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: int) -> None:
-    """Enter what a run did, and make its costs the current ones, in the transaction of its last calls."""
+    """Record the result of a run, and make its costs the current ones, in the transaction of its last calls."""
     run = _by_number(statements, run_id)
     replaced = tuple(current_runs(statements))
     after = run.current_after(replaced)

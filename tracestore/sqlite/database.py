@@ -253,7 +253,7 @@ class Database:
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
-        """Give up to so many free pages back to the disk, if the file was made for that."""
+        """Return up to this number of free pages to the disk, if the file was made for that."""
 
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")

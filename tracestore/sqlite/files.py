@@ -85,7 +85,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 class HeldFile:
-    """An open file that may bear an exclusive lock, which ends with `close` or with the process.
+    """An open file that may have an exclusive lock, which ends with `close` or with the process.
 
     A forked child closes its own as it starts: with them it would keep the locks of a parent that died.
     """
@@ -183,7 +183,7 @@ _NAMED = "lock-"
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
-    """Hold a lock that bears a name, on a file that is there for as long. It waits for its turn."""
+    """Hold a named lock on a file that exists as long as the lock. It waits for its turn."""
     path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
         while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock

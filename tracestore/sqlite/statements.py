@@ -172,7 +172,7 @@ class SqliteDialect:
         return f"{table} AS {name} NOT INDEXED"
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with so many decimal places."""
+        """A number with this many decimal places."""
         return f"round({value}, {digits})"
 
 
@@ -371,7 +371,7 @@ _T = TypeVar("_T")
 
 
 class _Script(str):
-    """A script for SQLite that is a function. Its text stands in aiosqlite's log."""
+    """A script for SQLite that is a function. Its text is in aiosqlite's log."""
 
     __slots__ = ("work",)
 

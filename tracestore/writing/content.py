@@ -52,8 +52,8 @@ class Capture:
 
     The host's hook runs on the event loop and must not block. The system prompt passes the hook as a message of
     the system. The definitions of tools don't pass it. A message is not stored if the hook raises, or returns
-    neither a message nor None. With a hook, no reply is stored as its provider sent it (`RawReply`): that would
-    have what the hook takes out.
+    neither a message nor None. With a hook, no raw reply (`RawReply`) is stored, because it
+    would still contain the text that the hook removes.
 
     Args:
         redact: The host's hook, which is called once for each message; None stores every message as it is.

@@ -173,7 +173,7 @@ class SpillFile:
 
 
 def spill_path(database: Path, run_id: str) -> Path:
-    """Where a run's writer keeps what the database can't take."""
+    """The path of the file for a run's events that the database can't accept."""
     return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
 
 

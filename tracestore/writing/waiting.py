@@ -59,7 +59,7 @@ class Waiting:
         self.size = self.size - _weigh(oldest) if self._events else 0
 
     def drop_newest(self) -> Envelope:
-        """Take off the one that came last."""
+        """Remove the newest one."""
         newest = self._events.pop()
         self.size -= _weigh([newest])
         return newest
@@ -119,7 +119,7 @@ class Journal:
 
     @property
     def copied(self) -> int:
-        """How many of the events that wait are in it: the oldest so many."""
+        """How many of the oldest waiting events are in it."""
         return self._older.events + self._newer.events
 
     def copy(self, waiting: Waiting) -> None:
@@ -148,7 +148,7 @@ class Journal:
         self.error = f"{self._newer.file.path} can't be written: {error.strerror or error}"
 
     def turn(self) -> None:
-        """Put what comes from now on into the other file, if nothing that waits is in that."""
+        """Write new events to the other file, if no waiting event is in that file."""
         if not self._older.events and self._newer.events:
             self._older, self._newer = self._newer, self._older
 
@@ -163,7 +163,7 @@ class Journal:
                     part.file.empty()
 
     def keep(self, events: int) -> None:
-        """Only so many wait still: the newest were given up."""
+        """Only this number still wait: the newest were dropped."""
         self._newer.events = max(0, min(self._newer.events, events - self._older.events))
         self._older.events = min(self._older.events, events)
 

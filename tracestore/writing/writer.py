@@ -140,7 +140,7 @@ class WriterCore:
 
         Args:
             store: The store.
-            bus: The bus. Its `run_id` must be its own, because the spill file bears it in its name.
+            bus: The bus. Its `run_id` must be its own, because it is in the name of the spill file.
             options: The sizes and time limits of the writer.
             capture: As for the class.
             prices: The prices for calls of processes that died, see `TraceStore.close_lost_runs`.
@@ -257,7 +257,7 @@ class WriterCore:
             pass
 
     def _secured_to(self, mark: int) -> bool:
-        """Copy some of what waits. Returns whether everything up to a mark is copied, or can't be."""
+        """Copy some of the waiting events. Returns whether everything up to a mark is copied, or can't be."""
         journal = self._journal
         if journal is None:
             return True
@@ -394,7 +394,7 @@ class WriterCore:
                 watcher(batch)
 
     async def _take_over(self) -> bool:
-        """Write what earlier processes had to leave, and end what they could not. False if the store can't now."""
+        """Write the events that earlier processes left, and end their runs. False if the store can't now."""
         return await self._adopt_leftovers() and await self._end_lost_runs()
 
     async def _adopt_leftovers(self) -> bool:
@@ -425,7 +425,7 @@ class WriterCore:
         self._become(after_failure(self._state, self._failures, self._options, may_spill=may_spill), reason)
 
     async def _park(self) -> None:
-        """While the store fails, keep what waits within its bounds."""
+        """While the store fails, keep the number of waiting events within the limits."""
         waiting = self._pending
         if self._state == "retrying" and self._too_much:
             self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes are waiting in memory")

@@ -329,7 +329,7 @@ def read_answer(payload: bytes | None, kind: type[T]) -> T | None:
 
 
 Receiver: TypeAlias = Callable[[str, bytes, str], None]
-"""Takes a message: its subject, what it carries, and the subject where an answer is wanted, or nothing."""
+"""Receives a message: its subject, its payload, and the subject for an answer, if any."""
 
 
 class Subscription(Protocol):
