@@ -36,7 +36,7 @@ class GenerationMethods:
         prompt: str | Sequence[ContentBlock] | None = None,
         **arguments: Unpack[Arguments],
     ) -> GenerateResult:
-        """Ask a model, run the tools that it calls, and return when it has answered; see `generate`."""
+        """Call a model, run the tools that it calls, and return its final reply; see `generate`."""
         return await generate_on(self._runtime, model, prompt, **arguments)
 
     @overload

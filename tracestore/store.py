@@ -397,7 +397,7 @@ class Sessions(Protocol):
         ...
 
     async def forget_content(self, before: int | datetime) -> int:
-        """Delete all content that was last used before a moment.
+        """Delete all content that was last used before a given time.
 
         Events, costs and tags stay. The names of sessions, the texts of errors and the names of tools are erased.
         Older sessions can no longer be resumed. The bytes are overwritten. As with a deleted session, the

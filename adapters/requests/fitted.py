@@ -244,7 +244,7 @@ def refusal(block: ContentBlock, target: Target) -> str | None:
 
 
 def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: Target) -> str | None:
-    """The reason why a tool's result can't have a block; None if it can."""
+    """The reason why a tool's result can't contain a block; None if it can."""
     if reason := refusal(block, target):
         return reason
     kind = str(type(block).__struct_config__.tag)

@@ -385,7 +385,7 @@ class Incarnation:
         return self.tasks.hold(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
-        """Live through all phases.
+        """Run all phases.
 
         Only KeyboardInterrupt and SystemExit are raised; `error` is set after a crash.
         """

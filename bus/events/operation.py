@@ -221,7 +221,7 @@ class BudgetRefused(Event, frozen=True, kw_only=True, tag="budget.refused"):
 
 
 class BudgetLow(Event, frozen=True, kw_only=True, tag="budget.low"):
-    """The spending of an account has passed the budget's mark, for the first time in the window."""
+    """The spending of an account has passed the budget's `low_at`, for the first time in the window."""
 
     scope: str
     """The kind of account: ``engine``, ``session``, ``provider``, ``model`` or ``tag:NAME``."""

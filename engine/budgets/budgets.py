@@ -290,7 +290,7 @@ class Budgets:
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
     def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
-        """The largest number of output tokens that has room, where the budgets allow that a call is shortened."""
+        """The largest number of output tokens that fits, if the budgets allow a call to be shortened."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
         allowed = [refusal.budget.shorten_to for refusal in refusals]

@@ -256,7 +256,7 @@ class Account:
         return None
 
     def is_newly_low(self, now_us: int) -> bool:
-        """Whether spending has passed the mark for the first time in this slot of the window."""
+        """Whether spending has passed `low_at` for the first time in this slot of the window."""
         if now_us < self._told_low_until_us or not self._is_low(self._money, self._tokens):
             return False
         slots = self.counted(now_us)

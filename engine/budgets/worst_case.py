@@ -67,7 +67,7 @@ def worst_case_of_reply(
 
 
 class _Rates(msgspec.Struct, frozen=True):
-    """The dearest rates of one segment of a price table, in pico-USD."""
+    """The highest rates of one segment of a price table, in pico-USD."""
 
     segment: Segment
     input: int | None

@@ -111,7 +111,7 @@ class Filtering:
         self._hand_on(passed)
 
     async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Wait for work that takes events in, and until all of them are filtered."""
+        """Wait for work that adds events, and until all events are filtered."""
         if self._waiting is None:
             return await work()
         failure: Exception | None = None

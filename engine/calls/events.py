@@ -410,7 +410,7 @@ class CallEvents:
                         self.on_accepted(False)
 
     def _accept(self, report: AttemptAccepted) -> None:
-        """Note, so that it survives the end of this process, by which id the reply can be taken up."""
+        """Store the id by which the reply can be continued, so that it survives the end of this process."""
         self.accepted = True
         if self.on_accepted is not None:
             self.on_accepted(True)

@@ -204,7 +204,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _meant(words: Sequence[str]) -> Sequence[str]:
     """The words with the command that they mean.
 
-    ``callboard help COMMAND`` means ``callboard COMMAND --help``. A question in place of a command is for ``ask``.
+    ``callboard help COMMAND`` means ``callboard COMMAND --help``. A question without a command is for ``ask``.
     """
     if words[0] == "help":
         return [*(word for word in words[1:] if word not in ("help", "-h", "--help")), "--help"]
@@ -354,7 +354,7 @@ def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:
 
 
 class _Version(argparse.Action):
-    """As argparse's own, but the version is looked up only when it is requested: that takes 15 ms of imports."""
+    """Like argparse's version action, but imports the version only when requested, because that takes 15 ms."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from .common.sanitize import say

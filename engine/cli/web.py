@@ -1,4 +1,4 @@
-"""`callboard web`: the live view in a browser, of its own engine or of a trace from elsewhere."""
+"""`callboard web`: the live view in a browser, for its own engine or for another trace."""
 
 from __future__ import annotations
 

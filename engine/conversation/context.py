@@ -134,7 +134,7 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
 
 
 def arguments_text(call: ToolUseBlock) -> str:
-    """The arguments of a call as the model wrote them, or else written again."""
+    """The arguments of a call as the model wrote them. If that text is missing, they are encoded again."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     return "" if call.incomplete else msgspec.json.encode(call.input).decode()

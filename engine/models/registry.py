@@ -299,7 +299,7 @@ def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelE
 
 
 def _vendor_of(name: str) -> str | None:
-    """The vendor with a table of its own that has a model of this name; None for any other model."""
+    """The vendor whose own table has a model of this name; None for any other model."""
     from .catalogue import default_catalogue
 
     place = default_catalogue().locate(name)

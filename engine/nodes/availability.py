@@ -291,7 +291,7 @@ class ProbeLeases:
         return self._table.half_open(provider, model, self._clock.now_us())
 
     async def _begun(self, provider: str, model: str) -> None:
-        """Wait until a call of this node that may probe has started to."""
+        """Wait until a call of this node has started its allowed probe."""
         for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
             if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
                 return

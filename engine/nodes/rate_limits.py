@@ -40,7 +40,7 @@ REFRESH_US = 20_000_000
 
 
 class LimitScope:
-    """The limits of one adapter and key, as an account of the shared rows. Requests stand where money does.
+    """The limits of one adapter and key, as an account of the shared rows. Requests use the fields of money.
 
     Args:
         adapter: The adapter.

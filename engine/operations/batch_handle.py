@@ -141,12 +141,12 @@ class BatchHandle:
 
     @property
     def jobs(self) -> tuple[BatchJob | None, ...]:
-        """The provider's jobs of the parts, as they were at the last look; None for a part that has none."""
+        """The provider's job of each part, as of the last check; None for a part without a job."""
         return tuple(self._job(part) for part in self._plan.parts())
 
     @property
     def status(self) -> BatchStatus:
-        """The status at the last look."""
+        """The status as of the last check."""
         return status_of(self.jobs)
 
     @property
@@ -170,7 +170,7 @@ class BatchHandle:
 
     @property
     def results(self) -> tuple[BatchResult | None, ...]:
-        """The results in the order of the requests; None for missing ones and for those handed out."""
+        """The results in the order of the requests; None for missing results and those passed to `for_each`."""
         return tuple(self._results.get(place) for place in range(self._plan.total))
 
     @property

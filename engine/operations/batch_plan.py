@@ -222,7 +222,7 @@ class CollectedResults:
         return place in self._kept or place in self._handed_out
 
     def get(self, place: int) -> BatchResult | None:
-        """The result at a place; None if it is not there yet, or was handed out."""
+        """The result at an index; None if it is missing, or was passed on."""
         return self._kept.get(place)
 
     @property

@@ -211,7 +211,7 @@ class Permit:
         return None
 
     def end(self, error: AdapterError | None, usage: TokenUsage | None) -> None:
-        """Take in the end of the call: its error, None if it went well, and what its last attempt used."""
+        """Record the end of the call: its error, or None, and the usage of its last attempt."""
         if error is None:
             self._answered(NO_HEADERS)
         else:
@@ -304,7 +304,7 @@ _WHY = {
 
 
 def _is_of_rate(error: RateLimitError) -> bool:
-    """Whether a refusal is about a rate. An overload counts only if the server names a time."""
+    """Whether a refusal is about a rate. An overload counts only if the server reports a time to wait."""
     if isinstance(error, QuotaExceededError | RateLimitWaitError):
         return False
     return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None

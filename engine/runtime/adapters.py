@@ -210,7 +210,7 @@ class Host(Protocol):
         """Return whether everything published so far is in the shared store, as soon as that is known."""
 
     async def settle(self) -> bool:
-        """Like `flush`. Returns whether what earlier processes had to leave is in the trace now, too."""
+        """Like `flush`. Returns whether the events that earlier processes left are in the trace, too."""
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         """Run a task next to the turns. Nothing happens before the start."""

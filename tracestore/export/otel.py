@@ -174,7 +174,7 @@ class OtelExporter:
                 self._ended.popitem(last=False)
 
     def _instruct_turn(self, envelope: Envelope, attributes: otel_names.Attributes) -> None:
-        """Give the turn of a call the call's system text, because no event of the turn has it."""
+        """Copy the call's system text to its turn, because no event of the turn has it."""
         turn = self._open.get(_turn_key(envelope))
         if turn is not None and (said := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
             turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, said)

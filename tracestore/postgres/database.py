@@ -140,8 +140,9 @@ class Database:
             return await self._bounded(self._writer, self._writer.transaction(work, stage), patience)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a short transaction of its own, which writers of the trace don't wait for, nor it for
-        them. It may write to no table of the trace.
+        """Run `work` in a separate short transaction. It and the writers of the trace don't wait for each other.
+
+        It must not write to tables of the trace.
         """
         self._check_open()
         with translated_errors(self.name):

@@ -182,7 +182,7 @@ class PostgresPricing:
     """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
 
     An integer product that leaves 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
-    precision, which is exact up to a bound, and the few dear or peculiar ones in numeric.
+    precision, which is exact up to a bound, and the few very expensive or unusual ones in numeric.
     """
 
     unknown_rate = 1e17

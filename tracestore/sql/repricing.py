@@ -100,7 +100,7 @@ class Repricing:
         return await self._go_on(run_id, 0, last, dry)
 
     async def resume(self, run: RepriceRun) -> RepriceReport:
-        """Go on with a run that was interrupted, from the first chunk that was not committed."""
+        """Continue an interrupted run from the first chunk that was not committed."""
         return await self._go_on(run.id, run.done, run.last_call or 0, False)
 
     async def _go_on(self, run_id: int, done: int, last: int, dry: bool) -> RepriceReport:

@@ -48,7 +48,7 @@ class LineFile:
         self._file: HeldFile | None = None
 
     def append(self, data: bytes) -> None:
-        """Append lines, all of them or none: by one write, as long as the disk takes it."""
+        """Append all lines or none, with one write, while the disk has room."""
         descriptor, at, end = self.open(), self.size, self.size + len(data)
         try:
             at += os.pwrite(descriptor, data, at)
@@ -139,7 +139,7 @@ class SpillFile:
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
         """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError.
 
-        Of events with much content, fewer come at a time.
+        If events have much content, it returns fewer.
         """
         descriptor = self._file.open()
         parts: list[bytes] = []
@@ -204,7 +204,7 @@ def waiting_files(database: Path) -> list[Path]:
 
 
 def sealed_files(database: Path) -> list[Path]:
-    """The files with something in them that this process may not open. Their writers may live."""
+    """Non-empty files that this process may not open. Their writers may be alive."""
     return [path for path in waiting_files(database) if _size(path) and not _may_open(path)]
 
 

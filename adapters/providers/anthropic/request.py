@@ -90,7 +90,7 @@ def _homes(blocks: Json) -> Iterator[list[Json]]:
 
 
 def _keep_order(body: JsonObject, ours: JsonObject) -> None:
-    """Remove our breakpoints where a longer-lived one would follow a shorter-lived one, which is refused."""
+    """Remove our breakpoints if a longer-lived one would follow a shorter-lived one. The API refuses that."""
     marked = list(_marked(body))
     brief = ours.get("ttl") is None
     spoiled: list[JsonObject] = []

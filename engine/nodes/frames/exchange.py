@@ -130,7 +130,7 @@ class Follower:
 
     @property
     def wake_at(self) -> float:
-        """The time at which `question` may have one, if nothing comes before."""
+        """The time at which `question` may return a question, if no frame arrives before."""
         return self._due if self._phase == "following" and not self.over else math.inf
 
     # --- Incoming facts ---
