@@ -107,7 +107,7 @@ class CallHandle(Generic[T]):
             self._task.abandon()
 
     def kill(self) -> None:
-        """Cancel the call's task itself, for an adapter that ignores `cancel`. Does nothing after its end."""
+        """Cancel the task of the call, for an adapter that ignores `cancel`. After its end this does nothing."""
         if self._abandoned or not self._task.done:
             self._task.cancel()
 

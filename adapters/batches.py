@@ -110,7 +110,7 @@ BatchOutcome: TypeAlias = CanonicalResponse | AdapterError
 
 @runtime_checkable
 class BatchAdapter(Protocol):
-    """One provider's batches. A call raises nothing but AdapterError and the loop's cancellation."""
+    """One provider's batches. Its methods raise only AdapterError and asyncio.CancelledError."""
 
     name: str
     """The adapter's name, the prefix of its models' names."""
@@ -161,7 +161,7 @@ class BatchAdapter(Protocol):
         """The current state of a job, by one request of at most 30 seconds.
 
         Raises:
-            NotFoundError: There is no such job.
+            NotFoundError: The job does not exist.
             AdapterError: The request failed for another reason.
         """
         ...
@@ -187,6 +187,6 @@ class BatchAdapter(Protocol):
         """Cancel a job. Answered requests are billed, and can be read when the job has ended.
 
         Returns:
-            False if there is no such job, or it has ended already.
+            False if the job does not exist, or it has ended already.
         """
         ...

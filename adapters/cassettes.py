@@ -112,7 +112,7 @@ class CassetteMiss(AdapterError):
     """No recording answers this request.
 
     It is an AdapterError, because a transport raises nothing else. Its class is ``other``, and it is never
-    retried, because the test is at fault.
+    retried, because the test is wrong.
     """
 
 
@@ -238,7 +238,7 @@ class RecordingTransport:
         return _mask(text, self._secrets)
 
     def _mask_chunks(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """Mask with as many asterisks, so that a key cut in two is found and every piece keeps its length."""
+        """Mask keys, also a key that is split over two chunks. Each chunk keeps its length."""
         body = b"".join(chunks)
         for secret in sorted(self._secrets, key=len, reverse=True):
             body = body.replace(secret.encode(), b"*" * len(secret.encode()))

@@ -74,7 +74,7 @@ def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
 
 
 async def probe(transport: Transport, request: HttpRequest, seconds: float) -> AdapterHealth:
-    """Send one harmless request, once, and judge by the status alone. Raises nothing but cancellation."""
+    """Send one harmless request, once, and judge by the status alone. Raises only cancellation."""
     where = place(request.url)
     reply = None
     try:

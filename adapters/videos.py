@@ -238,7 +238,7 @@ class VideoAdapter(Protocol):
             terms: The known terms of the job, for those that the provider doesn't report.
 
         Raises:
-            NotFoundError: There is no such job.
+            NotFoundError: The job does not exist.
             AdapterError: The request failed for another reason.
         """
         ...

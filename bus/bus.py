@@ -50,7 +50,7 @@ _ROUTES_KEPT = 1024
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that was not delivered to an actor, by its type only, because it may hold content or secrets."""
+    """A message that was not delivered to an actor. Only its type is kept, because it may contain secrets."""
 
     recipient: str
     """The actor's name."""

@@ -296,7 +296,7 @@ class GuardrailStopped(ContentFilterError):
 
 
 class CapabilityError(InvalidRequestError):
-    """The model can't do what the request requires. Raised before anything is sent."""
+    """The model does not support the request. Raised before anything is sent."""
 
 
 class UnsupportedToolChoiceError(CapabilityError):

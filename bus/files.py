@@ -1,4 +1,4 @@
-"""Private files: for their owner only, written whole, never through a link.
+"""Private files. Only the owner can read them. Each file is replaced as a whole, and never through a link.
 
 A file is made under a random name in the same folder, and replaces the target in one step. A symbolic link at the
 target is refused, because it may have been put there to overwrite another file.

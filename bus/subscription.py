@@ -69,7 +69,7 @@ class DropOldest(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Keep the newest event for each key. An older event of the same key is no loss and makes no `Gap`.
+    """Keep the newest event for each key. An older event of the same key is not a loss and makes no `Gap`.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -281,9 +281,9 @@ class Subscription:
         return taken
 
     async def wait(self) -> None:
-        """Return when an event has come, or when the subscription is closed. It takes no event itself.
+        """Wait until an event has arrived, or the subscription is closed. It does not take the event.
 
-        By then another task may have taken the event.
+        Another task may take the event first.
         """
         if self._buffer or self._closed:
             await anyio.lowlevel.checkpoint()

@@ -63,18 +63,18 @@ class Engine(
         store: A trace store, or the path of its file. None is $CALLBOARD_HOME/trace.db.
         trace: Whether to keep a trace.
         ship_to: The address of a trace on a server to which the trace file is copied, as
-            ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls go on, and the file keeps
-            what is to be copied.
+            ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls continue, and events wait
+            in the file.
         ship: When: ``behind`` the calls, or ``before_reply``, so that a reply is returned when its events are
-            on the server. Then a turn waits for the server for 5 seconds at most in all, and not at all while
-            the server is known to be out of reach.
+            on the server. Then a turn waits at most 5 seconds in total for the server. It does not wait while
+            the server is known to be unreachable.
         cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
             streams be read, on every other node. A trace in a file is shipped to the cluster's store.
         capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.
         redact: A function that gets each message before it is stored, and returns the message to store, or None
             for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
             must be quick.
-        prices: A table, which is used as it is; or the path of a price file, whose rows go before those of the
+        prices: A table, which is used unchanged; or the path of a price file, whose rows go before those of the
             published prices. None is $CALLBOARD_HOME/prices.yaml, if there is one.
         middleware: Middleware around calls, the outermost first, see `engine.middleware`.
         budgets: The limits on what calls may spend. All of them must admit a call before it is sent.
@@ -209,7 +209,7 @@ class Engine(
         Args:
             name: The name of the adapter.
             adapter: An adapter, or a function that makes one each time. A given adapter is the engine's from now
-                on, and is used as it is after a crash, too.
+                on, and is used unchanged after a crash, too.
             prices_as: The provider whose published prices its models have, if its class doesn't name it.
 
         Raises:
@@ -224,7 +224,7 @@ class Engine(
 
         The new configuration is read and checked first: a bad one changes nothing. Turns in progress finish with
         the adapters and the registry that they started with. Changed or removed adapters are stopped when their
-        last turn is over. New turns use the new configuration.
+        last turn has ended. New turns use the new configuration.
 
         Args:
             models: A registry, or the path of a models.yaml. None reads this engine's source again.

@@ -36,7 +36,7 @@ class GenerationMethods:
         prompt: str | Sequence[ContentBlock] | None = None,
         **arguments: Unpack[Arguments],
     ) -> GenerateResult:
-        """Ask a model, run the tools that it calls, and return when it has answered; see `generate`."""
+        """Call a model, run the tools that it calls, and return its final reply; see `generate`."""
         return await generate_on(self._runtime, model, prompt, **arguments)
 
     @overload
@@ -251,7 +251,7 @@ class ObjectMethods:
             arguments: The fields of `ObjectArguments`.
 
         Raises:
-            NoObjectGeneratedError: The reply is no such object. It is billed nevertheless.
+            NoObjectGeneratedError: The reply does not match the schema. It is billed.
             SchemaError: The schema is invalid, or the type has none.
         """
         from .generation.objects import ObjectTask, generate_object_on
@@ -351,13 +351,13 @@ class PricingMethods:
     ) -> RepriceReport:
         """Price the stored calls by another price table. The report has their costs.
 
-        Unless `dry_run` is set, the new costs are kept, and live messages show them afterwards. New calls go on at
+        Unless `dry_run` is set, the new costs are stored, and live messages show them. New calls still use
         the prices of this engine's own table.
 
         Args:
             version: A table, or the version of one in the trace.
             where: A filter for the calls to price.
-            dry_run: Whether to report only, and to keep the stored costs.
+            dry_run: Whether to report only, without changing the stored costs.
             as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
                 never kept.
             for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.

@@ -128,14 +128,14 @@ def server_store(store: Store) -> PostgresStore | None:
 
 
 def store_to_write(place: TracePlace) -> Store:
-    """The store at a place, made when it is opened. It is not open yet."""
+    """The store of a trace, not yet open. If the trace does not exist, opening creates it."""
     if isinstance(place, StoreAddress):
         return _on_server(place, SYSTEM_CLOCK)
     return tracestore.TraceStore(place, clock=SYSTEM_CLOCK)
 
 
 async def existing_store(place: TracePlace) -> Store:
-    """The store at a place where there is a trace: nothing is a reason to make one. It is not open yet."""
+    """The store of an existing trace, not yet open. It never creates a trace."""
     if isinstance(place, StoreAddress):
         async with store_to_read(place):
             return store_to_write(place)

@@ -45,7 +45,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one turn together with its descendants: all turns and calls that its tools start.
 
     A descendant gets the rest. A call above a limit raises in the tool that makes it: `TurnLimitError`, or
-    BudgetExceededError for money. The model gets that as the tool's error, and its turn goes on.
+    BudgetExceededError for money. The model gets that as the tool's error, and its turn continues.
 
     Raises:
         ValueError: A limit is negative.
@@ -99,7 +99,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str
     """The turn. Its stream has the same id, see `Engine.attach`."""
     model: str
-    """The model as it was asked for, in words."""
+    """The model as requested, in words."""
     tool_use_id: str
     """The id of the tool's call."""
     tool_name: str
@@ -152,7 +152,7 @@ class TreeNode:
         self.children: list[ChildTurn] = []
         """The turns that its tools have started."""
         self.over = False
-        """Whether the turn has ended. What its tools start from then on is no child any more."""
+        """Whether the turn has ended. Calls that its tools start later are not its children."""
         self.refusal = ""
         """Why what its tools start now is refused: the turn was cancelled, or has failed."""
         self._started = 0
@@ -332,9 +332,7 @@ class Caller:
             self._tell(turn)
 
     def end(self, refusal: str = "") -> None:
-        """End the run of the tool. With a refusal, cancel what it has left in progress, and refuse all further
-        calls.
-        """
+        """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
         self._tell = self._key = self.runtime = None  # Tasks that it has left behind keep this object.
         if refusal:
             self._refusal = refusal
@@ -346,7 +344,7 @@ current_tool: ContextVar[Caller | None] = ContextVar("callboard tool", default=N
 
 
 def caller_here() -> Caller | None:
-    """The run of a tool to which a call that starts here belongs; None outside of one, or if its turn is over."""
+    """The tool run that owns calls started here; None outside of a tool run, or if its turn has ended."""
     caller = current_tool.get()
     return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
 

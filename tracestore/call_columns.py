@@ -91,7 +91,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that was sent; None for the adapter's own key, which has no name."""
     streamed: bool | None = None
-    """Whether the reply was asked for as a stream."""
+    """Whether the reply was requested as a stream."""
     routing: RoutingDecision | None = None
     """How the model was chosen."""
     estimated_input_tokens: int | None = None
@@ -125,13 +125,13 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     delay_seconds: float | None = None
     """The wait before that attempt, in seconds."""
     retry_after_seconds: float | None = None
-    """The wait that the provider asked for, in seconds."""
+    """The wait that the provider requested, in seconds."""
     usage: TokenUsage | None = None
     """The tokens of the attempt."""
     at_call_time: Cost | None = None
     """The cost when the call was made. None while the call is in progress, and if it ended without a cost."""
     cost: Cost | None = None
-    """The cost under the current price version or the one asked for; else the cost at call time."""
+    """The cost under the current price version or the requested one; else the cost at call time."""
 
     @property
     def unknown(self) -> bool:

@@ -42,7 +42,7 @@ class _BareMessage(msgspec.Struct):
 
 
 class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
-    """A `SessionMessageAppended` as it is stored."""
+    """A `SessionMessageAppended` as stored."""
 
     position: int
     message: _BareMessage
@@ -50,7 +50,7 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
 
 
 class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
-    """A `SessionConfigured` as it is stored."""
+    """A `SessionConfigured` as stored."""
 
     history: int
     begins: bool
@@ -59,7 +59,7 @@ class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
 
 
 _STORED_OTHERWISE = (SessionMessageAppended, SessionConfigured, ToolProgress, UnknownEvent)
-"""Of these not all is stored, or not as it is."""
+"""The events that are stored in part, or changed."""
 
 
 def encode_event(event: Event) -> bytes:
@@ -183,7 +183,7 @@ def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
 
 
 def decode_line(line: bytes) -> Envelope:
-    """The envelope behind a line. Raises ValueError if the line is torn or is none of ours."""
+    """The envelope behind a line. Raises ValueError if the line is torn or has another format."""
     try:
         stored = _line_decoder.decode(line)
     except msgspec.DecodeError:

@@ -61,7 +61,7 @@ class Collection(msgspec.Struct, frozen=True):
     dimensions: int
     """The length of its vectors."""
     asked_dimensions: int | None
-    """The length that was asked for; None for the model's own."""
+    """The length that was requested; None for the model's own."""
     items: int
     """The number of its items."""
 

@@ -36,11 +36,11 @@ class Slot(msgspec.Struct, frozen=True):
     start_us: int
     """The first moment."""
     forgotten_us: int
-    """The moment from which it doesn't count any more. A later grant may put it off."""
+    """The time from which it no longer counts. A later grant may extend it."""
 
 
 class AccountScope(Protocol):
-    """One account, as it is counted. All of it is pure."""
+    """One account as counted. All of it is pure."""
 
     @property
     def budget(self) -> str:
@@ -54,7 +54,7 @@ class AccountScope(Protocol):
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """The most money in nano-USD, and the most tokens; None is no limit."""
+        """The most money in nano-USD, and the most tokens; None means no limit."""
         ...
 
     def slot(self, now_us: int) -> Slot: ...
@@ -69,7 +69,7 @@ class AccountScope(Protocol):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """A slice that is asked for."""
+    """A requested slice."""
 
     scope: AccountScope
     slot: Slot
@@ -114,7 +114,7 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """The node: the run of its engine."""
     name: str
-    """The node's name, for people; empty if the node is not known any more."""
+    """The node's name, for people; empty if the node is no longer known."""
     lives: bool
     """Whether the node lives. The slice of one that is gone counts until its calls are all in the trace."""
     nano_usd: int
@@ -142,8 +142,8 @@ def by_name(scope: AccountScope) -> tuple[str, str]:
 def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
     """The size of a requested slice; None if the account has too little left.
 
-    Of its further expected use, a node gets at most a quarter of the rest after room for fifteen more such calls.
-    So an idle slice is small, and near the limit calls are admitted one by one.
+    Room for fifteen more such calls is set aside. For its further expected use, a node gets at most a quarter of
+    the rest. So an idle slice is small, and near the limit calls are admitted one by one.
     """
     sizes = []
     for part, limit in enumerate(want.scope.limits):
@@ -161,7 +161,7 @@ def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
 class LedgerTables(Protocol):
     """The rows. Every method raises StoreError while they can't be reached.
 
-    Changes of one node bear rising numbers. One that comes late, behind a change of a higher number, changes
+    Changes of one node have rising numbers. One that comes late, behind a change of a higher number, changes
     nothing, so a statement that outlives its connection does no harm.
     """
 
@@ -180,7 +180,7 @@ class LedgerTables(Protocol):
         ...
 
     async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
-        """Count what the trace has of accounts, because prices have changed."""
+        """Count the accounts again from the trace, because prices have changed."""
         ...
 
     async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
@@ -188,7 +188,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
-        """Do the same for nodes that are gone, as far as all of their calls are in the trace by now."""
+        """Do the same for stopped nodes whose calls are all in the trace."""
         ...
 
 
@@ -232,7 +232,7 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     lease: int
     """The number of the lease. If it is unchanged, nothing was taken from the node."""
     owned: Mapping[str, int] | None = None
-    """If the number is not the one that the node knew: the sessions that are still its own, with their epochs."""
+    """If the number differs from the node's number: the sessions that the node still owns, with their epochs."""
     wanted: Sequence[str] = ()
     """The node's sessions that another node waits for."""
 
@@ -241,7 +241,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """The run of the owner's engine."""
     name: str = ""
-    """The owner's name, for people; empty if the node is not known any more."""
+    """The owner's name, for people; empty if the node is no longer known."""
     epoch: int
     """A number that only rises: each claim gets a higher one than any claim before it."""
     lives: bool
@@ -262,7 +262,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is not to be had, because its owner lives."""
+    """A session that can't be claimed, because its owner is alive."""
 
     by: Owner
     """The owner."""
@@ -285,11 +285,11 @@ class OwnershipTables(Protocol):
     """The shared rows. Each method is one transaction; each failure is a StoreError."""
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
-        """Have a node's lease last from the database's now on."""
+        """Renew a node's lease from the current time of the database."""
         ...
 
     async def leave(self, node: str) -> None:
-        """Have a node not live any more, so that others need not wait for its lease to end."""
+        """Mark a node as stopped, so that others need not wait for the end of its lease."""
         ...
 
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
@@ -301,7 +301,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        """Release sessions, by their epochs. A session that has another owner by now stays as it is."""
+        """Release sessions, by their epochs. A session that now has another owner is not changed."""
         ...
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
@@ -317,7 +317,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
-        """Decide the end of a turn, once: only when its owner can't end it any more."""
+        """Decide the end of a turn, once: only if its owner can no longer end it."""
         ...
 
     async def nodes(self) -> list[NodeRow]:

@@ -47,7 +47,7 @@ StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds and the patience of a writer."""
+    """The sizes and time limits of a writer."""
 
     batch_events: int = 1024
     """The number of events in a commit."""
@@ -96,7 +96,7 @@ class WriterStatistics(msgspec.Struct, frozen=True):
 
 
 def retry_delay(failures: int, options: WriterOptions) -> float:
-    """Seconds until the next attempt after so many failures in a row."""
+    """Seconds until the next attempt after a number of failures in a row."""
     return min(options.first_retry * 2.0 ** min(failures - 1, 30), options.longest_retry)
 
 
@@ -225,9 +225,9 @@ class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     days: tuple[DayReprice, ...] = ()
     """The same by day, in order."""
     sessions: tuple[SessionReprice, ...] = ()
-    """The same by session, the greatest sum first; empty unless sessions were asked for."""
+    """The same by session, the greatest sum first; empty unless sessions were requested."""
     as_model: str | None = None
-    """The model that the calls were priced as, if that was asked for."""
+    """The model that the calls were priced as, if that was requested."""
     previous_version: str | None = None
     """The price version that was current before. `undo_reprice()` goes back to it."""
     run_id: int | None = None
@@ -370,7 +370,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a pruning can give such pages back to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """The checks of what dead processes left. It is no fault: the next start deals with it."""
+        """The checks of what dead processes left. It is not a fault: the next start deals with it."""
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
         start = f"The next start that writes to {where}"

@@ -30,7 +30,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of a group of calls. A call without a cost is in no amount, and is counted separately."""
 
     key: tuple[str, ...]
-    """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    """The values of the group, in the requested order. A day is an ISO date (UTC)."""
     by: tuple[str, ...] = ()
     """The dimensions of these values, so that ``row["model"]`` is one of them."""
     calls: int
@@ -40,7 +40,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
-    """The current cost, or the one under the version asked for, of the calls that have one."""
+    """The current cost, or the one under the requested version, of the calls that have one."""
     at_call_time_nano_usd: int
     """The cost when they were called, of the calls that had one."""
     unpriced: int
@@ -93,7 +93,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """The outcomes and the speed of a group of attempts."""
 
     key: tuple[str, ...]
-    """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    """The values of the group, in the requested order. A day is an ISO date (UTC)."""
     attempts: int
     """All attempts of the group."""
     completed: int
@@ -124,7 +124,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds from the call's start to the first token."""
     tokens_per_second: Percentiles = Percentiles()
     """Output tokens over the time from the first token to the end, to a tenth. Only completed streamed attempts
-    count that have at least two output tokens and a usage that is no estimate."""
+    count that have at least two output tokens and a usage that is not an estimate."""
 
     @property
     def cache_hit_rate(self) -> float | None:
@@ -162,7 +162,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, and what all attempts of all its calls used so far."""
+    """A session, and the usage of all attempts of all its calls so far."""
 
     session_id: str
     """The id of the session."""
@@ -203,7 +203,7 @@ NOTHING_SAID = "its messages are not stored, although the model was called"
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session with its content, as far as it is stored."""
+    """A session with its content, as far as stored."""
 
     session_id: str
     """The id of the session."""
@@ -252,15 +252,15 @@ class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The id of its session; None without one."""
     turn_id: str | None = None
-    """The id of the turn that asked for it."""
+    """The id of the turn that requested it."""
     attempt: int = 1
     """The number of the attempt, from 1."""
     key: str | None = None
-    """The name of the key that it was asked for with; None for the adapter's own key."""
+    """The name of the key that was used for the request; None for the adapter's own key."""
     tags: dict[str, str] | None = None
     """The tags of the call."""
     started_us: int = 0
-    """When it was asked for, in microseconds since the Unix epoch."""
+    """When it was requested, in microseconds since the Unix epoch."""
 
 
 class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,7 +353,7 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether these are the calls of unknown usage. They count at what was reserved for them."""
+    """Whether these are the calls of unknown usage. They count with the amount reserved for them."""
     calls: int
     """The number of attempts."""
     nano_usd: int

@@ -151,7 +151,7 @@ class Term(NamedTuple):
 
     words: tuple[str, ...]
     begins: bool = False
-    """Whether the last word may go on."""
+    """Whether the last word may be incomplete."""
     absent: bool = False
 
 
@@ -206,7 +206,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def excerpt(text: str, terms: tuple[Term, ...], length: int = 160) -> str:
-    """The part of a text around the first word that was asked for, on one line."""
+    """The part of a text around the first searched word, on one line."""
     line = " ".join(text.split())
     wanted = [term.words[0] for term in terms if not term.absent]
     for found in re.finditer(r"\w+", line):

@@ -56,7 +56,7 @@ class Opening(Protocol):
         """Open the store, and create or upgrade it as needed. Does nothing if it is open.
 
         Raises:
-            StoreError: The store isn't ours or is of a newer version. It is left as it is.
+            StoreError: The store isn't ours or is of a newer version. It is not changed.
             StoreUnavailable: The store can't be used now. Each `write` tries again until the store is closed.
         """
         ...
@@ -225,7 +225,7 @@ class Queries(Protocol):
         ...
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
-        """A job at a provider, such as a video's, as far as it is known."""
+        """The stored data of a job at a provider, such as a video."""
         ...
 
     async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
@@ -240,7 +240,7 @@ class Queries(Protocol):
         ...
 
     async def batch(self, batch_id: str) -> StoredBatch | None:
-        """A batch as far as it is known; None if nothing is."""
+        """The stored data of a batch; None if nothing is stored."""
         ...
 
     async def batches(self, limit: int = 100) -> list[StoredBatch]:
@@ -290,7 +290,7 @@ class Statistics(Protocol):
             under: The price version for the costs. None is the current one.
 
         Raises:
-            ValueError: There is no such dimension.
+            ValueError: The dimension is unknown.
         """
         ...
 
@@ -300,7 +300,7 @@ class Statistics(Protocol):
         """Latency, first token, speed, cache hits and outcomes by dimensions.
 
         Raises:
-            ValueError: There is no such dimension.
+            ValueError: The dimension is unknown.
         """
         ...
 
@@ -316,7 +316,7 @@ class Statistics(Protocol):
             run_id: The caller's run. Its calls in progress are left out, because the caller counts them itself.
 
         Raises:
-            ValueError: There is no such dimension.
+            ValueError: The dimension is unknown.
         """
         ...
 
@@ -375,8 +375,9 @@ class Sessions(Protocol):
         ...
 
     async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
-        """The run that goes on with a stored session, None if there is none; and the last number of `run_id` that
-        is committed.
+        """The run that owns a stored session, and the last committed number of `run_id`.
+
+        The run is None if the session has no owner.
         """
         ...
 
@@ -385,7 +386,7 @@ class Sessions(Protocol):
 
         The figures of its calls stay: models, times, tokens and costs. The session's name and tags, the texts of
         errors, the names of tools, and events of your own are erased, because they may quote content. Sums by a
-        tag do not include these calls any more. Deleted bytes are overwritten.
+        tag no longer include these calls. Deleted bytes are overwritten.
 
         The deletion reaches a shared store with the next shipping. A shipper does not bring back a session that
         was deleted in the shared store, until a new session of that name starts.
@@ -396,10 +397,10 @@ class Sessions(Protocol):
         ...
 
     async def forget_content(self, before: int | datetime) -> int:
-        """Delete all content that was last used before a moment.
+        """Delete all content that was last used before a given time.
 
         Events, costs and tags stay. The names of sessions, the texts of errors and the names of tools are erased.
-        Older sessions can't be resumed any more. The bytes are overwritten. As with a deleted session, the
+        Older sessions can no longer be resumed. The bytes are overwritten. As with a deleted session, the
         deletion reaches a shared store and lasts there.
 
         Returns:
@@ -450,7 +451,7 @@ class Repricing(Protocol):
             progress: As in `reprice`.
 
         Raises:
-            StoreError: There is no such repricing.
+            StoreError: The repricing does not exist.
         """
         ...
 
@@ -540,17 +541,17 @@ class Upkeep(Protocol):
         ...
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        """Copy the trace as it is now to a new path. Others go on writing meanwhile.
+        """Copy the current trace to a new path. Writers can continue during the copy.
 
-        The copy is a trace file of mode 0600. Calls in progress have no end in the copy, and get one when a writer
-        first starts on it.
+        The copy is a trace file of mode 0600. Calls in progress have no end in the copy. They are closed when a
+        writer first opens it.
 
         Args:
-            path: The path of the copy. Nothing is left there if the copy fails or is cancelled.
-            progress: Called now and then with the pages copied and all pages.
+            path: The path of the copy. If the copy fails or is cancelled, no file is left.
+            progress: Called regularly with the number of copied pages and of all pages.
 
         Raises:
-            StoreError: Something is at the path, or the copy failed.
+            StoreError: The path exists, or the copy failed.
         """
         ...
 

@@ -47,7 +47,7 @@ class TurnTree(msgspec.Struct, kw_only=True):
 def trees(rows: Iterable[CallRow]) -> list[TurnTree]:
     """The trees that some attempts belong to, the earliest first.
 
-    Where a turn above is not among the rows, what is below it is a tree of its own.
+    If a parent turn is not among the rows, its children form separate trees.
     """
     found: dict[str, TurnTree] = {}
     for row in sorted(rows, key=_began):
@@ -64,7 +64,7 @@ def trees(rows: Iterable[CallRow]) -> list[TurnTree]:
 
 
 async def trees_of(store: Store, rows: Sequence[CallRow], limit: int) -> list[TurnTree]:
-    """The whole trees of some calls, the first of them first, at most so many."""
+    """The whole trees of some calls, in the order of the calls, up to a maximum number."""
     names = dict.fromkeys(row.root_turn_id or row.turn_id or row.request_id for row in rows)
     found: list[TurnTree] = []
     for name in list(names)[:limit]:

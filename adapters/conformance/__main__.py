@@ -30,7 +30,7 @@ def find_kit(place: str) -> Kit:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if nothing failed, 1 if a check failed, 2 if there is no such kit."""
+    """Return 0 if nothing failed, 1 if a check failed, 2 if the kit does not exist."""
     parser = argparse.ArgumentParser(
         "python -m callboard.adapters.conformance",
         description="Run the conformance checks of an adapter with its kit.",

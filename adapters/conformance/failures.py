@@ -42,7 +42,7 @@ BY_STATUS = {
 
 @check("6.2", ERRORS)
 async def each_condition_has_its_exception(kit: Kit) -> None:
-    """Each failure becomes the most specific exception, with its class, and whether a retry may succeed."""
+    """Each failure raises its most specific exception, with the right `error_class` and `retryable`."""
     shown = 0
     for condition, kind in CONDITIONS.items():
         for streamed in (False, True):
@@ -201,7 +201,7 @@ def _check_reports(reports: list[AttemptReport], retries: int) -> None:
 
 @check("6.4", RETRIES)
 async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
-    """An attempt that fails before its first event leaves no trace. The caller sees the next one's reply alone."""
+    """An attempt that fails before its first event is invisible. The caller gets only the next attempt's reply."""
     waiting(kit)
     for streamed in (False, True):
         says = Says("Hello, ☃!", streamed=streamed)

@@ -267,7 +267,7 @@ CONDITIONS: dict[str, type[AdapterError]] = {
 
 
 class NotShown(Exception):
-    """The provider can't do this, or the kit doesn't show it. The text gives the reason. It is no failure."""
+    """The provider can't do this, or the kit doesn't show it. The text gives the reason. This is not a failure."""
 
 
 class Says(msgspec.Struct, frozen=True):

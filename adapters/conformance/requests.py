@@ -49,7 +49,7 @@ def sent_body(at: Stage, number: int = -1) -> JsonObject:
 
 @check("3.2", "Model mapping defined")
 async def the_request_names_the_model(kit: Kit) -> None:
-    """The model is asked for by its own name, without the `provider:` prefix, and the limit is passed on."""
+    """The request has the model's own name, without the `provider:` prefix, and the limit."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         await at.adapter.complete(at.request(max_output_tokens=77))
         request = sent(at)
@@ -149,7 +149,7 @@ async def a_providers_ids_come_back_to_it(kit: Kit) -> None:
 
 @check("10", MESSAGES)
 async def a_tools_input_survives_the_round_trip(kit: Kit) -> None:
-    """The input of a call in the history is sent as it is: nested objects, arrays, every primitive."""
+    """The input of a call in the history is sent unchanged: nested objects, arrays, every primitive."""
     given: JsonObject = {
         "nested": {"deep": [1, 2.5, {"x": None}]},
         "flag": True,

@@ -126,7 +126,7 @@ async def stream_and_complete_agree(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def no_cut_changes_the_events(kit: Kit) -> None:
-    """The events are the same however the network cuts the body: byte by byte, at any place, or not at all."""
+    """The events do not depend on how the network splits the body: byte by byte, anywhere, or not at all."""
     wire, scene = over_http(kit), await longest(kit)
     streaming(kit)
     body = b"".join(wire.chunks(scene.text, scene.calls, scene.stop))

@@ -124,7 +124,7 @@ class HttpCall(HttpAttempts):
         return written
 
     def _informed(self) -> CanonicalRequest:
-        """The request with the model's capabilities, also if only the wire has them."""
+        """The request with the model's capabilities, even if only the wire defines them."""
         request = self.request
         if request.capabilities is not None:
             return request

@@ -319,7 +319,7 @@ class HttpClient:
     async def look_up(self, call: WireCall, seconds: float) -> Json:
         """The server's JSON answer to a question outside of calls, which is sent once.
 
-        Returns None if no JSON arrives within `seconds`, or after an error. Raises nothing but cancellation.
+        Returns None if no JSON arrives within `seconds`, or after an error. Raises only cancellation.
         """
         with anyio.move_on_after(seconds):
             try:
@@ -336,10 +336,10 @@ class HttpClient:
         return self.wire.rate_limit(masked_headers(headers, self.secrets))
 
     async def health_check(self) -> AdapterHealth:
-        """Check that the provider answers and accepts the key, by one GET, repeated only with a new key.
+        """Check with one GET that the provider answers and accepts the key. It is repeated only with a new key.
 
         The GET takes at most 5 seconds, or the timeout of a call if shorter. A server without that page is
-        reachable. Raises nothing but cancellation.
+        reachable. Raises only cancellation.
         """
         call = self.wire.health_request()
         if call is None:

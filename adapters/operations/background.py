@@ -2,7 +2,7 @@
 
     asking      the request is sent; it is never repeated, because each one is billed
     reading     the reply's id is known, and its stream is read
-    broken      the connection is lost; after a wait the stream is requested after its last event
+    broken      the connection is lost; the rest of the stream is requested after a wait
     looking     there is no stream: the reply is polled until it is complete, and read whole
     over        the reply is complete, failed, or was cancelled; or we gave up
 

@@ -364,7 +364,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
 
 
 def _seconds(value: str | float | None) -> int | None:
-    """A length in whole seconds, rounded up; None if it is no number."""
+    """A length in whole seconds, rounded up; None if it is not a number."""
     try:
         number = float(value) if value is not None else 0.0
     except ValueError:

@@ -72,7 +72,7 @@ class GrowingArguments:
         return self._compare(fragment)
 
     def settle(self) -> str:
-        """Return the text that was held for the next fragment, because there is none."""
+        """Return the held text, because no further fragment follows."""
         rest = self._best_guess()
         self._doubtful = ""
         return self._keep(rest)

@@ -129,7 +129,7 @@ def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tupl
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A part of the history that the target will not get, or in another form."""
+    """A part of the history that the target does not receive, or receives in another form."""
 
     session_id: str
     message_id: str
@@ -244,7 +244,7 @@ def refusal(block: ContentBlock, target: Target) -> str | None:
 
 
 def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: Target) -> str | None:
-    """The reason why a tool's result can't have a block; None if it can."""
+    """The reason why a tool's result can't contain a block; None if it can."""
     if reason := refusal(block, target):
         return reason
     kind = str(type(block).__struct_config__.tag)

@@ -388,7 +388,7 @@ class _Fitter:
         self.losses.note(message, block, refused or "an image of another model is sent as an image of the user")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
-        """The text of reasoning for another model, if the caller wants that."""
+        """The text of reasoning for another model, if the caller enables this."""
         if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
             return []
         raw = block.provider_raw

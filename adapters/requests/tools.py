@@ -125,7 +125,7 @@ def _both(one: JsonObject, other: JsonObject) -> JsonObject:
 
 
 def _joint(one: Json, other: Json) -> Json:
-    """A schema of a property in two schemas. The first takes precedence."""
+    """Merge two schemas of one property. The first takes precedence."""
     if not isinstance(one, dict) or not one:
         return one if one is False else other
     if not isinstance(other, dict):

@@ -302,7 +302,7 @@ def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
 
 
 class HttpTransport:
-    """Kept-alive connections to any number of servers, over the client that each request needs."""
+    """Keeps connections to any number of servers alive. Each request uses the client that it needs."""
 
     def __init__(self) -> None:
         self._own = Http1Transport()

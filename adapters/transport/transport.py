@@ -87,7 +87,7 @@ def codings(header: str) -> list[str]:
 
 
 class Unpacker:
-    """A decoder of all codings of a body.
+    """A decoder for a body with one or more content codings.
 
     Raises:
         StreamError: A coding is not supported.

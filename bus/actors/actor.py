@@ -110,9 +110,9 @@ class Actor:
         raise NotImplementedError
 
     async def stopping(self) -> None:
-        """Called once at the end of a life that had started, also after a crash, when all its tasks have ended.
+        """Called once after all the actor's tasks have ended, also after a crash. Not called if the start failed.
 
-        It is shielded from cancellation, and cut off after one second. Its exceptions are logged.
+        Cancellation does not interrupt it. After one second it is aborted. Its exceptions are logged.
         """
 
 
@@ -385,7 +385,7 @@ class Incarnation:
         return self.tasks.hold(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
-        """Live through all phases.
+        """Run all phases.
 
         Only KeyboardInterrupt and SystemExit are raised; `error` is set after a crash.
         """

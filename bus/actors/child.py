@@ -36,7 +36,7 @@ Verdict: TypeAlias = Literal["stay", "restart", "limit"]
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
-    """The patience of a supervisor.
+    """The time limits of a supervisor.
 
     Raises:
         ValueError: `max_failures` is below 1.

@@ -49,7 +49,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, 
     requested_model: str
     """The model as the caller named it."""
     streamed: bool
-    """Whether the reply is asked for as a stream."""
+    """Whether the reply is requested as a stream."""
     reason: str = "first"
     """``first``, ``retry``, ``repair``, ``key`` after a refused key, ``taken_up`` for a background reply that is
     resumed, or ``continued`` after a break.

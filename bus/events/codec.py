@@ -315,7 +315,7 @@ def _with_raw(thing: _WithUsage, raw: msgspec.Raw) -> _WithUsage:
 
 
 class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An envelope with an encoded event. The fields are those of `Envelope`, and the event's topic."""
+    """An envelope with an encoded event. It has the fields of `Envelope`, and the event's topic."""
 
     seq: int
     run_id: str

@@ -113,8 +113,8 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
 class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping_changed"):
     """Shipping to the shared store has failed or works again.
 
-    ``shipping``: the shared store takes events. ``retrying``: it can't be reached, and events wait in the trace
-    file. This is repeated whenever the number of waiting events has doubled.
+    ``shipping``: the shared store accepts events. ``retrying``: the store can't be reached, and events wait in the
+    trace file. The event is published again whenever the number of waiting events has doubled.
     """
 
     previous: Literal["shipping", "retrying"]
@@ -221,7 +221,7 @@ class BudgetRefused(Event, frozen=True, kw_only=True, tag="budget.refused"):
 
 
 class BudgetLow(Event, frozen=True, kw_only=True, tag="budget.low"):
-    """The spending of an account has passed the budget's mark, for the first time in the window."""
+    """The spending of an account has passed the budget's `low_at`, for the first time in the window."""
 
     scope: str
     """The kind of account: ``engine``, ``session``, ``provider``, ``model`` or ``tag:NAME``."""

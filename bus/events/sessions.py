@@ -17,7 +17,7 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     """A session exists."""
 
     model: str
-    """The model as it was asked for, in words."""
+    """The model as requested, in words."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """The tags that the session's calls carry."""
     name: str | None = None
@@ -59,7 +59,7 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
     """A turn has started. Its id is in the envelope."""
 
     model: str
-    """The model as it was asked for."""
+    """The model as requested."""
     trace_parent: str | None = None
     """The host's span around the turn, as W3C writes it."""
     parent_call_id: str | None = None
@@ -130,7 +130,7 @@ class StepSoFar(Protocol):
 
     @property
     def message(self) -> Message:
-        """The reply as it stands in the history."""
+        """The reply as in the history."""
 
     @property
     def tool_results(self) -> tuple[ToolResultBlock, ...]:

@@ -116,7 +116,7 @@ class StreamChannel:
             stream_id: The id of the stream.
             owner: The owner that `attach` must name; None for a stream without one.
             session_id: The session of the turn, for `streams()`.
-            model: The model that the turn asked for, in words, for `streams()`.
+            model: The model that the turn requested, in words, for `streams()`.
 
         Raises:
             ValueError: A log of that id exists already, or still exists.

@@ -40,7 +40,7 @@ _WEIGH_EVERY = 512
 class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
     """A snapshot for a reader that is behind the unfolded part of the log.
 
-    The reader must discard all events that it has read, and use `snapshot` in their place.
+    The reader must discard all events that it has read, and use `snapshot` instead.
     """
 
     snapshot: tuple[T, ...]

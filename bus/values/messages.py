@@ -148,7 +148,7 @@ class Message(ShortRepr, frozen=True, dict=True):
     """One entry of a conversation. Two messages are equal if their roles and contents are equal.
 
     Raises:
-        ValueError: A block may not stand in a message of that role; the text names the block.
+        ValueError: A message of that role may not contain a block. The text names the block.
     """
 
     role: Role
@@ -294,7 +294,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
     description: str = ""
     """The description for the model."""
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
-    """A JSON Schema with an object at its root, or a union or reference that stands for one."""
+    """A JSON Schema with an object at its root, or a union or a reference to one."""
     strict: bool | None = None
     """Whether to ask the provider to enforce the schema; None leaves it to the adapter."""
     annotations: ToolAnnotations | None = None
@@ -332,7 +332,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
 
 
 class SessionSetup(ShortRepr, frozen=True, kw_only=True):
-    """The parts of a session besides its messages. They count as content, like messages."""
+    """The settings of a session. They count as content, like its messages."""
 
     model: Json
     """A name, several names in order, or an object that describes how to choose."""

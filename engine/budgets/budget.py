@@ -82,7 +82,7 @@ class Window(msgspec.Struct, frozen=True):
         return _calendar_slot(self.calendar, _zone(self.zone), now_us)
 
     def forgets_us(self, slot: Slot) -> int:
-        """The moment from which a slot does not count any more."""
+        """The time from which a slot no longer counts."""
         return slot.end_us + self.rolling_us if self.rolling is not None else slot.end_us
 
 
@@ -123,16 +123,16 @@ OF_TREES = ("turn", "root")
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on what calls may spend. The most that a call can cost is reserved before the call is sent.
+    """A spending limit for calls. The maximum cost of a call is reserved before the call is sent.
 
     Raises:
-        ValueError: There is no limit, a limit is negative, or a field has none of the values that it can have.
+        ValueError: There is no limit, a limit is negative, or a field has an invalid value.
     """
 
     max_cost_usd: Decimal | float | str | None = None
-    """The most that may be spent in the window, in US dollars; None is no limit on money."""
+    """The most that may be spent in the window, in US dollars; None means no limit on money."""
     max_tokens: int | None = None
-    """The most input and output tokens of the window together; None is no limit on tokens."""
+    """The most input and output tokens of the window together; None means no limit on tokens."""
     per: str = "engine"
     """The scope: ``engine``, ``session``, ``provider``, ``model``, ``turn``, ``root`` or ``tag:NAME``.
 
@@ -143,24 +143,23 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     of: str | None = None
     """The one session, provider, model or value of the tag that is limited; None limits each."""
     window: Calendar | timedelta | None = None
-    """The time after which the account starts again: ``hour``, ``day`` or ``month`` of the calendar, or a
-    timedelta
+    """The time after which the account restarts from zero. None means never.
 
-    for a rolling window. None never starts again.
+    ``hour``, ``day`` and ``month`` follow the calendar. A timedelta is a rolling window.
     """
     zone: str = "UTC"
     """The IANA time zone of the calendar."""
     when_full: WhenFull = "refuse"
-    """The fate of a call that does not fit. ``refuse`` raises BudgetExceededError. ``wait`` waits until the end of
-    another call, or of the window, makes room. ``cheaper`` goes on to the next candidate that fits."""
+    """The action for a call that does not fit. ``refuse`` raises BudgetExceededError. ``wait`` waits until another
+    call or the window ends and the call fits. ``cheaper`` tries the next candidate that fits."""
     shorten_to: int | None = None
-    """The smallest `max_output_tokens` to which a call may be shortened so that it fits; None shortens none."""
+    """The smallest `max_output_tokens` to which a call may be shortened so that it fits. None means never."""
     unpriced: Literal["refuse", "allow"] = "refuse"
     """The action for a call of unknown price. A budget that allows it does not count its cost."""
     low_at: float = 0.8
     """The fraction of the limit at which ``budget.low`` is published, once in a window."""
     follows_repricing: bool = False
-    """Whether repricing the past changes what counts as spent. If not, a call counts at the price of its time."""
+    """Whether repricing past calls changes the amount spent. If not, a call counts at the price of its time."""
 
     def __post_init__(self) -> None:
         if self.max_cost_usd is None and self.max_tokens is None:

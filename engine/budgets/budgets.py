@@ -119,7 +119,7 @@ class SharedBudgets(Protocol):
         ...
 
     async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
-        """Have as much granted to this node as a call needs, if it is there."""
+        """Request a grant for this node that is large enough for a call."""
         ...
 
     def reserved(self, accounts: Sequence[Account], asked: Amount) -> None: ...
@@ -129,12 +129,12 @@ class SharedBudgets(Protocol):
         ...
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted again, because prices have changed."""
+        """Count the trace of ended runs again, because prices have changed."""
         ...
 
 
 def _account(shared: SharedBudgets, budget: Budget, value: str) -> Account:
-    """A new account. That of a turn is this node's alone, because the turn is."""
+    """A new account. The account of a turn is not shared with other nodes, because a turn runs on one node."""
     return Account(budget, value) if budget.per in OF_TREES else shared.account(budget, value)
 
 
@@ -206,7 +206,7 @@ class Budgets:
                 self._loaded = True
 
     async def recount(self, *, all_of_them: bool = False) -> None:
-        """Count again what has ended, in the budgets that follow repricings."""
+        """Count ended calls again, in budgets with `follows_repricing`."""
         following = [each for each in self._in_trace if each.follows_repricing or all_of_them]
         if not following or not self._loaded:
             return
@@ -218,7 +218,7 @@ class Budgets:
         self._admit()
 
     async def _count(self, budgets: Sequence[Budget]) -> None:
-        """Take what has ended from the trace.
+        """Read ended calls from the trace.
 
         Calls that end meanwhile stay reserved until it is known whether the trace's sums include their ends.
         """
@@ -290,7 +290,7 @@ class Budgets:
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
     def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
-        """The largest number of output tokens that has room, where the budgets allow that a call is shortened."""
+        """The largest number of output tokens that fits, if the budgets allow a call to be shortened."""
         now_us = self._now_us()
         refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
         allowed = [refusal.budget.shorten_to for refusal in refusals]
@@ -428,7 +428,7 @@ class Budgets:
             self.ledger.rename(name, new_name)
 
     def release(self, name: str) -> None:
-        """Give back what a call reserved that was never made."""
+        """Release the reservation of a call that was never made."""
         if self.ledger.release(name):
             self._admit()
 

@@ -39,7 +39,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def money(self) -> int:
-        """The money as far as it is known, in nano-USD."""
+        """The money as far as known, in nano-USD."""
         return self.nano_usd or 0
 
     @property
@@ -242,7 +242,7 @@ class Account:
         return Refusal(self.budget, self.value, why, left, asked, fits_at, state.held)
 
     def _fits_at_us(self, why: Literal["money", "tokens"], asked: Amount, now_us: int) -> int | None:
-        """When so many slots have left the window that the amount fits, if nothing else is spent."""
+        """The time when enough slots have left the window for the amount to fit, if nothing else is spent."""
         limit = self._max_money if why == "money" else self._max_tokens
         need = asked.money if why == "money" else asked.tokens
         assert limit is not None
@@ -256,7 +256,7 @@ class Account:
         return None
 
     def is_newly_low(self, now_us: int) -> bool:
-        """Whether spending has passed the mark for the first time in this slot of the window."""
+        """Whether spending has passed `low_at` for the first time in this slot of the window."""
         if now_us < self._told_low_until_us or not self._is_low(self._money, self._tokens):
             return False
         slots = self.counted(now_us)
@@ -367,7 +367,7 @@ class Ledger:
         return []
 
     def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
-        """Count what a call did cost in place of what it reserved. Returns its accounts; none if it has no hold.
+        """Replace a call's reservation with its cost. Returns its accounts, or none if it has no reservation.
 
         A call that was lost may be settled when something better is known.
         """
@@ -401,7 +401,7 @@ class Ledger:
             self._holds[new_id] = self._holds.pop(hold_id)
 
     def release(self, hold_id: str) -> list[Account]:
-        """Give back what a call reserved, because it was never sent. Returns its accounts."""
+        """Release the reservation of a call that was never sent. Returns its accounts."""
         return self.settle(hold_id, None)
 
     def account(self, budget: Budget, value: str) -> Account:
@@ -409,13 +409,13 @@ class Ledger:
         return self._account(self.budgets.index(budget), value)
 
     def forget_turn(self, turn_id: str) -> None:
-        """Drop the accounts of a turn that is over. What is still reserved in them is settled all the same."""
+        """Drop the accounts of a turn that has ended. Amounts still reserved in them are settled nevertheless."""
         for number, budget in enumerate(self.budgets):
             if budget.per in OF_TREES:
                 self._accounts.pop((number, turn_id), None)
 
     def forget_ended(self, budget: Budget) -> None:
-        """Forget what has ended in all accounts of a budget, so that it can be counted again from the trace."""
+        """Forget ended calls in all accounts of a budget, so that they can be counted again from the trace."""
         number = self.budgets.index(budget)
         for (of_budget, _), account in self._accounts.items():
             if of_budget == number:

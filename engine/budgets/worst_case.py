@@ -67,7 +67,7 @@ def worst_case_of_reply(
 
 
 class _Rates(msgspec.Struct, frozen=True):
-    """The dearest rates of one segment of a price table, in pico-USD."""
+    """The highest rates of one segment of a price table, in pico-USD."""
 
     segment: Segment
     input: int | None
@@ -82,7 +82,7 @@ class _Rates(msgspec.Struct, frozen=True):
         return in_time and found.above < max(sent, 1) and found.daily_from <= at_us % _DAY_US < found.daily_to
 
     def most_pico(self, sent: int, said: int) -> int | None:
-        """The cost of so many tokens in pico-USD; None if a rate is unknown."""
+        """The cost of a number of tokens in pico-USD; None if a rate is unknown."""
         if (sent and self.input is None) or (said and self.output is None):
             return None
         sent = min(sent, self.segment.up_to)
@@ -118,14 +118,14 @@ def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: s
 
 
 def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
-    """The dearest of some rates; None if the one that is always needed is unknown."""
+    """The highest of some rates; None if the one that is always needed is unknown."""
     if row.rate(needed) is None:
         return None
     return max(rate for rate in map(row.rate, (needed, *others)) if rate is not None)
 
 
 def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage, ...]:
-    """The most that images can use: so many pieces, or tokens, whichever the provider counts."""
+    """The most that images can use: a number of images or of tokens, as the provider counts."""
     counted = TokenUsage(upper_end(estimated_input_tokens), images * MOST_TOKENS_OF_AN_IMAGE)
     return TokenUsage(details={"image": images}), counted
 

@@ -98,9 +98,9 @@ class StreamAccumulator:
                 pass  # Arguments count once they are complete. Events between messages belong to no message.
 
     def response(self) -> CanonicalResponse:
-        """The reply. A reply that still comes is shown as if it were cut off now.
+        """The reply. An incomplete reply is returned as if it were cut off now.
 
-        It lacks what the events of an adapter or a log don't carry, such as the latency.
+        It lacks data that the events do not contain, such as the latency.
 
         Raises:
             CallboardError: No message has started.

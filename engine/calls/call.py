@@ -111,7 +111,7 @@ class Filtering:
         self._hand_on(passed)
 
     async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Wait for work that takes events in, and until all of them are filtered."""
+        """Wait for work that adds events, and until all events are filtered."""
         if self._waiting is None:
             return await work()
         failure: Exception | None = None
@@ -236,7 +236,7 @@ class Call(CallEvents):
         self._end_in_order()
 
     def leave(self) -> None:
-        """End the call here, and leave its reply to the provider if that goes on with it; else cancel the call."""
+        """End the call here. If the provider continues the reply, leave it running; else cancel the call."""
         handle = self._handle
         if not self.accepted or handle is None:
             self.cancel()
@@ -305,7 +305,7 @@ class Call(CallEvents):
         return response
 
     def _account_for_stop(self, end: object) -> None:
-        """Put on the error of a guardrail what the call came to, which its end has."""
+        """Put the usage and cost of the call on a guardrail's error."""
         stop = None if self._filtering is None else self._filtering.error
         if isinstance(stop, AdapterError) and isinstance(end, AdapterError):
             stop.content, stop.usage, stop.cost = end.content, end.usage, end.cost
@@ -326,7 +326,7 @@ class Call(CallEvents):
         return min(super()._time_left(running) if own is None else own, self._deadline - anyio.current_time())
 
     async def _answer(self) -> CanonicalResponse:
-        """The adapter's response. However the wait ends, the adapter's work ends and the slot is given back.
+        """The adapter's response. However the wait ends, the adapter's work ends and the slot is released.
 
         Timers instead of a cancel scope end the wait, as most calls need neither.
         """

@@ -1,4 +1,4 @@
-"""One call of any kind: what it waits for, and its events.
+"""One call of any kind: its waits and its events.
 
 Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then has a
 start, and each start has exactly one end. Publishing does not wait, so a `finally` may use all of it.
@@ -197,7 +197,7 @@ class CallEvents:
     began_us: int | None = None
     """When the call started, in microseconds since the Unix epoch, if another process started it."""
     attempts_before = 0
-    """The number of attempts that another process has made of it, before the one that is taken up."""
+    """The number of attempts that another process made before the attempt that is continued."""
     on_accepted: Callable[[bool], object] | None = None
     """A function that is called when the provider accepts the reply for the background.
 
@@ -347,7 +347,7 @@ class CallEvents:
     # --- Reports of the adapter (synchronous) ---
 
     def on_attempt(self, report: AttemptReport) -> NextAttempt | None:
-        """Take note of what the adapter reports of an attempt. Returns what waits for the next attempt's turn.
+        """Record an adapter's report of an attempt. Returns the reports that wait for the next attempt.
 
         Raises AdapterError.
         """
@@ -410,7 +410,7 @@ class CallEvents:
                         self.on_accepted(False)
 
     def _accept(self, report: AttemptAccepted) -> None:
-        """Note, so that it survives the end of this process, by which id the reply can be taken up."""
+        """Store the id by which the reply can be continued, so that it survives the end of this process."""
         self.accepted = True
         if self.on_accepted is not None:
             self.on_accepted(True)
@@ -578,7 +578,7 @@ class CallEvents:
         return started if content is None else started.with_content(content)
 
     def content(self) -> CallContent | None:
-        """The content of the request, for observers in this process; None for a call that is no conversation."""
+        """The content of the request, for observers in this process; None if the call is not a conversation."""
         return None
 
     def settings(self) -> CallSettings | None:

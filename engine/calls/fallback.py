@@ -28,7 +28,7 @@ class BorrowedAdapters:
         self._adapters: dict[str, RunningAdapter] = {}
 
     async def ready(self, decision: RoutingDecision, request_id: str) -> RunningAdapter:
-        """The adapter of a routing decision, started if need be. The availability table learns that a call is on
+        """The adapter of a routing decision, started if needed. The availability table learns that a call is on
         its way.
 
         Raises AdapterError or ConfigurationError.

@@ -156,7 +156,7 @@ _LONGEST_SEARCHED = 400_000
 
 
 def without_quotes(text: str, said: Iterable[str]) -> str:
-    """A text with an ellipsis in place of what it quotes."""
+    """A text whose quotations are replaced by an ellipsis."""
     left = _LONGEST_SEARCHED
     for source in islice(said, _MOST_TEXTS):
         source = source[:left]
@@ -169,7 +169,7 @@ def without_quotes(text: str, said: Iterable[str]) -> str:
 
 
 def texts_of(messages: Iterable[Message], system_prompt: str | None = None) -> Iterator[str]:
-    """All text in messages: texts, the arguments of tools and their results."""
+    """All text in messages: text blocks, arguments of tools, and results of tools."""
     if system_prompt:
         yield system_prompt
     for message in messages:

@@ -88,7 +88,7 @@ class Outlet:
             self._pieces.put(("stdout", text))
 
     def think(self, text: str) -> None:
-        """More of what the model thinks. Only a terminal shows it. It returns immediately."""
+        """More of the model's reasoning. Only a terminal shows it. It returns immediately."""
         if text and self._shows_thoughts:
             begin = "" if self._thinks else self._dim
             self._thinks = True
@@ -376,7 +376,7 @@ class _Answering:
             return await turn.message()
 
     def _write(self, reply: Reply) -> int:
-        """Write what has not been written as it came. Gives the exit code."""
+        """Write the text that has not been written yet. Gives the exit code."""
         question = self._question
         try:
             text = wanted_text(reply, self._schema, question.extract, as_json=question.as_json)

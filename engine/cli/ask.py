@@ -21,7 +21,7 @@ TOOL_ROUNDS = 10
 """The number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
 
 KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
-"""The environment variable that turns keeping off, unless a conversation goes on."""
+"""The environment variable that turns keeping off, unless a conversation continues."""
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

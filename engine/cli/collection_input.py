@@ -145,7 +145,7 @@ class Added(msgspec.Struct):
 def destination(
     registry: ModelRegistry, known: Collection | None, name: str, model: str | None, dimensions: int | None
 ) -> Into:
-    """The collection with its model: its own, or for a new one the model that is named."""
+    """The collection, with its own model. A new collection gets the named model."""
     if known is None and model is None:
         raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
     if known is not None and model is None:

@@ -103,7 +103,7 @@ def plugin_names() -> list[str]:
 
 
 def plugin_command(name: str) -> AddCommand | None:
-    """The function that adds a plugin's command; None if there is no such plugin, or it can't be loaded."""
+    """The function that adds a plugin's command; None if the plugin does not exist, or it can't be loaded."""
     from importlib.metadata import entry_points
 
     if not entry_points(group=GROUP, name=name):  # so that a misspelt command imports nothing of the library
@@ -177,7 +177,7 @@ def _run_bare(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the command that was asked for. Its own errors become exit codes."""
+    """Run the command that was requested. Its own errors become exit codes."""
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
     from .common.screen import complain
@@ -204,7 +204,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _meant(words: Sequence[str]) -> Sequence[str]:
     """The words with the command that they mean.
 
-    ``callboard help COMMAND`` means ``callboard COMMAND --help``. A question in place of a command is for ``ask``.
+    ``callboard help COMMAND`` means ``callboard COMMAND --help``. A question without a command is for ``ask``.
     """
     if words[0] == "help":
         return [*(word for word in words[1:] if word not in ("help", "-h", "--help")), "--help"]
@@ -354,7 +354,7 @@ def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:
 
 
 class _Version(argparse.Action):
-    """As argparse's own, but the version is looked up only when it is asked for: that takes 15 ms of imports."""
+    """Like argparse's version action, but imports the version only when requested, because that takes 15 ms."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from .common.sanitize import say

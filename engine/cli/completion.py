@@ -30,7 +30,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write a script, or what may stand at a place."""
+    """Write a completion script, or the completions of a word."""
     if arguments.line is not None:
         words = in_words(arguments.line)
         for each in proposals(words):
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_words(line: str) -> list[str]:
-    """A line up to the cursor as words. The last is the one that is being written, which may be empty."""
+    """A line up to the cursor as words. The last is the one being typed, which may be empty."""
     for end in ("", '"', "'"):
         try:
             words = shlex.split(line + end)

@@ -163,7 +163,7 @@ async def given_tools(
 
 
 def _server(word: str) -> str | list[str] | None:
-    """The address or the command of an MCP server; None if the word names code."""
+    """The address or the command of an MCP server; None if the argument names Python code."""
     if word.startswith(("http://", "https://")):
         return word
     if not word.startswith(_COMMAND):

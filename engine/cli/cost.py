@@ -233,7 +233,7 @@ def _tell_savings(console: Console, arguments: argparse.Namespace) -> None:
 
 
 async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
-    """The number of calls that budgets refused in the time that is asked for."""
+    """The number of calls that budgets refused in the time that is requested."""
     where = call_filter(arguments)
     return len(await store.events(topic="budget.refused", since=where.since, until=where.until, limit=None))
 

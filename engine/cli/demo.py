@@ -452,7 +452,7 @@ def demo_prices() -> Path:
 
 
 def cassette(adapter: str) -> Path:
-    """The recording of what one of the demo's adapters was answered."""
+    """The recorded answers of one of the demo's adapters."""
     return near(_shipped("cassettes/local", "cassettes") / f"demo-{adapter}.json")
 
 

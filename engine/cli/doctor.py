@@ -196,7 +196,7 @@ _PLUGINS: list[Column[PluginLine]] = [
 
 
 def run_plugins(arguments: argparse.Namespace) -> int:
-    """A plugin that is broken is listed with its fault, which is no failure of the list."""
+    """A broken plugin is listed with its error. The list itself does not fail."""
     logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # The list shows the same warnings.
     found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
     return write_rows(

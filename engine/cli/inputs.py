@@ -127,7 +127,7 @@ def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBl
 
 
 def _sniffed(data: bytes, name: str) -> ContentBlock | None:
-    """The block of bytes that show what they are."""
+    """The content block of bytes whose type is recognised."""
     for make in (
         lambda: ImageBlock(data=data),
         lambda: AudioBlock(data=data),

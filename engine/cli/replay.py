@@ -1,4 +1,4 @@
-"""`callboard replay`: the events of a trace file again, as they came, or all at the same time."""
+"""`callboard replay`: replay the events of a trace file, at their original speed or immediately."""
 
 from __future__ import annotations
 

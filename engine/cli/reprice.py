@@ -246,7 +246,7 @@ def _prices(arguments: argparse.Namespace) -> PriceTable:
 async def _reprice(
     trace: TracePlace, arguments: argparse.Namespace, progress: OnProgress | None
 ) -> tuple[RepriceReport, PriceTable, str]:
-    """The report, its prices, and the prices of the costs before, in words."""
+    """The report, its price table, and a description of the previous prices."""
     async with await _opened(trace, arguments) as store:
         if arguments.resume is not None:
             number = None if arguments.resume == LATEST else arguments.resume

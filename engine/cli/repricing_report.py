@@ -259,7 +259,7 @@ def _totals(line: Line) -> str:
 
 
 def _beside(report: RepriceReport) -> str:
-    """The calls that are in neither sum, with their models, and the number of estimated calls."""
+    """The notes below the sums: the calls that neither sum includes, their models, and the number of estimates."""
     everything, notes = total(report), []
     if everything.beside:
         compared = plural(everything.sums.compared, "call")
@@ -371,7 +371,7 @@ def escaped(text: str) -> str:
 
 
 def tick_step(longest: int) -> int:
-    """A step of 1, 2 or 5 times a power of ten, in nano-USD. Five steps reach the longest bar or further."""
+    """A step of 1, 2 or 5 times a power of ten, in nano-USD. Five steps cover the longest bar."""
     power = 1
     while True:
         for factor in (1, 2, 5):

@@ -1,7 +1,7 @@
 """`callboard templates`: prompts with parameters, one YAML file each, which `callboard ask -t NAME` fills.
 
 A parameter is `$name` or `${name}` in `system` and `prompt`; `$$` is a dollar sign. The caller's text replaces
-`$input`, or follows the prompt. Values are inserted once: a value that looks like a parameter stays as it is.
+`$input`, or follows the prompt. Values are inserted once: a value that looks like a parameter is not changed.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def save(template: Template, *, replace: bool = False) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the folder, which is made if need be."""
+    """Write a file of the folder, which is created if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, text.encode())
@@ -254,7 +254,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def list_templates(arguments: argparse.Namespace) -> int:
-    """A template that can't be read is listed with its fault, which is no failure of the list."""
+    """An unreadable template is listed with its error. The list itself does not fail."""
     found = [_listed(name) for name in names()]
     return write_rows(
         "json" if arguments.json else "table",

@@ -149,7 +149,7 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
 
 
 def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable[CallSummary]:
-    """One line for each call: with its time and id for a file of many, or else numbered."""
+    """One line for each call. In a file of many calls it has a time and id, else a number."""
     numbers = {call.last.call_id: str(place) for place, call in enumerate(calls, 1)}
     head: list[Column[CallSummary]] = [figure("call", lambda call: numbers[call.last.call_id])]
     if when:

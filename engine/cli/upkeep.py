@@ -231,7 +231,7 @@ def ship(arguments: argparse.Namespace) -> int:
 
 
 def _forget(trace: Path, target: StoreAddress) -> bool:
-    """Note that a trace file is not shipped to a store any more. Returns whether it ever was."""
+    """Record that a trace file is no longer shipped to a store. Returns whether it was ever shipped."""
     from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
     from callboard.tracestore.shipping.shipper import receiver
 

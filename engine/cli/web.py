@@ -1,4 +1,4 @@
-"""`callboard web`: the live view in a browser, of its own engine or of a trace from elsewhere."""
+"""`callboard web`: the live view in a browser, for its own engine or for another trace."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def refuse_open_binds(arguments: argparse.Namespace) -> None:
-    """Refuse an address that others can reach, unless that was asked for."""
+    """Refuse an address that others can reach, unless that was requested."""
     try:
         local = ipaddress.ip_address(arguments.bind).is_loopback
     except ValueError:
@@ -119,7 +119,7 @@ async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
 
 
 def listening(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
-    """A socket that listens on the address that was asked for, and its URL. Raises ConfigurationError."""
+    """A socket that listens on the address that was requested, and its URL. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
     try:
         listener = socket.create_server((arguments.bind, arguments.port), family=family)

@@ -73,7 +73,7 @@ class RefusedReasoning:
 
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
-"""``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if need be."""
+"""``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if needed."""
 
 ANSWER_TOOL = "answer"
 
@@ -120,7 +120,7 @@ def _warning(code: WarningCode, what: str) -> CallWarning:
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
-    """The response with the text that its forced tool call stands for."""
+    """The response, with its forced tool call replaced by the text of the answer."""
     content: list[ContentBlock] = []
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:
@@ -134,7 +134,7 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
 
 
 def arguments_text(call: ToolUseBlock) -> str:
-    """The arguments of a call as the model wrote them, or else written again."""
+    """The arguments of a call as the model wrote them. If that text is missing, they are encoded again."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     return "" if call.incomplete else msgspec.json.encode(call.input).decode()

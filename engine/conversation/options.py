@@ -1,7 +1,7 @@
 """The options of a turn: declared once, merged over the levels, and kept for a turn that waits.
 
 `TurnOptions` is a TypedDict, so editors and type checkers show each argument. `merged` combines the levels: the
-defaults here, the session's options, the turn's options. An option that is None is left to the level below.
+defaults here, the session's options, the turn's options. If an option is None, the level below applies.
 
 A turn that waits for an approval or a tool's result is continued by another turn with the same options. They are
 stored with the session's setup, so they survive a restart and a takeover. Keys, functions and signals are never
@@ -33,7 +33,7 @@ StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits of a call, in seconds; None is the engine's."""
+    """Time limits of a call, in seconds; None means the engine's."""
 
     total: float | None = None
     """From asking to the end, with all steps and tools."""
@@ -95,7 +95,7 @@ class RequestOptions(TypedDict, total=False):
 class TurnOptions(RequestOptions, total=False):
     """The options of a turn, as keyword arguments or as a dict that is given with ``**``.
 
-    An option that is left out or None is the session's, then the model's in models.yaml, then the provider's
+    An option that is left out or None means the session's, then the model's in models.yaml, then the provider's
     default, unless its own line says otherwise.
     """
 
@@ -108,7 +108,7 @@ class TurnOptions(RequestOptions, total=False):
     CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
     forced and comes back as text, or through an instruction. Only `generate_object` checks the reply."""
     retry_empty: int | None
-    """The number of times that an empty reply is asked for again; by default 0. A reply is empty if it ended well
+    """The number of times that an empty reply is requested again; by default 0. A reply is empty if it ended well
     without a text and without a call. Each time is a call of its own, which is billed and recorded."""
     max_tool_rounds: int
     """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
@@ -119,9 +119,9 @@ class TurnOptions(RequestOptions, total=False):
     repair_tool_call: RepairToolCall | None
     """A function that mends arguments that don't fit."""
     timeout: float | TimeoutConfig | None
-    """Seconds for the whole turn, or a `TimeoutConfig`; None is the engine's `Timeouts.turn`."""
+    """Seconds for the whole turn, or a `TimeoutConfig`; None means the engine's `Timeouts.turn`."""
     call_timeout: float | None
-    """Seconds for each call with its attempts; None is the adapter's. It is `TimeoutConfig.per_step`."""
+    """Seconds for each call with its attempts; None means the adapter's. It is `TimeoutConfig.per_step`."""
     tags: Mapping[str, str] | None
     """Tags of the turn's calls, for the trace; never sent. They are added to the session's, and stand over
     them."""
@@ -171,7 +171,7 @@ def for_requests(*levels: TurnOptions) -> RequestOptions:
 
 
 def said_by(request: CanonicalRequest) -> TurnOptions:
-    """The options of a turn that asks just what a request asks."""
+    """The options of a turn that requests the same as a request."""
     said: TurnOptions = {
         "max_output_tokens": request.max_output_tokens,
         "stop_sequences": request.stop_sequences,
@@ -223,10 +223,10 @@ _STRUCTS: dict[str, Any] = {
 
 
 class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a turn that may come to wait."""
+    """The options of a turn that may have to wait."""
 
     model: Model | None = None
-    """The model of the turn alone; None is the session's."""
+    """The model of the turn alone; None means the session's."""
     options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
     """The options of the turn alone."""
     lost: frozenset[str] = frozenset()
@@ -237,7 +237,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
     def continued(
         self, session_id: str, of_session: TurnOptions, model: Model | None, given: TurnOptions
     ) -> AskedWith:
-        """The options of the turn that goes on.
+        """The options of the turn that continues.
 
         A forced choice of tools is left out, because it holds only for a turn's first reply.
         """

@@ -298,7 +298,7 @@ class StepResult(ShortRepr, frozen=True, kw_only=True):
     """One reply of the model and the tools that were run for it."""
 
     message: Reply
-    """The reply as it stands in the history, with its metadata."""
+    """The reply as in the history, with its metadata."""
     response: CanonicalResponse
     """The reply as the adapter gave it."""
     cost: Cost
@@ -486,7 +486,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> Reply:
-        """The last reply as it stands in the conversation."""
+        """The last reply as in the conversation."""
         return self.steps[-1].message
 
     @property

@@ -167,7 +167,7 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """The reply of a model. An empty one is asked for again, as often as the caller wants.
+        """The reply of a model. An empty one is requested again, as often as the caller wants.
 
         Each time is a call of its own, with a message of its own.
         """
@@ -384,7 +384,7 @@ class TurnTools:
         return made
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Give each of these calls a result that reports that it was not run, because the turn is over."""
+        """Give each of these calls a result that reports that it was not run, because the turn has ended."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:

@@ -1,17 +1,17 @@
-"""One turn: the messages to a model, its reply, and the tool rounds between.
+"""One turn: the messages to a model, the tool rounds, and the final reply.
 
-A turn runs in a task of its own below the session manager, in this order:
+The session manager starts a task for each turn. A turn has these phases, in this order:
 
     queued     it waits for the earlier turns of its session
     admitted   the trace writer is not too far behind, and the session belongs to this engine
-    replying   the model is asked; a reply that paused is continued
-    tools      the calls of the reply run; then the model is asked again
-    steered    the host's new messages are added; if there are any, the model is asked again
-    over       its status is published, everything published is secured, and its stream ends
+    replying   the model is called; a reply that paused is continued
+    tools      the tool calls of the reply run; then the model is called again
+    steered    the host's new messages are added; if there are any, the model is called again
+    over       its status is published, its events are stored, and its stream ends
 
 A turn commits as a unit. Its messages enter the history when the assistant's first content exists. A turn that
-fails before that leaves the history as it was. The arrived part of a cancelled or broken reply is kept with its
-stop reason. A call without a session is the only turn of its own conversation.
+fails before that leaves the history unchanged. If a reply is cancelled or broken, its partial content is kept with
+its stop reason. A call without a session is the only turn of its own conversation.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Turn(TurnContext):
         streamed: Whether the replies are streamed.
         first_ids: The ids that the caller wants for the first call.
         max_pauses: The number of times that a reply which paused is continued.
-        answers: The answers to open calls by their ids, with which an earlier turn goes on.
+        answers: The answers to open calls by their ids, with which an earlier turn continues.
         takes_up: The background reply that continues an earlier turn.
         asked: The model and the options that an earlier turn was asked with; None makes them of `model` and
             `options`.
@@ -196,7 +196,7 @@ class Turn(TurnContext):
         return (*unanswered, *self.steering.waiting)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Have a message of the user added before the next step. Any thread may call this.
+        """Add a message of the user before the next step. Any thread may call this.
 
         Raises NoTurnRunning or ValueError.
         """
@@ -260,7 +260,7 @@ class Turn(TurnContext):
         self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. A second call does nothing. Returns false if the turn is over. Raises WrongLoop."""
+        """Request the end of the turn. Returns false if the turn has ended. Raises WrongLoop."""
         if self._over:
             return False
         self.runtime.host.require_loop(

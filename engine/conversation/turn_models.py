@@ -121,7 +121,7 @@ class TurnContext:
         self.options = options
         self.streamed = streamed
         self.order = arrival()
-        """The turn's place in the order in which turns were asked for."""
+        """The turn's place in the order in which turns were requested."""
         self.spending = Spending()
         """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
@@ -140,7 +140,7 @@ class TurnContext:
         self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
 
     def in_tree(self) -> TreeNode:
-        """The turn's place in its tree, made now if need be."""
+        """The turn's place in its tree, made now if needed."""
         if self.node is None:
             self.node = TreeNode(self.id)
         self.node.deadline = self.scope.deadline
@@ -284,7 +284,7 @@ class TurnHistory:
             self._runtime.sessions.publish_setup(self._state)
 
     def forget_question(self, turn_id: str) -> None:
-        """Take back what an earlier turn had stored ahead, as the reply to it was taken up and came to nothing."""
+        """Remove messages that an earlier turn stored early, because its continued reply failed."""
         messages = self._state.messages
         own = _own_id(turn_id)
         start = next((place for place, message in enumerate(messages) if message.id == own), len(messages))
@@ -380,7 +380,7 @@ class TurnModels:
         said: The messages that the turn adds.
 
     Raises:
-        ConfigurationError: There is no such model.
+        ConfigurationError: The model does not exist.
         UnsupportedToolChoiceError: The choice of tools makes no sense for any model.
     """
 

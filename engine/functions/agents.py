@@ -71,7 +71,7 @@ def agent_tool(
 
     Raises:
         ConfigurationError: Two tools have one name.
-        SchemaError: `output` is no schema, or a type without one.
+        SchemaError: `output` is neither a schema nor a type with one.
     """
     collected(tools)  # a wrong tool is reported here, and not in the first call
     schema = None if output is None else ObjectSchema[object](output)
@@ -120,7 +120,7 @@ async def _session(
 
 
 async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
-    """The agent's answer: the one that an earlier process got, or that of a turn that starts or goes on now."""
+    """The agent's answer. It is the answer of an earlier process, or of a turn that starts or continues now."""
     messages = session.messages
     if messages and messages[-1].role is Role.ASSISTANT and not session.pending_calls:
         return as_reply(messages[-1])
@@ -146,7 +146,7 @@ def handoff(
 ) -> Tool:
     """A tool with which a model gives the conversation to another agent.
 
-    The turn goes on with the other agent's model, system prompt and tools. It sees the history, fitted to its
+    The turn continues with the other agent's model, system prompt and tools. It sees the history, fitted to its
     model. A session stays with it, also in later turns.
 
     Args:

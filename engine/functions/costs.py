@@ -54,7 +54,7 @@ async def costs(
     Raises:
         StoreError: There is no trace, or it can't be read.
         ConfigurationError: A moment can't be read.
-        ValueError: There is no such dimension.
+        ValueError: The dimension is unknown.
     """
     chosen = _within(where, since, until)
     dimensions = (by,) if isinstance(by, str) else tuple(by)
@@ -71,7 +71,7 @@ def costs_sync(
     under: str | None = None,
     trace: Trace | None = None,
 ) -> list[CostRow]:
-    """Run `costs` without an event loop. Arguments, result and exceptions are those of `costs`."""
+    """Run `costs` without an event loop. Arguments, result and exceptions are the same as for `costs`."""
     return run_sync(costs(by=by, since=since, until=until, where=where, under=under, trace=trace))
 
 
@@ -126,7 +126,7 @@ def reprice_sync(
     dry_run: bool = False,
     trace: Trace | None = None,
 ) -> RepriceReport:
-    """Run `reprice` without an event loop. Arguments, result and exceptions are those of `reprice`."""
+    """Run `reprice` without an event loop. Arguments, result and exceptions are the same as for `reprice`."""
     work = reprice(prices, discount=discount, since=since, until=until, where=where, dry_run=dry_run, trace=trace)
     return run_sync(work)
 

@@ -93,7 +93,7 @@ async def generate(
         AdapterError: A call failed; it has many classes.
         ConfigurationError: The configuration, the model or an option is wrong.
         CallboardError: The arguments don't go together.
-        TypeError: There is no such argument, or it is of a wrong kind.
+        TypeError: The argument does not exist, or it is of a wrong kind.
     """
     return await (engine or default_engine()).generate(model, prompt, **arguments)
 
@@ -162,8 +162,9 @@ def stream_sync(
     on_usage: OnUsage | None = None,
     **arguments: Unpack[Arguments],
 ) -> SyncStreamResult:
-    """`stream` for code without an event loop; see `generate_sync` and `SyncStreamResult`. `on_usage` is called in
-    the sync thread.
+    """`stream` for code without an event loop; see `generate_sync` and `SyncStreamResult`.
+
+    `on_usage` is called in the thread ``callboard-sync``.
     """
     from .sync import SyncStreamResult, sync_host
 
@@ -210,7 +211,9 @@ def embed_sync(
     engine: Engine | None = None,
     **options: Unpack[EmbeddingOptions],
 ) -> EmbeddingResult:
-    """`embed` for code without an event loop; see `generate_sync`. `on_progress` is called in the sync thread.
+    """`embed` for code without an event loop; see `generate_sync`.
+
+    `on_progress` is called in the thread ``callboard-sync``.
 
     Args:
         texts: As in `embed`.

@@ -122,8 +122,8 @@ async def generate_object(
         arguments: The fields of `ObjectArguments`.
 
     Raises:
-        NoObjectGeneratedError: The reply is no such object. It has been paid for all the same.
-        SchemaError: The schema is none, or the type has none.
+        NoObjectGeneratedError: The reply does not match the schema. It is billed.
+        SchemaError: The schema is invalid, or the type has no schema.
     """
     return await (engine or default_engine()).generate_object(model, prompt, schema=schema, **arguments)
 

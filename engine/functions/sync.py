@@ -5,7 +5,7 @@
        waits ◀────────── done ────────── its result                          callers' threads joined
                                          engines closed, loop closed ◀────── stop()
 
-It is started by the first call. It is no daemon, so the interpreter waits for it, and its end must come by itself:
+It is started by the first call. It is not a daemon, so the interpreter waits for it, and it must end by itself:
 a daemon waits for the main thread to end, then for those other threads that use sync functions, and then has the
 loop close its engines in order. Nothing on that path may start a thread: the interpreter allows none any more.
 """
@@ -165,7 +165,7 @@ class SyncHost:
         return call.result()
 
     def keep(self, engine: EngineLife) -> None:
-        """Have an engine live here, and close it at the end, when nothing else is left. Called on the loop."""
+        """Run an engine here, and close it at the end, after everything else has ended. Called on the loop."""
         engine.require_loop(_OTHER_LOOP)
         self._engines.add(engine)
 
@@ -254,7 +254,7 @@ _host_lock = threading.Lock()
 
 
 def sync_host() -> SyncHost:
-    """The process's host, started if need be."""
+    """The process's host, started if needed."""
     global _host
     with _host_lock:
         if _host is None or not _host.alive:
@@ -395,7 +395,7 @@ class SyncStream:
         """Cancel the call. Any thread may do that.
 
         Returns:
-            False if the call is over.
+            False if the call has ended.
         """
         return self._host.run(self._held.cancel)
 

@@ -43,7 +43,7 @@ class ObjectStream(Generic[T]):
         recipes = await stream.object()
 
     Each partial is plain JSON, not yet checked, and has more than the one before. Deltas that came together make
-    one partial. With `max_reasks`, partials start again when the model is asked again. The call starts when it is
+    one partial. With `max_reasks`, partials start again when the model is called again. The call starts when it is
     first asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context
     before the end cancels the call, and so does `aclose()`.
     """
@@ -87,7 +87,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the last call to its model; None before it is made."""
+        """The routing decision of the last call; None until it is made."""
         return self._attempts[-1][1].routing
 
     @property
@@ -104,12 +104,12 @@ class ObjectStream(Generic[T]):
         """The whole object. An exception of the call is raised here.
 
         Raises:
-            NoObjectGeneratedError: The reply is no such object.
+            NoObjectGeneratedError: The reply does not match the schema.
         """
         return (await self.result()).output
 
     async def result(self) -> ObjectResult[T]:
-        """The object with its text, usage, cost and steps. The exceptions are those of `object()`."""
+        """The object with its text, usage, cost and steps. The exceptions are the same as for `object()`."""
         number = 0
         while await self._has_next(number):
             number += 1
@@ -129,7 +129,7 @@ class ObjectStream(Generic[T]):
         """Cancel the call. Readers get CancelledError.
 
         Returns:
-            False if the call is over.
+            False if the call has ended.
         """
         return await self._attempts[-1][1].cancel()
 
@@ -229,7 +229,7 @@ class _Growing(Generic[T]):
 
 
 class _Reasoning:
-    """Finds the reasoning at the start of a text that comes in pieces. It is no part of the object."""
+    """Finds the reasoning at the start of streamed text. Reasoning is not a part of the object."""
 
     def __init__(self) -> None:
         self._held: str | None = ""  # the start, until it is known whether it is reasoning

@@ -42,7 +42,7 @@ class ObjectSchema(Generic[T]):
         of: A type, a hint, or a JSON Schema as a dict.
 
     Raises:
-        SchemaError: It is no schema, or a type without one.
+        SchemaError: It is neither a schema nor a type with one.
     """
 
     def __init__(self, of: object) -> None:
@@ -248,7 +248,7 @@ def read_json(text: str) -> Json:
 def after_reasoning(text: str) -> str:
     """A text without its reasoning, which some servers leave in it, up to a `</think>`.
 
-    An object within the reasoning is no answer. Unfinished reasoning leaves nothing.
+    An object within the reasoning is not an answer. Unfinished reasoning leaves nothing.
     """
     before, end, answer = text.rpartition(THINK_END)
     if text.lstrip().startswith(THINK_START):
@@ -329,7 +329,7 @@ class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
 
 
 class ObjectTask(Generic[T]):
-    """One object to be had: its turns, one after the other, and the object that is read from the last.
+    """A request for one object: its turns in sequence, and the object that is read from the last one.
 
     Args:
         runtime: The engine's shared parts.
@@ -343,7 +343,7 @@ class ObjectTask(Generic[T]):
 
     Raises:
         CallboardError: `output_schema` is given besides the schema.
-        SchemaError: The schema is none.
+        SchemaError: The schema is invalid.
     """
 
     def __init__(

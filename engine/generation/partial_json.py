@@ -49,7 +49,7 @@ class JsonString:
         return self._pieces[0]
 
     def read(self, text: str, place: int) -> int:
-        """Read from a place on, up to the string's end if that is there. Where to go on."""
+        """Read from a position to the string's end, if it has arrived. Returns the position where to continue."""
         self.grew = False
         while place < len(text) and not self.closed and self.error is None:
             place = self._state(text, place)
@@ -133,7 +133,7 @@ _SCALAR_STARTS = frozenset("-0123456789tfn")
 _LITERALS: dict[str, Json] = {"true": True, "false": False, "null": None}
 
 _State: TypeAlias = Callable[[str, int], int]
-"""Reads on from a place in a piece of text, and gives the place where the next state goes on."""
+"""Continues to read at a position in a piece of text, and returns the position for the next state."""
 
 
 class PartialJson:

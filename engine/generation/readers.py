@@ -124,7 +124,7 @@ class StreamedTurn:
             raise WrongLoop("this stream belongs to another event loop; read it in the loop that started it")
 
     async def reply(self) -> Reply:
-        """The last message, when the turn is over. An exception of the turn is raised here."""
+        """The last message, when the turn has ended. An exception of the turn is raised here."""
         return await (await self.start()).wait()
 
     async def result(self) -> GenerateResult:
@@ -137,7 +137,7 @@ class StreamedTurn:
         return self._runtime.streams.attach(stream_id, any_owner=True)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Send another message to the model. Raises NoTurnRunning if the turn accepts none any more."""
+        """Send another message to the model. Raises NoTurnRunning if the turn no longer accepts one."""
         if self._closed:
             raise NoTurnRunning("this stream was closed, which ended its turn")
         return self.turn.steer(content)
@@ -168,7 +168,7 @@ class StreamedTurn:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies, and what was known of a call in progress or failed when it was sent."""
+        """The warnings of all replies, and the warnings of a call that is in progress or failed."""
         turn = self.turn
         of_steps = tuple(warning for step in turn.steps for warning in step.warnings)
         return of_steps if self._is_whole or turn.route is None else (*of_steps, *turn.route.option.warnings)
@@ -238,7 +238,7 @@ class Reader(ABC, Generic[E]):
 
     @abstractmethod
     async def _next(self) -> Sequence[E]:
-        """The next events, at least one. Raises StopAsyncIteration when the stream is over."""
+        """The next events, at least one. Raises StopAsyncIteration when the stream has ended."""
 
     def close(self) -> None:
         """Read no more."""
@@ -258,7 +258,7 @@ class Reader(ABC, Generic[E]):
     async def take(self) -> list[E]:
         """The events that have come together.
 
-        Returns at least one event, which is waited for; an empty list when the stream is over.
+        Returns at least one event, which is waited for; an empty list when the stream has ended.
         """
         try:
             first = await anext(self)
@@ -269,7 +269,7 @@ class Reader(ABC, Generic[E]):
 
     @property
     def text_stream(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece. Iterating the reader doesn't give again what the text has read."""
+        """Only the text, piece by piece. Iterating the reader skips events that the text has already read."""
         return TextPieces(self)
 
     async def aclose(self) -> None:
@@ -432,7 +432,7 @@ LogEvent: TypeAlias = TurnEvent | StreamReset[TurnEvent]
 
 
 OnUsage: TypeAlias = Callable[[UsageSoFar], object]
-"""Gets what a turn has used so far."""
+"""Gets the usage of a turn so far."""
 
 DELTAS_PER_ESTIMATE = 16
 """The number of deltas that a reader takes between two calls of its `on_usage`."""
@@ -496,7 +496,7 @@ class TurnReader(Reader[E]):
             self._log_reader.close()
 
     async def _next(self) -> Sequence[E]:
-        """At least one event. Raises what the turn raised, then StopAsyncIteration."""
+        """At least one event. Raises the turn's error, then StopAsyncIteration."""
         if self._over:
             raise StopAsyncIteration
         if self._log_reader is None:
@@ -552,7 +552,7 @@ class EventReader(TurnReader[LogEvent]):
     """One reader of a `TurnStream`: the turn's own events, made by `TurnStream.reader()`.
 
     After the log was folded, a reader that has read nothing yet gets the messages, their text in one piece. A
-    reader that goes on after earlier events gets one StreamReset in place of the events that it missed.
+    reader that continues after earlier events gets one StreamReset in place of the events that it missed.
     """
 
     def _open(self) -> StreamReader[TurnEvent]:

@@ -69,13 +69,13 @@ class _Stream(Generic[E]):
         """The events that have come together.
 
         Returns:
-            At least one event, which is waited for; an empty list when the stream is over.
+            At least one event, which is waited for; an empty list when the stream has ended.
         """
         return await self._reader.take()
 
     @property
     def text_stream(self) -> TextPieces[E]:
-        """Only the text, piece by piece. Iterating the stream doesn't give again what the text has read.
+        """Only the text, piece by piece. Iterating the stream skips events that the text has already read.
 
         ``text_stream(tree=True)`` gives the text of the turns that its tools start, too, as `TreePiece`.
         """
@@ -95,7 +95,7 @@ class _Stream(Generic[E]):
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens that all calls have used until now. It may be asked for at any time: while the reply comes,
+        """The tokens that all calls have used until now. Call it at any time: while the reply comes,
         after the end, and when the stream was left or has failed.
         """
         return self._run.usage.usage
@@ -160,23 +160,21 @@ class _Stream(Generic[E]):
             The message, with the id that it has in the history.
 
         Raises:
-            NoTurnRunning: The turn is over or about to end, or gives one reply only.
+            NoTurnRunning: The turn has ended or is about to end, or gives one reply only.
             ValueError: The content is empty.
         """
         return self._run.steer(content)
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
-        """The messages that were to steer the turn, and have not been answered. Once the turn is over, they never
-        will be.
-        """
+        """The steering messages that no reply has answered yet. After the turn's end, they stay unanswered."""
         return self._run.turn.undelivered
 
     async def cancel(self) -> bool:
         """Cancel the turn. Its events still end properly, then readers get CancelledError.
 
         Returns:
-            False if the turn is over.
+            False if the turn has ended.
         """
         return self._run.turn.cancel()
 
@@ -214,7 +212,7 @@ class StreamResult(_Stream[ViewEvent]):
     the result, and by `aclose()`. Readers get the exception of a failed call.
 
     Raises:
-        AdapterError: The call failed; `.turn` has what was done before.
+        AdapterError: The call failed; `.turn` has everything done before.
         CancelledError: The call was cancelled by `cancel()`.
         WrongLoop: It is read on another event loop.
         CallboardError: Two tasks iterate at the same time, or the stream was closed before it started.
@@ -237,7 +235,7 @@ class TurnStream(_Stream[LogEvent]):
     """A turn of a session as it happens. It is a `StreamResult` in all but its events.
 
     It gives the turn's own events, as `Engine.attach` does. A reader that has read nothing after the stream was
-    folded gets the messages, their text in one piece; a reader that goes on after earlier events gets one
+    folded gets the messages, their text in one piece; a reader that continues after earlier events gets one
     StreamReset in place of the events it missed.
     """
 

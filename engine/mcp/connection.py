@@ -343,7 +343,7 @@ def _is_old(client: Client) -> bool:
 
 
 def was_refused(error: MCPError) -> bool:
-    """Whether the server did not know the session any more. Then it has not run the request."""
+    """Whether the server no longer had the session. If so, it has not run the request."""
     return error.code == INVALID_REQUEST and error.message == "Session terminated"
 
 

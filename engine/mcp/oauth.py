@@ -38,7 +38,7 @@ class McpTokenFile:
     """A storage in one file that only its owner can read.
 
     Args:
-        path: The file. Its folder is made if need be.
+        path: The file. Its folder is created if needed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -180,7 +180,7 @@ class McpOAuth:
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
-    """The data of one server, as it is stored."""
+    """The data of one server as stored."""
 
     tokens: dict[str, Any] | None = None
     expires_at: float | None = None

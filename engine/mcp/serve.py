@@ -232,7 +232,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[Any]:
-    """A file for the protocol alone. What else is written to stdout meanwhile goes to stderr."""
+    """A file for the protocol alone. Any other output to stdout meanwhile goes to stderr."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)

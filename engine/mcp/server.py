@@ -133,7 +133,7 @@ class McpServer:
         return tuple(resource_of(each) for each in await self._all("list_resources", "resources"))
 
     async def list_resource_templates(self) -> tuple[McpResource, ...]:
-        """The server's templates of resources. Raises what `list_resources` raises."""
+        """The server's templates of resources. Raises the errors of `list_resources`."""
         from .values import template_of
 
         return tuple(
@@ -141,27 +141,27 @@ class McpServer:
         )
 
     async def read_resource(self, uri: str) -> tuple[ResultPart, ...]:
-        """The content of a resource, as blocks for `Session.send`. Raises what `list_resources` raises."""
+        """The content of a resource, as blocks for `Session.send`. Raises the errors of `list_resources`."""
         from .values import resource_part
 
         read = await self._asked(lambda client: client.read_resource(uri))
         return tuple(resource_part(each) for each in read.contents)
 
     async def list_prompts(self) -> tuple[McpPrompt, ...]:
-        """The server's prompts. Raises what `list_resources` raises."""
+        """The server's prompts. Raises the errors of `list_resources`."""
         from .values import prompt_of
 
         return tuple(prompt_of(each) for each in await self._all("list_prompts", "prompts"))
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> tuple[Message, ...]:
-        """The messages of a prompt with these arguments. Raises what `list_resources` raises."""
+        """The messages of a prompt with these arguments. Raises the errors of `list_resources`."""
         from .values import message_of_prompt
 
         prompt = await self._asked(lambda client: client.get_prompt(name, dict(arguments or {})))
         return tuple(message_of_prompt(each) for each in prompt.messages)
 
     async def instructions(self) -> str | None:
-        """The server's text about its use, for a system prompt. Raises what `list_resources` raises."""
+        """The server's text about its use, for a system prompt. Raises the errors of `list_resources`."""
 
         async def read(client: Any) -> str | None:
             text: str | None = client.instructions
@@ -196,7 +196,7 @@ class McpServer:
     # --- Its life ---
 
     async def live(self) -> None:
-        """One life of the connection. It ends with a CallboardError, or is cancelled."""
+        """Connect, and serve until the connection ends. A lost connection raises CallboardError."""
         from .connection import Connection, unwrapped
 
         connection = Connection(self.name, self.settings, self._callbacks, server=self._server, auth=self._auth)
@@ -261,7 +261,7 @@ class McpServer:
     # --- Its tools ---
 
     def tool(self, tool: ServerTool, name: str) -> McpTool:
-        """A tool of the server under a name. Raises ValueError if its schema can't be used."""
+        """A tool of the server, named as models see it. Raises ValueError if its schema can't be used."""
         from .values import definition_of
 
         async def execute(arguments: JsonObject, /, context: ToolContext) -> ResultContent:
@@ -326,7 +326,7 @@ class McpServer:
         return shortened(content, limit, note) or content
 
     async def _connected(self) -> Connection:
-        """The connection, after a restart if need be. Raises ToolError if there is none."""
+        """The connection, after a restart if needed. Raises ToolError if there is none."""
         if self._connection is None or not self._connection.is_up:
             self._up.clear()
             if self.state in ("starting", "restarting"):

@@ -140,7 +140,7 @@ def mcp_tools(
         connect_seconds: Seconds for the server to answer when the context is entered.
 
     Raises:
-        ConfigurationError: The client library is missing, or `server` is none of these.
+        ConfigurationError: The client library is missing, or `server` has another type.
         CallboardError: The server can't be reached. It is raised when the context is entered.
     """
     require_library()
@@ -299,7 +299,7 @@ class McpServers(ToolSource):
                 await root.remove_child(supervisor.name)
 
     async def _supervise(self) -> None:
-        """Have a supervisor: below the engine's own, or alone if there is no engine."""
+        """Start a supervisor below the engine's supervisor, or on its own without an engine."""
         if self._engine is not None:
             life = await self._engine._host.living()
             root = self._root = life.supervisor
@@ -343,10 +343,10 @@ class McpServers(ToolSource):
         await server.first_try.wait()
 
     async def restart(self, name: str) -> None:
-        """Start a server that has failed again, with no failures counted.
+        """Restart a failed server and reset its count of failures.
 
         Raises:
-            KeyError: There is no such server.
+            KeyError: The server does not exist.
         """
         server = self._servers[name]
         if self._supervisor is not None and server.state == "failed":
@@ -360,7 +360,7 @@ class McpServers(ToolSource):
         """A server, for its resources and prompts.
 
         Raises:
-            KeyError: There is no such server, or the servers are not open.
+            KeyError: The server does not exist, or the servers are not open.
         """
         return self._servers[name]
 
@@ -479,7 +479,7 @@ def mcp_servers(
     """The tools of several MCP servers: `async with mcp_servers("mcp.json") as servers: …`, then `tools=servers`.
 
     A server that ends is started again with backoff. Its calls in progress become error results for the model. A
-    server that fails too many times in a row stays down, and the others go on. A session follows changes of the
+    server that fails too many times in a row stays down, and the others continue. A session follows changes of the
     tools between the steps of a turn. A program without an event loop says `with mcp_servers(...)`.
 
     Args:

@@ -75,7 +75,7 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     deny: Sequence[str] = ()
     """The server's tools that are not offered. It takes precedence over `allow`."""
     timeout: float | None = None
-    """Seconds for one call of a tool; None is the engine's `Timeouts.tool`."""
+    """Seconds for one call of a tool; None means the engine's `Timeouts.tool`."""
     connect_timeout: float = 30.0
     """Seconds for the server to start and list its tools."""
     max_result_chars: int = LONGEST_RESULT

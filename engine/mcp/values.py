@@ -37,7 +37,7 @@ LONGEST_NAME = 64
 
 
 def legal_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
-    """A legal name for each name of a server. All are different, and a legal name stays as it is. Pure.
+    """A legal name for each name of a server. All are different, and a legal name is not changed. Pure.
 
     Names that become equal get a digest of the original, so that neither depends on the order.
     """

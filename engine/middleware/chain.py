@@ -86,11 +86,11 @@ class Middleware:
 
         Args:
             request: The request. `request.stream` is True if the call is streamed.
-            next: Passes a request on. It may be awaited again for another try, or with another `model` in the
-                request. Once a part of a streamed reply has been delivered, it may not be awaited again.
+            next: Passes a request on. Await it again to retry, or to call another `request.model`. It can't be
+                awaited again after a part of a streamed reply has been delivered.
 
         Returns:
-            The outcome of `next(request)`, or an outcome of the middleware's own.
+            The outcome of `next(request)`, or an outcome that the middleware creates.
         """
         return await next(request)
 
@@ -113,14 +113,14 @@ class Middleware:
         return self.events(request)
 
     async def admit(self, call: CallInfo) -> None:
-        """Let a call pass that is no conversation: wait, or raise an exception so that it is not made.
+        """Let a call pass that is not a conversation: wait, or raise an exception so that it is not made.
 
         Every fallback is admitted by itself. The operation ``video``, which counts the cost of a finished video,
         is not admitted.
         """
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        """Take note of the end of a call of any kind, with `end.usage` and `end.cost` as far as they are known.
+        """Observe the end of a call of any kind. `end.usage` and `end.cost` have the known values.
 
         A request that was answered without a call has no end. The method must be quick. Its exceptions are only
         logged.
@@ -131,7 +131,7 @@ class Middleware:
 
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]
-"""What an engine takes as middleware. It is a `Middleware`, an async function of a request and `next`, or a plain
+"""The types that are middleware. It is a `Middleware`, an async function of a request and `next`, or a plain
 generator function of a request, which yields the request to send and is sent the outcome:
 
     def timed(request):

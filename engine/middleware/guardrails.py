@@ -220,7 +220,7 @@ class HeldReply:
         self._ready: list[StreamEvent] = []
 
     def take(self) -> list[StreamEvent]:
-        """The events that may pass by now."""
+        """The events that may be passed on."""
         ready, self._ready = self._ready, []
         return ready
 
@@ -271,7 +271,7 @@ class HeldReply:
             self._pass(ThinkingDelta("", block.signature, block.index, self._message_id))
 
     def _drop(self) -> None:
-        """The open block is over with what has passed of it."""
+        """The open block ends with the text that has passed the check."""
         block, self._block = self._block, None
         if block is not None:
             self._texts[block.index] = "".join(block.passed)
@@ -356,14 +356,14 @@ class Guardrail(Middleware):
     generated.
 
     Args:
-        check: The function. An async one may ask another model. The reply goes on arriving while it waits.
+        check: The function. It may be async and call another model. The reply continues to arrive meanwhile.
         window: How much text it gets at a time. More takes longer to be read; see `Window`.
         kinds: The kinds of text that it gets. A reply that must go back to its provider with its reasoning can't
             if the reasoning was changed.
-        name: The name in the trace; None takes the function's.
+        name: The name in the trace; defaults to the function's.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: The kind is unknown.
     """
 
     def __init__(

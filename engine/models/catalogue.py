@@ -10,7 +10,7 @@ It has three sources, which are read when first asked for, and never at import:
 * `callboard models update` brings limits and abilities of models, also of models that are in no table
   (`known_models`). An adapter's own table goes before it.
 
-The catalogue restricts nothing: a name that isn't in it goes to the provider as it is.
+The catalogue restricts nothing: a name that isn't in it goes to the provider unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     structured: bool | None = None
     """Whether it follows a schema."""
     retires: str | None = None
-    """The day from which on it is gone, as YYYY-MM-DD."""
+    """The date of its retirement, as YYYY-MM-DD."""
 
 
 class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
 
 
 def _tokens(value: Json) -> int | None:
-    """A limit; None for a value that is no number, or that is no limit."""
+    """A limit; None for a value that is not a number, or that is not a limit."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None
 
 
@@ -209,24 +209,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     general: bool = True
     """Whether it is for general use. Other models serve one purpose, or chosen users."""
     released: str | None = None
-    """The day since which it is there, as YYYY-MM-DD."""
+    """Its release date, as YYYY-MM-DD."""
     deprecated: bool = False
     """Whether its provider advises against it."""
     retires: str | None = None
-    """The day from which on it is gone."""
+    """The date of its retirement."""
     source: str = ""
-    """The origin of this knowledge."""
+    """The source of these values."""
     date: str = ""
-    """The day of this knowledge."""
+    """The date of these values."""
 
     def can(self, capability: str) -> bool | None:
-        """Whether the model has an ability; None if that isn't known.
+        """Whether the model has a capability; None if unknown.
 
         Args:
             capability: One of `CAPABILITIES`.
 
         Raises:
-            CallboardError: There is no such word.
+            CallboardError: The capability does not exist.
         """
         known: bool | None = getattr(self, CAPABILITIES[capability_name(capability)])
         return known
@@ -265,11 +265,11 @@ def list_models(
 
     Args:
         provider: Only models of this provider.
-        capability: Only models that are known to have this ability.
-        include_retired: Whether to list models, too, that are gone.
+        capability: Only models that are known to have this capability.
+        include_retired: Whether to list retired models, too.
 
     Raises:
-        CallboardError: There is no such ability.
+        CallboardError: The capability does not exist.
         ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
     """
     return default_catalogue().models(provider, capability, include_retired=include_retired)
@@ -284,10 +284,10 @@ def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo 
         capability: An ability that the model must have.
 
     Returns:
-        None if there is no such model, or no table of that provider.
+        None if the model does not exist, or no table of that provider.
 
     Raises:
-        CallboardError: There is no such ability.
+        CallboardError: The capability does not exist.
     """
     return default_catalogue().latest(provider, capability)
 
@@ -316,13 +316,13 @@ def _read(home: Path, *written: int) -> Catalogue:
 
 
 class Catalogue:
-    """The models of the adapters' tables and of a price snapshot, with the prices of a table.
+    """The models of the adapters and of a price snapshot, each with its prices.
 
     Args:
         snapshot: The published prices.
-        prices: Another price table; None is the snapshot's own.
-        known: The models of `callboard models update`.
-        clock: The source of the day on which a model may be gone.
+        prices: The price table; defaults to the prices of the snapshot.
+        known: The models that `callboard models update` stored.
+        clock: The clock. Its current day decides which models are retired.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     schema: JsonObject | None = None
     """The schema that the model itself must follow."""
     forced: ToolChoice | None = None
-    """The tool choice of a reply by a schema that is asked for as a tool call."""
+    """The tool choice of a reply by a schema that is requested as a tool call."""
 
 
 def over(upper: S, lower: S) -> S:
@@ -183,7 +183,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     address_from: str | None = None
     """The environment variable that its address came from; None if that is elsewhere, or the provider's own."""
     max_concurrency: int | None = None
-    """The largest number of concurrent calls; further calls wait. None is the engine's
+    """The largest number of concurrent calls; further calls wait. None means the engine's
     `Limits.calls_per_provider`."""
     capabilities: dict[str, bool | int] = {}
     """Corrections of the abilities of its models; a model's own correction goes before."""
@@ -251,7 +251,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     """The retry policy, in place of the adapter's."""
     retry_empty: int | None = None
-    """The number of times that an empty reply is asked for again, where callers leave it open."""
+    """The number of times that an empty reply is requested again, where callers leave it open."""
     usual_max_output: int | None = None
     """The output limit of all the adapter's models, as far as their own limits allow."""
     kind: ModelKind = "chat"

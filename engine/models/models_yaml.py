@@ -83,7 +83,7 @@ def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
 
 
 class Reader:
-    """Walks the document with the key path in hand, so that each error can name it."""
+    """Reads the document and keeps track of the key path, so that each error names the path."""
 
     def __init__(self, path: Path, environ: Mapping[str, str], offered: ModelRegistry) -> None:
         self.path = path
@@ -178,7 +178,7 @@ class Reader:
         return None if variable is None else self.environ[variable], variable
 
     def _key(self, entry: JsonObject, where: str) -> tuple[str | KeySource | None, str | None]:
-        """The adapter's key, and the variable that should hold it and doesn't."""
+        """The adapter's key. If its variable is not set, the name of the variable instead."""
         direct = self._string(entry, "api_key", where)
         if direct is not None:
             _log.warning("api_key_in_file", file=str(self.path), key=f"{where}.api_key", better="api_key_env")

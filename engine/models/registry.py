@@ -8,7 +8,7 @@ A name is looked up in this order:
    ``sonnet``;
 4. any name at all, with an explicit provider that is configured, or with a default one.
 
-A name that the catalogue lacks, too, is passed through as it is. Its abilities are unknown. such
+A name that the catalogue lacks, too, is passed through unchanged. Its abilities are unknown. such
 a model.
 """
 
@@ -299,7 +299,7 @@ def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelE
 
 
 def _vendor_of(name: str) -> str | None:
-    """The vendor with a table of its own that has a model of this name; None for any other model."""
+    """The vendor whose own table has a model of this name; None for any other model."""
     from .catalogue import default_catalogue
 
     place = default_catalogue().locate(name)
@@ -341,7 +341,7 @@ def place_in_catalogue(
 
 
 def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
-    """A model's name at an adapter's provider, and whether its table lists it. An unlisted name stays as it is."""
+    """A model's name at an adapter's provider, and whether its table lists it. An unlisted name is not changed."""
     table = model_table(published_provider(adapter) or "")
     if table is None:
         return name, False

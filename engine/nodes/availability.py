@@ -26,7 +26,7 @@ _KNOWN_HERE_ONLY = ("network", "adapter_crashed", "key refused")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A finding of a node, as it is sent to the others."""
+    """A finding of a node as sent to the others."""
 
     node: str
     """The node: the run of its engine."""
@@ -38,7 +38,7 @@ class Found(msgspec.Struct, frozen=True):
     """``available``, ``degraded`` or ``unavailable``."""
     reason: str
     seconds: float | None
-    """Seconds until it may be tried again; None where there is no such time."""
+    """Seconds until it may be tried again; None if no time is set."""
 
 
 class MessageBroker(Protocol):
@@ -256,7 +256,7 @@ class ProbeLeases:
         self._held: dict[RecordKey, float] = {}  # When a call was allowed to probe, by the loop's time.
 
     async def may_go(self, provider: str, model: str) -> bool:
-        """Whether a call may go to a model, as far as other nodes are concerned."""
+        """Whether this node may send a call to a model. While another node probes the model, it may not."""
         if not self._half_open(provider, model):
             return True
         async with self._asking:
@@ -291,7 +291,7 @@ class ProbeLeases:
         return self._table.half_open(provider, model, self._clock.now_us())
 
     async def _begun(self, provider: str, model: str) -> None:
-        """Wait until a call of this node that may probe has started to."""
+        """Wait until a call of this node has started its allowed probe."""
         for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
             if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
                 return

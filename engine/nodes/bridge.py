@@ -24,7 +24,7 @@ from callboard.tracestore.codec import encode_lines
 # --- Pages of events ---
 
 PAGE_EVENTS = 256
-"""The number of events in a page at most, which is what a commit has at most."""
+"""The maximum number of events in a page. A commit has the same maximum."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ FIRST_RETRY = 0.1
 """Seconds until a page goes out again. They double with each failure that follows."""
 
 LONGEST_RETRY = 5.0
-"""The most that these seconds come to."""
+"""The maximum of these seconds."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -222,7 +222,7 @@ class BridgeQueue:
             self.last = page.last
 
     def _fall_behind(self) -> None:
-        """Forget what waits, but for the page that may be on its way."""
+        """Forget all waiting pages except the one that may have been sent."""
         first = self._waiting[0]
         self._waiting = deque([first])
         self._bytes = len(first.lines or b"")
@@ -253,7 +253,7 @@ class EventBroker(Protocol):
         ...
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
-        """Have a message kept, once for each id. False if that isn't certain. It never raises."""
+        """Store a message, once for each id. False if that isn't certain. It never raises."""
         ...
 
 
@@ -339,7 +339,7 @@ class EventBridge:
         )
 
     async def _step(self) -> Rest | None:
-        """Do the next step. Returns the rest to take if there is nothing to do now."""
+        """Do the next step. Returns how long to wait if there is nothing to do now."""
         step = self._course.next(anyio.current_time(), connected=self._broker.connected)
         match step:
             case Send(page=page):

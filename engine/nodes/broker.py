@@ -43,7 +43,7 @@ MOST_WAITING = 16 * 1024 * 1024
 """The bytes that may wait to be sent. Messages beyond them are refused."""
 
 Receiver: TypeAlias = Callable[[str, bytes, str], None]
-"""Takes a message: its subject, what it carries, and the subject where an answer is wanted, or nothing."""
+"""Receives a message: its subject, its payload, and the subject for an answer, if any."""
 
 
 class BrokerStatistics(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class Broker:
             await self._send()
 
     async def drain(self) -> None:
-        """Send what waits. A broker that doesn't take it within a second is left."""
+        """Send all waiting messages. A broker that doesn't take it within a second is left."""
         from nats.errors import Error
 
         if self._client is None or not self.connected:
@@ -140,7 +140,7 @@ class Broker:
             _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
 
     async def arrived(self, seconds: int) -> None:
-        """Wait until the broker has taken in what was handed to the client, subscriptions too."""
+        """Wait until the broker has received all messages and subscriptions of the client."""
         if self._client is not None:
             await self._client.flush(seconds)
             # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
@@ -220,13 +220,11 @@ class Broker:
             return None
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Have a function called whenever there is a connection again, the first one included."""
+        """Call a function at each connection, including the first one."""
         self._callbacks.append(callback)
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Have a function called when the broker can be reached (True), and when it can't any more, or never could
-        (False).
-        """
+        """Call a function with True when the broker is reachable, and with False when it is not or never was."""
         self._watchers.append(callback)
 
     @property

@@ -93,7 +93,7 @@ class KeptEvents:
         return self._broker.most_bytes
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
-        """Have the broker keep a message, and wait for its word that it does. It never raises."""
+        """Store a message at the broker, and wait for the broker's confirmation. It never raises."""
         from nats.errors import Error
         from nats.js.errors import NoStreamResponseError
 
@@ -168,7 +168,7 @@ class KeptEvents:
         return StreamPosition(str(info.created), info.state.last_seq)
 
     async def _prepare(self) -> None:
-        """Have the broker make the stream, if it has none."""
+        """Create the stream at the broker, if it does not exist."""
         from nats.js.api import DiscardPolicy, StreamConfig
 
         await self._jetstream.add_stream(
@@ -290,7 +290,7 @@ class KeptFrames:
         return self._broker.most_bytes
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Have a function called whenever the broker is back, and has where to keep frames."""
+        """Call a function whenever the broker is reachable again and can store frames."""
         self._callbacks.append(callback)
 
     async def run(self) -> None:

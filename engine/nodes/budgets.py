@@ -1,8 +1,8 @@
 """A node's slices of shared budgets: requested from the store, and given back when idle.
 
-The store is asked for calls that don't fit into the node's slices: one question at a time, with rising numbers. So
-a lost answer, or a statement that outlives its connection, does no harm. A slice that is given back is unused from
-the moment before the store is notified. So the node never assumes more than it has.
+If a call does not fit into the node's slices, the node queries the store. It sends one query at a time, with
+rising numbers. So a lost answer, or a statement that outlives its connection, does no harm. The node stops using a
+slice before it gives the slice back to the store. So the node never assumes more than it has.
 
 A change without an answer, because the store failed or the call was cancelled, may still happen later. Before the
 node trusts what it reads, it sets the same slices again with a higher number. No earlier change can then take
@@ -148,7 +148,7 @@ class SharedAccount(Account):
         return super()._is_low(money + spent[0] + others[0], tokens + spent[1] + others[1])
 
     def state(self, now_us: int) -> AccountState:
-        """The account as a value: with what the trace has, and what other nodes hold or have spent."""
+        """The account as a value, including amounts in the trace and amounts held or spent by other nodes."""
         own = super().state(now_us)
         return msgspec.structs.replace(
             own, spent=_plus(own.spent, self._spent), held=_plus(own.held, self._others)
@@ -230,7 +230,7 @@ class BudgetSlices:
     # --- Interface for budgets ---
 
     def now_us(self) -> int:
-        """The time of the store's clock, as far as it is known, in microseconds since the epoch."""
+        """The time of the store's clock, as far as known, in microseconds since the epoch."""
         return self._clock.now_us() + self._ahead_us
 
     def account(self, budget: Budget, value: str) -> SharedAccount:
@@ -278,7 +278,7 @@ class BudgetSlices:
             _log.warning("accounts_not_asked", error=str(error))
 
     async def count_anew(self, budgets: Sequence[Budget]) -> None:
-        """Have the trace of ended runs counted again."""
+        """Count the trace of ended runs again."""
         names = {name_of(budget) for budget in budgets}
         accounts = [account for account in self._accounts if account.scope.budget in names]
         await self._tables.count_anew([account.scope for account in _in_order(accounts)])
@@ -351,7 +351,7 @@ class BudgetSlices:
         self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
 
     def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        """Let the node have what a call needs. The store learns of it when it can be asked again."""
+        """Grant the node the amount that a call needs. The store learns of it when it can be asked again."""
         self._overdrawn = True
         now_us = self.now_us()
         for account in accounts:

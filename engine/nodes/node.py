@@ -91,7 +91,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Whether calls under a budget or a limit are admitted while the shared store can't be asked."""
 
     def __post_init__(self) -> None:
-        """Refuse what can't be."""
+        """Refuse invalid settings."""
         if self.nats is None and self.store is None:
             raise ConfigurationError("a cluster needs nats=, store=, or both")
         if not _NAME.fullmatch(self.name):
@@ -160,7 +160,7 @@ class Part(Protocol):
 
 
 def child_of(part: Part) -> ChildSpec:
-    """The part as a child of a supervisor. A part that can't be kept running stays down, and calls go on."""
+    """The part as a child of a supervisor. A part that can't be kept running stays down, and calls continue."""
     return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
 
 
@@ -342,7 +342,7 @@ class Node:
         return 0
 
     def follow(self, writer: WriterCore) -> None:
-        """Have what the trace writer commits go out to other processes."""
+        """Send the events that the trace writer commits to other processes."""
         if self.bridge is not None:
             writer.watch_commits(self.bridge.committed)
 
@@ -436,7 +436,7 @@ class Node:
             await supervisor.start_child(child_of(part))
 
     async def checks(self) -> list[Check]:
-        """The checks of an engine of a cluster: its broker, what goes out and comes in over it, and its lease."""
+        """The checks of an engine of a cluster: its broker, its events on the broker, and its lease."""
         checks = []
         if self.cluster.nats is not None:
             checks += await check_broker(self.cluster.nats, self.cluster.name)

@@ -153,7 +153,7 @@ class LocalSessions(Protocol):
         """Whether no turn of it runs or waits."""
 
     def lose(self, session_id: str, why: str) -> None:
-        """Have the session be open here no more, and its turns end with SessionTakenOver, with this text."""
+        """Close the session and end its turns with SessionTakenOver and this text."""
 
     async def ship(self) -> bool:
         """Ship everything so far to the shared store. Returns whether it is there."""
@@ -241,7 +241,7 @@ class Ownership:
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Return if the session is this node's in that epoch; ask if need be."""
+        """Return if the session is this node's in that epoch; ask if needed."""
         if not self.holds(session_id, epoch):
             await self._have_lease()
             if self.holding.epoch_of(session_id) != epoch:
@@ -284,7 +284,7 @@ class Ownership:
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Note that nothing is stored of a session any more. Unless it is claimed again, nothing is known of
+        """Record that nothing of a session is stored any longer. Unless it is claimed again, nothing is known of
         it when it is let go of.
         """
         if self.holding.epoch_of(session_id):
@@ -307,7 +307,7 @@ class Ownership:
     async def end_of_turn(
         self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
     ) -> TurnEnding | None:
-        """The decided end of a turn; it is decided now if its owner can't end it any more."""
+        """The decided end of a turn; it is decided now if its owner can no longer end it."""
         ending = TurnEnding(
             stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
         )

@@ -40,12 +40,12 @@ REFRESH_US = 20_000_000
 
 
 class LimitScope:
-    """The limits of one adapter and key, as an account of the shared rows. Requests stand where money does.
+    """The limits of one adapter and key, as an account of the shared rows. Requests use the fields of money.
 
     Args:
         adapter: The adapter.
         key: The name of the key.
-        limits: The requests and the tokens of a minute; None is no limit.
+        limits: The requests and the tokens of a minute; None means no limit.
     """
 
     value = ""
@@ -87,7 +87,7 @@ class SharedLimit:
         return used.get("requests", 0), used.get("tokens", 0)
 
     def needs(self) -> tuple[Allotment, Allotment]:
-        """The share for all requests that wait, and the one for the first of them."""
+        """The share that all waiting requests need, and the share that the first one needs."""
         tickets = self.live.gate.in_line()
         return self._with(tickets), self._with(tickets[:1])
 

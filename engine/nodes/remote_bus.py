@@ -6,7 +6,7 @@
                 ...
 
 Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. The order
-is that of each run, and none across runs. What the broker has lost, or dropped, comes from the shared store.
+is that of each run, and none across runs. Events that the broker has lost or dropped come from the shared store.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class RemoteBus(ReplayBus):
         patience: The seconds for which an event that was heard of, and is not in the store, is waited for, and
             what came behind it in its run with it. None is as long as it takes; `remote_statistics` and the log
             report it. With a number the gap is then passed over, and counted.
-        sweep_seconds: The seconds after which the store is asked for events that the broker didn't send, such as
-            the
-            last ones of a process that died.
+        sweep_seconds: Seconds between requests to the store for events that the broker didn't send, such as the
+            last events of a process that died.
         clock: The clock.
 
     Raises:

@@ -24,10 +24,10 @@ MOST_HELD = 64
 """The number of pages that wait for those before them at most."""
 
 FIRST_WAIT = 0.05
-"""Seconds before the store is asked for missing events. They double with each answer without new events."""
+"""Seconds before missing events are requested from the store. They double with each answer without new events."""
 
 LONGEST_WAIT = 1.0
-"""The most that these seconds come to."""
+"""The maximum of these seconds."""
 
 GRACE_SECONDS = 1.0
 """Seconds to wait for a page with events that are in the store already."""
@@ -54,7 +54,7 @@ class Incoming:
         self.known = known
         """The `seq` up to which everything was given."""
         self.wanted = known or 0
-        """The `seq` of the last event that was heard of."""
+        """The `seq` of the last announced event."""
         self.passed_over = 0
         """The number of gaps that were passed over."""
         self._patience = patience
@@ -95,7 +95,7 @@ class Incoming:
         return self._given(now)
 
     def stored(self, last: int, now: float) -> None:
-        """Note that the store has events up to this one. Pages of them may be on their way."""
+        """Record that the store has all events up to this one. Pages with these events may still arrive."""
         if self.known is None:
             self.known = self.wanted = last
         elif last > self.wanted:
@@ -172,7 +172,7 @@ class Incoming:
 _log = Log("engine.remote")
 
 ASKED_EVENTS = 500
-"""The number of events that the store is asked for at a time."""
+"""The number of events in one request to the store."""
 
 PAGES_AHEAD = 16
 """The number of pages that are taken from the broker before they are needed."""
@@ -204,12 +204,12 @@ class EventReader(Protocol):
 
 
 class RemoteStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of what comes from other processes."""
+    """A snapshot of the events from other processes."""
 
     runs: int
     """The number of runs that are known."""
     lacking: int
-    """The number of runs with missing events that the store is asked for."""
+    """The number of runs with missing events that are requested from the store."""
     waits_seconds: float
     """The longest time for which one of them has waited for the store, without any progress."""
     passed_over: int
@@ -224,7 +224,7 @@ class RemoteEvents:
         store: The shared store; None without one.
         clock: The clock of this process.
         since: The first moment that is wanted, in microseconds since the epoch; None is now.
-        patience: Seconds for which an event that was heard of is waited for; infinity for as long as it takes.
+        patience: Seconds for which to wait for an announced event; infinity waits without limit.
         sweep_seconds: Seconds between two looks at how far all runs are in the store.
     """
 
@@ -393,7 +393,7 @@ class RemoteEvents:
             _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
 
     async def _sweep(self) -> None:
-        """Look how far all runs are in the store: there may be some that the broker never heard of."""
+        """Check the last stored event of all runs, because the broker may have missed runs."""
         self._sweep_at = anyio.current_time() + self._sweep_seconds
         positions = await self._positions()
         if positions is None or not await self._has_beginnings(positions):

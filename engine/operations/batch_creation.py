@@ -76,7 +76,7 @@ _log = Log("engine.batches")
 async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
     """A block in which no other program with the same trace creates this batch. It waits for its turn.
 
-    The next program reads in the trace what was done here.
+    The next program reads from the trace which steps are done.
     """
     store = await settled_store(runtime)
     if store is None:
@@ -90,7 +90,7 @@ async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
 
 
 async def share(runtime: Runtime) -> None:
-    """Return when what was published is in the trace, where others read it. While the trace can't be written, it
+    """Wait until published events are in the trace, for other processes. While the trace can't be written, it
     is where it survives the end of this process.
     """
     try:

@@ -5,7 +5,7 @@ Each part of a batch has its own state:
     unsent     no job is known; it was never sent, or its creation was never confirmed
     running    the provider works on its job; each check may change the job's status
     over       the job has ended, and its results are not read yet
-    counted    its results are read, each is a call in the trace, and nothing is reserved for it any more
+    counted    its results are read, each is a call in the trace, and nothing is reserved for it
 
 A check moves running parts to over, and then to counted. The ids of results are fixed, so the trace shows which
 results another process has counted. They are not counted again.
@@ -88,7 +88,7 @@ USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
 """The default times at which a batch is checked."""
 
 _EVENTS_AT_ONCE = 200
-"""The number of results after which other tasks get a turn, and the trace is asked for counted results."""
+"""The number of results after which other tasks get a turn, and the trace is searched for counted results."""
 
 
 class Submission(msgspec.Struct):
@@ -103,7 +103,7 @@ class Submission(msgspec.Struct):
 
 
 class BatchHandle:
-    """A batch at its provider. The batch goes on without its handle, and `Engine.resume_batch` makes another.
+    """A batch at its provider. The batch continues without its handle, and `Engine.resume_batch` makes another.
 
     Only `wait()` and `refresh()` look at the batch. They publish its progress (`batch.*`), and count each result
     once, in a call of the operation ``batch``.
@@ -141,12 +141,12 @@ class BatchHandle:
 
     @property
     def jobs(self) -> tuple[BatchJob | None, ...]:
-        """The provider's jobs of the parts, as they were at the last look; None for a part that has none."""
+        """The provider's job of each part, as of the last check; None for a part without a job."""
         return tuple(self._job(part) for part in self._plan.parts())
 
     @property
     def status(self) -> BatchStatus:
-        """The status at the last look."""
+        """The status as of the last check."""
         return status_of(self.jobs)
 
     @property
@@ -170,7 +170,7 @@ class BatchHandle:
 
     @property
     def results(self) -> tuple[BatchResult | None, ...]:
-        """The results in the order of the requests; None for missing ones and for those handed out."""
+        """The results in the order of the requests; None for missing results and those passed to `for_each`."""
         return tuple(self._results.get(place) for place in range(self._plan.total))
 
     @property
@@ -216,9 +216,9 @@ class BatchHandle:
             The results, in the order of the requests.
 
         Raises:
-            RequestTimeoutError: The time is up. The batch goes on.
-            AdapterError: Looking can't succeed, or has failed for too long. The batch goes on.
-            CallboardError: Results were handed out by `for_each`, and are not here any more.
+            RequestTimeoutError: The time is up. The batch continues.
+            AdapterError: Looking can't succeed, or has failed for too long. The batch continues.
+            CallboardError: `for_each` has passed the results on and dropped them.
         """
         self._results.all()  # rather now than after a day
         await self._wait_for_end(self.refresh, on_progress, timeout)
@@ -295,7 +295,7 @@ class BatchHandle:
 
         Raises:
             OutcomeUnknownError: A job was found by its size alone, and may be another's.
-            AdapterError: The provider can't be reached, or refuses. The batch goes on.
+            AdapterError: The provider can't be reached, or refuses. The batch continues.
         """
         ended = False
         for part in self._plan.parts():

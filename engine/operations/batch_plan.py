@@ -222,7 +222,7 @@ class CollectedResults:
         return place in self._kept or place in self._handed_out
 
     def get(self, place: int) -> BatchResult | None:
-        """The result at a place; None if it is not there yet, or was handed out."""
+        """The result at an index; None if it is missing, or was passed on."""
         return self._kept.get(place)
 
     @property
@@ -256,7 +256,7 @@ class CollectedResults:
             await self._hand_out(place, result, on_result)
 
     async def hand_out_kept(self, on_result: OnResult) -> None:
-        """Hand out what was kept, in the order of the requests."""
+        """Return the stored results in the order of the requests."""
         for place in sorted(self._kept):
             await self._hand_out(place, self._kept[place], on_result)
             del self._kept[place]

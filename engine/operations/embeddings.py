@@ -183,7 +183,7 @@ class EmbeddingOptions(CallOptions, total=False):
     """
 
     dimensions: int | None
-    """The length of the vectors; None is the model's own length."""
+    """The length of the vectors; None means the model's own length."""
     input_type: InputType | None
     """The purpose for which the texts are embedded."""
     truncate: bool

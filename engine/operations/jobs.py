@@ -130,7 +130,7 @@ class EndedCall(CallEvents):
 
 
 class PerEngine(Generic[T]):
-    """One object for each engine, which is dropped with the engine."""
+    """One object for each engine. It is dropped together with the engine."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

@@ -78,7 +78,7 @@ class OperationMethods:
             options: The fields of `ImageOptions`.
 
         Raises:
-            CapabilityError: The model can't do what is asked; nothing was sent.
+            CapabilityError: The model does not support the request; nothing was sent.
             OutcomeUnknownError: The answer was lost; an image may have been made and be billed.
             AdapterError: The provider failed or refused.
             ConfigurationError: The configuration is wrong.
@@ -110,7 +110,7 @@ class OperationMethods:
 
         Raises:
             OSError: A file can't be read.
-            ValueError: There is no image, or a file is none.
+            ValueError: There is no image, or a file is not an image.
         """
         from .embeddings import make_images
 
@@ -126,7 +126,7 @@ class OperationMethods:
 
         Then use `await handle.wait()` and `handle.download()`. The job continues without this process, and
         `resume_video` returns to it. No request is repeated. If you cancel the waiting task, it still waits up to
-        ten seconds for the job's id, which is then in the trace. The exceptions are those of `generate_image`.
+        ten seconds for the job's id, which is then in the trace. The exceptions are as in `generate_image`.
 
         Args:
             prompt: The description.
@@ -135,7 +135,7 @@ class OperationMethods:
 
         Raises:
             OSError: The first frame can't be read.
-            ValueError: The first frame is no image.
+            ValueError: The first frame is not an image.
         """
         from .videos import create_video
 
@@ -299,7 +299,7 @@ class OperationMethods:
             options: The options of the turn, such as `call_timeout_seconds`.
 
         Raises:
-            OutcomeUnknownError: The provider has no such reply any more.
+            OutcomeUnknownError: The provider no longer has the reply.
         """
         from ..conversation.turn import own
         from ..generation.arguments import result_of

@@ -78,7 +78,7 @@ class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoHandle:
-    """A job at its provider. The job goes on without its handle, and `Engine.resume_video` makes another handle.
+    """A job at its provider. The job continues without its handle, and `Engine.resume_video` makes another handle.
 
     Only `wait()` and `refresh()` look at the job. They publish events of its progress and of its end (`job.*`).
     The end is published once, and the cost of a completed job is counted once.
@@ -133,7 +133,7 @@ class VideoHandle:
     # --- Checking ---
 
     async def refresh(self) -> VideoJob:
-        """Look at the job once. There is no look if the job is over, or if another task waits for it.
+        """Look at the job once. There is no look if the job has ended, or if another task waits for it.
 
         Raises:
             AdapterError: The look failed.
@@ -223,7 +223,7 @@ class VideoHandle:
     # --- The end ---
 
     async def _end(self) -> None:
-        """Publish the end and count the cost, if the job is over and that was not done before."""
+        """Publish the end and count the cost, if the job has ended and that was not done before."""
         if not self._job.done or self._published:
             return
         job = self._job
@@ -341,7 +341,7 @@ class VideoHandle:
 
         Raises:
             CapabilityError: The provider can't end jobs.
-            AdapterError: The provider can't be reached, or refuses. The job goes on.
+            AdapterError: The provider can't be reached, or refuses. The job continues.
         """
         if not await self._still_runs():
             return False

@@ -253,7 +253,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def begin(self, provider: str, model: str, request_id: str, now_us: int) -> Changes:
-        """Take in that a call is about to start. It probes every record that is unavailable and not probed yet."""
+        """Record that a call is about to start. It probes every record that is unavailable and not probed yet."""
         if not self._records:
             return ()
         changes: list[ProviderAvailabilityChanged] = []
@@ -265,7 +265,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def abandon(self, request_id: str, now_us: int) -> Changes:
-        """Take in that a call which had started to probe was never sent."""
+        """Record that a call, which had started a probe, was never sent."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.probe == request_id:
@@ -273,14 +273,14 @@ class AvailabilityTable:
         return tuple(changes)
 
     def crashed(self, provider: str, now_us: int) -> Changes:
-        """Take in that the provider's adapter can't be kept running."""
+        """Record that the provider's adapter can't be kept running."""
         record = self._record(provider, None, "crashed")
         return self._signal(record, "crashed", "adapter_crashed", now_us) if record is not None else ()
 
     def reloaded(self, changed: Collection[str], removed: Collection[str], now_us: int) -> Changes:
         """Take in a new configuration.
 
-        Changed providers start afresh, and all others may be probed immediately.
+        Changed providers start without failures, and all others may be probed immediately.
         """
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
@@ -379,7 +379,7 @@ class AvailabilityTable:
 
     def _counted(self, record: Record, signal: Signal, now_us: int) -> Signal:
         """The signal after counting: failures count by their place in the row, and a success doesn't end a pause
-        that was asked for.
+        that was requested.
         """
         if signal == "failure":
             record.failures += 1
@@ -426,7 +426,7 @@ class AvailabilityTable:
         return (change,)
 
     def _relieve(self, record: Record, previous: State, signal: Signal) -> None:
-        """Forget past trouble. A record that is available and has no failures is dropped."""
+        """Forget past failures. A record that is available and has no failures is dropped."""
         record.retry_at_us, record.cool_down_us = None, FIRST_COOL_DOWN_US
         if signal in ("success", "reloaded") or previous == "probing":
             record.failures = 0

@@ -72,7 +72,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def listed(self) -> bool:
-        """Whether the model stands in models.yaml."""
+        """Whether the model is listed in models.yaml."""
         return self.resolved_by != "passthrough"
 
 
@@ -328,10 +328,10 @@ def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
 
 
 def may_fall_back(error: AdapterError) -> bool:
-    """Whether another model could heal a failure.
+    """Whether a fallback to another model is allowed after a failure.
 
-    None can if the request itself is at fault or was cancelled. None may if the request was perhaps carried out,
-    because a second one would be paid for as well.
+    A fallback cannot help if the request is invalid or was cancelled. It is not allowed if the provider may have
+    run the request, because the second request would be billed, too.
     """
     if isinstance(error, CancelledError | NoModelAvailable | OutcomeUnknownError):
         return False

@@ -139,7 +139,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     schema_mode: SchemaMode = "native"
     reasoning_effort: str | None = None
     max_output_tokens: int | None = None
-    """The largest number of output tokens; None is the model's own."""
+    """The largest number of output tokens; None means the model's own."""
     requires: tuple[Requirements, ...] = ()
     """The requirements of the session, the turn and the choice."""
 
@@ -154,7 +154,7 @@ def check(
     estimated_tokens: int,
     max_output_tokens: int,
 ) -> tuple[CallWarning, ...]:
-    """Check whether a model can do what a turn asks."""
+    """Check whether a model supports the request of a turn."""
     check_tool_choice(asked)
     lack = next(_lacks(asked, capabilities, listed=listed), None)
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:

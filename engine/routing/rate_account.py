@@ -94,7 +94,7 @@ class Limit(ABC):
 
     @abstractmethod
     def hold(self, ticket: Ticket, now_us: int) -> None:
-        """Take what a request needs."""
+        """Reserve the amounts that a request needs."""
 
     @abstractmethod
     def drop(self, ticket: Ticket, now_us: int) -> None:
@@ -312,7 +312,7 @@ class Account:
             limit.hold(ticket, now_us)
 
     def drop(self, ticket: Ticket, now_us: int) -> None:
-        """Give back what a request held that was not sent."""
+        """Release the amounts held by a request that was not sent."""
         self._held.discard(ticket)
         for limit in self.limits:
             limit.drop(ticket, now_us)
@@ -360,7 +360,7 @@ class Account:
                 self._flying -= 1
 
     def succeeded(self, ticket: Ticket) -> None:
-        """Take in that a request was not refused."""
+        """Record that a request was not refused."""
         if not ticket.counted:
             return
         self.leave(ticket)
@@ -369,7 +369,7 @@ class Account:
             self.cap = self.cap + 1 if self.cap < self._peak else None
 
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
-        """Take in that the provider refused a request with 429."""
+        """Record that the provider refused a request with 429."""
         if hint_us is not None:
             hint_us = min(hint_us, LONGEST_PAUSE_US)  # a retry waits no longer for a hint, either
         stale = ticket.generation != self.generation
@@ -382,7 +382,7 @@ class Account:
         self._pause(now_us + pause, self._flying + 1)
 
     def refused_elsewhere(self, pause_us: int, now_us: int) -> None:
-        """Take in that another node was refused, and how long it leaves the provider alone."""
+        """Record that another node was refused, and how long it pauses its requests."""
         until_us = now_us + min(pause_us, LONGEST_PAUSE_US)
         if self.cap is None:
             self._pause(until_us, max(self._flying, 1))

@@ -159,7 +159,7 @@ class Permit:
         self._live.gate.force(self._ticket, self._live.now_us())
 
     async def wait(self, time_left: float) -> None:
-        """Wait for the turn that was asked for."""
+        """Wait for the turn that was requested."""
         live, ticket = self._live, self._ticket
         if ticket is None or ticket.state == "held":
             return
@@ -196,7 +196,7 @@ class Permit:
     # --- Reports of the call ---
 
     def report(self, report: AttemptReport) -> NextAttempt | None:
-        """Take in what an adapter reports of an attempt. Returns what waits for the next attempt's turn."""
+        """Record an adapter's report of an attempt. Returns what waits for the next attempt's turn."""
         match report:
             case AttemptStarted():
                 if self._ticket is not None and self._ticket.state != "sent":
@@ -211,7 +211,7 @@ class Permit:
         return None
 
     def end(self, error: AdapterError | None, usage: TokenUsage | None) -> None:
-        """Take in the end of the call: its error, None if it went well, and what its last attempt used."""
+        """Record the end of the call: its error, or None, and the usage of its last attempt."""
         if error is None:
             self._answered(NO_HEADERS)
         else:
@@ -304,7 +304,7 @@ _WHY = {
 
 
 def _is_of_rate(error: RateLimitError) -> bool:
-    """Whether a refusal is about a rate. An overload counts only if the server names a time."""
+    """Whether a refusal is about a rate. An overload counts only if the server reports a time to wait."""
     if isinstance(error, QuotaExceededError | RateLimitWaitError):
         return False
     return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None

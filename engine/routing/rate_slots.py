@@ -44,7 +44,7 @@ NO_HEADERS = Headers()
 
 
 class Room(NamedTuple):
-    """One limit, as it is shown in statistics."""
+    """One limit as shown in statistics."""
 
     model: str | None
     kind: Literal["requests", "tokens"]
@@ -66,7 +66,7 @@ class Gate:
     """The limits of one adapter and key, and the requests that wait for them."""
 
     def __init__(self, requests: float | None = None, tokens: float | None = None) -> None:
-        """A gate with declared limits for all models together; None is no limit."""
+        """A gate with declared limits for all models together; None means no limit."""
         self.shared = Account()
         """The limits of all models together."""
         self.models: dict[str, Account] = {}
@@ -145,7 +145,7 @@ class Gate:
     # --- After sending ---
 
     def answered(self, ticket: Ticket, headers: Headers, now_us: int) -> None:
-        """Take in that the provider took a request, and the headers of its reply."""
+        """Record that the provider accepted a request, and the headers of its reply."""
         model = self.models[ticket.model]
         model.succeeded(ticket)
         if headers is NO_HEADERS:
@@ -158,12 +158,12 @@ class Gate:
         model.observed(ticket, now_us)
 
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
-        """Take in that the provider refused a request for its rate. `hint_us` is how long it wants to be left."""
+        """Record that the provider refused a request for its rate. `hint_us` is the requested wait."""
         self.known = True
         self.models[ticket.model].refused(ticket, hint_us, now_us)
 
     def refused_elsewhere(self, model: str, pause_us: int, now_us: int) -> None:
-        """Take in that another node with this key was refused, and leaves the provider alone for so long."""
+        """Record that another node with this key was refused and sends nothing for `pause_us`."""
         self.known = True
         (self.models.get(model) or self._new_model(model)).refused_elsewhere(pause_us, now_us)
 

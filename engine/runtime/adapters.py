@@ -27,7 +27,7 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry, published_name_at, published_provider
 
 arrival = itertools.count().__next__
-"""Returns the next place in the order in which turns were asked for."""
+"""Returns the next place in the order in which turns were requested."""
 
 
 class _Waiter:
@@ -76,7 +76,7 @@ class CallSlots:
         self._hand_out()
 
     def resize(self, total: int) -> None:
-        """Change the number of slots. Calls in progress go on, also if there are fewer slots than calls."""
+        """Change the number of slots. Calls in progress continue, even if there are more calls than slots."""
         self.total = total
         self._hand_out()
 
@@ -189,7 +189,7 @@ class Host(Protocol):
         """Live, and be ready. Raises CallboardError, WrongLoop, StoreError."""
 
     async def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
-        """Have a function called with the events of each commit to the trace. Raises what `start` raises."""
+        """Call a function with the events of each commit to the trace. Raises the errors of `start`."""
 
     async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
         """Run a turn in a task of its own. Raises SessionBusy, ActorStopped, and what `start` raises."""
@@ -198,10 +198,10 @@ class Host(Protocol):
         """Return when a turn may start. Raises AdmissionError."""
 
     async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
-        """Return when what was published survives the end of this process, as far as it can."""
+        """Wait until published events survive the end of this process, as far as possible."""
 
     def secure_now(self) -> None:
-        """See to it that what was published survives the end of this process, without letting others run."""
+        """Make published events survive the end of this process, without letting other tasks run."""
 
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace. Raises StoreError."""
@@ -210,7 +210,7 @@ class Host(Protocol):
         """Return whether everything published so far is in the shared store, as soon as that is known."""
 
     async def settle(self) -> bool:
-        """Like `flush`. Returns whether what earlier processes had to leave is in the trace now, too."""
+        """Like `flush`. Returns whether the events that earlier processes left are in the trace, too."""
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         """Run a task next to the turns. Nothing happens before the start."""
@@ -219,10 +219,10 @@ class Host(Protocol):
         """Show these costs in the live histories, by the request_id of a call."""
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
-        """An adapter's actor at work. Raises what its start raised."""
+        """A running actor of an adapter. Raises the error of its start."""
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
-        """Start an actor afresh that had given up. Raises what its start raised."""
+        """Restart an actor that had given up. Raises the error of its start."""
 
     def retire(self, running: RunningAdapter) -> None:
         """Stop an adapter when its last user is done."""

@@ -94,13 +94,13 @@ class AbortSignal:
         return self.wait().__await__()
 
     def wait_in_thread(self, seconds: float | None = None) -> bool:
-        """Sleep in a thread until it is given up. An event loop would be held up by it.
+        """Sleep in a thread until the signal is aborted. Do not call it in an event loop, because it blocks.
 
         Args:
-            seconds: The longest sleep in seconds; None is without limit.
+            seconds: The longest sleep in seconds; None means no limit.
 
         Returns:
-            True if it was given up, False if the time is over.
+            True if it was aborted, False if the time has passed.
         """
         woken = threading.Event()
         forget = self.watch(woken.set)
@@ -128,9 +128,9 @@ class AbortSignal:
 
 
 class AbortController:
-    """The sender of an abort: hand out `signal`, then call `abort()`, from any thread, any number of times.
+    """The sender of an abort. Pass its `signal` to calls, then call `abort()` from any thread.
 
-    A turn with this `signal=` then raises CancelledError.
+    A turn with this `signal=` then raises CancelledError. `abort()` may be called any number of times.
     """
 
     def __init__(self) -> None:
@@ -197,9 +197,9 @@ class InFlight:
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[Callable[[], object]]:
-        """A block that is cancelled when the engine is closed, or by the yielded function.
+        """Cancel the block when the engine is closed, or when the yielded function is called.
 
-        Raises CancelledError.
+        A cancelled block raises CancelledError.
         """
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)

@@ -214,7 +214,7 @@ class Life:
         return adopted
 
     async def ship(self, turn_id: str | None, *, last: bool) -> None:
-        """Return when everything published so far is in the shared store, or that can't be had now."""
+        """Return when everything published so far is in the shared store, or the store is unreachable."""
         waited = 0.0 if turn_id is None else self._waited.pop(turn_id, 0.0)
         began = anyio.current_time()
         if waited < SHIPPING_SECONDS:
@@ -367,7 +367,7 @@ class Life:
         return CallSlots(entry.max_concurrency or self._runtime.limits.calls_per_provider)
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
-        """Start the actor of an adapter afresh that had given up. An exception of the start is raised here."""
+        """Restart the actor of an adapter that had given up. An exception of the start is raised here."""
         await self._adapters.restart_child(running.ref.name)
 
     def retire(self, running: RunningAdapter) -> None:
@@ -436,7 +436,7 @@ class EngineHost:
         return await self._life.stop() if self._life is not None else None
 
     async def living(self) -> Life:
-        """The running life. The exceptions are those of `start`."""
+        """The running life. The exceptions are the same as for `start`."""
         require_asyncio()
         if self._life is None:
             # An engine that a tool starts serves others as well, so its tasks are no part of the tool's run.

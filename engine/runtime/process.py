@@ -29,7 +29,7 @@ class LivingEngine:
         bus: The engine's bus.
         loop: The event loop on which it lives.
         store: Its trace; None without one.
-        flush: Commits what was published, on that loop. It is held weakly, as the life's own method.
+        flush: Commits all published events, on that loop. It is held weakly, as the life's own method.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Living:
 
 
 async def _on_its_loop(living: LivingEngine) -> None:
-    """Flush an engine, and wait for it for a while. RuntimeError if its loop has ended, TimeoutError if it is held
-    up.
+    """Flush an engine, and wait for it for a while. RuntimeError if its loop has ended, TimeoutError if
+    the loop is blocked.
     """
     if _running_loop() is living.loop:
         await living.flush()

@@ -170,7 +170,7 @@ T = TypeVar("T")
 async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
     """Put a configuration in the place of the one in force.
 
-    Adapters that have changed or gone are stopped when their last turn is over.
+    Adapters that have changed or gone are stopped when their last turn has ended.
 
     Returns the differences, which are published. Raises ConfigurationError.
     """

@@ -68,7 +68,7 @@ class OpenSessions:
         return self._turnstiles.setdefault(session_id, anyio.Lock())
 
     def forget(self, state: SessionState) -> None:
-        """Have a session be open no more. A turn of it that runs goes on."""
+        """Close a session. A turn of it that runs goes on."""
         if self.states.get(state.id) is state:
             del self.states[state.id]
 
@@ -110,7 +110,7 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
-        """Have the session's setup of now kept."""
+        """Store the session's current setup."""
         if self._captures:
             event = configured(state, begins=begins)
             state.asked_stored = None if event.setup is None else event.setup.asked_with

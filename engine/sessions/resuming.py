@@ -74,7 +74,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
-    """The state of a stored session, as `Engine.resume` describes it. It raises what `stored_state` raises."""
+    """The state of a stored session, as `Engine.resume` describes it. It raises the errors of `stored_state`."""
     state = await stored_state(runtime, wanted)
     store = runtime.store
     assert store is not None
@@ -99,7 +99,7 @@ async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
 
 
 def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None) -> SessionState:
-    """The state of a session as it is stored. Raises CallboardError or ConfigurationError."""
+    """The state of a session as stored. Raises CallboardError or ConfigurationError."""
     setup = _whole(wanted.session_id, saved, wanted.system_prompt is not None)
     assert saved is not None
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)

@@ -175,7 +175,7 @@ class Session:
         """Run `send` without an event loop: the engine lives on the thread of the sync functions.
 
         ``with Engine() as engine`` starts it there. Otherwise the first turn starts it, and the engine is closed
-        when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are those of `send`.
+        when the program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are as in `send`.
 
         Raises:
             WrongLoop: The engine lives on another event loop, or an async tool calls this and would wait for
@@ -228,7 +228,7 @@ class Session:
             session_id: An id in place of a new one.
 
         Raises:
-            CallboardError: There is no such message, or a session of that id is open.
+            CallboardError: The message does not exist, or a session of that id is open.
         """
         state = fork_of(self._state, session_id or self._runtime.clock.new_id("ses"), at)
         self._runtime.sessions.open(state)
@@ -267,7 +267,7 @@ class Session:
             The assistant's last message.
 
         Raises:
-            CallboardError: An answer belongs to no open call, or is no answer; then nothing has been run.
+            CallboardError: An answer belongs to no open call, or is not an answer; then nothing has been run.
         """
         turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
         task = await self._runtime.host.start_turn(turn)
@@ -310,7 +310,7 @@ class Session:
         return await self.submit(self._shown(calls, Denied(why)), **options)
 
     def approve_stream(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> TurnStream:
-        """`approve`, streamed, as `submit_stream` is `submit`. It raises what `approve` raises, immediately."""
+        """`approve` as a stream. It raises the errors of `approve` immediately."""
         return self.submit_stream(self._shown(calls, Approved()), **options)
 
     def deny_stream(self, *calls: ToolUseBlock, why: str = "", **options: Unpack[TurnOptions]) -> TurnStream:
@@ -340,7 +340,7 @@ class Session:
         return TurnStream(self._runtime, turn)
 
     async def open_reply(self) -> OpenReply | None:
-        """The reply of this session that was asked for with ``background=True`` by a process that has ended since;
+        """The reply of this session that was requested with ``background=True`` by a process that has ended since;
         None if there is none. It is for `take_up`.
 
         Raises:
@@ -352,10 +352,10 @@ class Session:
         return found[-1] if found and self._state.running is None else None
 
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> Reply:
-        """Continue a turn whose process has ended: wait for its reply, which is not requested again.
+        """Continue a turn of a process that has ended. It waits for the reply and does not request it again.
 
-        Then the turn continues as any other: the reply enters the history, and the session's tools run. The
-        exceptions of `send` are raised here, too.
+        Then the turn continues like any other: the reply enters the history, and the session's tools run. It also
+        raises the exceptions of `send`.
 
         Args:
             reply: The reply, as `open_reply` gives it.
@@ -366,14 +366,14 @@ class Session:
 
         Raises:
             CallboardError: The reply belongs to another session.
-            OutcomeUnknownError: The provider has no such reply any more.
+            OutcomeUnknownError: The provider no longer has the reply.
         """
         turn = self._taking_up(reply, options, streamed=False)
         task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> TurnStream:
-        """`take_up`, streamed: from the reply's first word on, and then as it comes."""
+        """`take_up` as a stream. It starts at the beginning of the reply and continues live."""
         return TurnStream(self._runtime, self._taking_up(reply, options, streamed=True))
 
     def _taking_up(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:

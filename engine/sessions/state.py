@@ -1,4 +1,4 @@
-"""A conversation's data, and its setup as it is stored. The data outlives the tasks and actors that work on it."""
+"""A conversation's data, and its setup as stored. The data outlives the tasks and actors that work on it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TurnUnderWay(Protocol):
     """A turn in progress, as far as others may act on it."""
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. Returns false if the turn is over."""
+        """Request the end of the turn. Returns false if the turn has ended."""
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Add a message of the user. Raises NoTurnRunning."""
@@ -83,14 +83,14 @@ class SessionState:
         self.name = name
         self.forked_from = forked_from
         self.context = WHOLE
-        """The part of the history that the context policy sends by now."""
+        """The part of the history that the context policy currently sends."""
         self.refused_reasoning = RefusedReasoning()
         self.asked: AskedWith = NOTHING
         """The options of the last turn with tool calls, for the turn that answers them."""
         self.asked_stored: JsonObject | None = None
         """These options as they were last published for the store."""
         self.turns = LoopLock()
-        """Admits one turn at a time, in the order in which they were asked for."""
+        """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnUnderWay] = []
         """The turns that have been started and not yet admitted, in the order in which they will run."""
         self.running: TurnUnderWay | None = None

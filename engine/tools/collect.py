@@ -63,7 +63,7 @@ def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
 
 
 def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
-    """The given tools, as `as_tools` returns them, and the sources among them, whose tools may change."""
+    """The given tools, as `as_tools` returns them, and the given sources. The tools of a source may change."""
     if type(given) not in (list, tuple) and isinstance(given, ToolSource):
         return given.tools, (given,)
     own: list[Tool] = []
@@ -80,7 +80,7 @@ def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSo
 
 
 def _with_those_of(sources: Iterable[ToolSource], own: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The program's own tools, and those of sources that have no name of an earlier tool."""
+    """The program's own tools, and the tools of sources. A tool with the name of an earlier one is skipped."""
     found = {tool.name: tool for tool in own}
     for source in sources:
         for tool in source.tools:

@@ -154,8 +154,8 @@ class Tool:
     returns text, a JSON value, or content blocks. A plain function runs in a thread. None makes the tool passive:
     the turn ends with the call open, for the host to answer."""
     timeout: float | None = None
-    """Seconds for one call; None is the engine's `Timeouts.tool`. A plain function goes on in its thread when its
-    time is up, unless it looks at its `ToolContext`."""
+    """Seconds for one call; None means the engine's `Timeouts.tool`. After a timeout, a plain
+    function continues in its thread, unless it checks its `ToolContext`."""
     needs_approval: NeedsApproval | None = None
     """Whether calls need approval. None asks the `approve` hook, and runs the call if there is no hook. True asks
     the hook, and leaves the call open if there is none. False never asks."""

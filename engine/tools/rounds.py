@@ -58,7 +58,7 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     cut_off: bool = False
     """Whether the reply was cut off, so that nothing of it may be repaired."""
     approved: frozenset[str] = frozenset()
-    """The ids of calls about which `approve` is not asked any more."""
+    """The ids of calls for which `approve` is no longer called."""
     caller: Callable[[ToolUseBlock], Caller] | None = None
     """Gives the run of each tool its place in the tree of turns."""
     asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())

@@ -93,7 +93,7 @@ class _Worker:
 async def run_in_thread(work: Callable[[], T]) -> T:
     """Run a plain function in a thread, with the caller's context variables.
 
-    If the caller is cancelled, the function runs on, and its result is dropped. An exception of the function is
+    If the caller is cancelled, the function continues, and its result is dropped. An exception of the function is
     raised here.
     """
     loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], s
 async def _readied(
     call: ToolUseBlock, tool: Tool, handler: Handler, shared: ToolRoundContext
 ) -> tuple[JsonObject, Ready]:
-    """The arguments as JSON and converted, after a repair if need be."""
+    """The arguments as JSON and converted, after a repair if needed."""
     try:
         return call.input, _read(call, handler)
     except InvalidToolCallError as error:

@@ -242,7 +242,7 @@ def _known(schema: JsonObject) -> _Known:
 
 @functools.lru_cache(maxsize=256)
 def _remembered(schema: bytes) -> _Known:
-    """A schema, read. The same schemas come again and again, as equal objects, not as the same."""
+    """Read a schema. It is cached, because equal schemas recur as different objects."""
     from jsonschema.exceptions import SchemaError as WrongSchema
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry

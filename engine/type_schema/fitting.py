@@ -100,9 +100,9 @@ def described_by(of: object) -> Whole | Choice | None:
 
 
 def fitted(hint: Any) -> Any:
-    """The hint in a form that msgspec takes; the same hint if msgspec takes it as it is.
+    """The hint in a form that msgspec supports. A hint that msgspec supports is returned unchanged.
 
-    A hint that nothing can describe stays as it is, so that its error is msgspec's.
+    A hint without any schema is returned unchanged, too, so that msgspec raises its own error.
     """
     try:
         return _remembered(hint)

@@ -73,7 +73,7 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
     the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
     model: str
-    """The model of the call in progress as ``provider:name``, else the one that was asked for, in words."""
+    """The model of the call in progress as ``provider:name``, else the one that was requested, in words."""
     session_id: str | None
     """The session, if there is one."""
     session_name: str | None
@@ -118,7 +118,7 @@ class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Everything in progress in an engine."""
 
     items: tuple[ActiveWork, ...]
-    """The turns and calls in the order in which they were asked for, as many as were wanted."""
+    """The turns and calls in the order in which they were requested, up to the requested number."""
     total: int
     """The number of all of them."""
     characters: int
@@ -217,7 +217,7 @@ def _characters(events: Sequence[TurnEvent]) -> int:
 
 
 def _so_far(call: Call, written: int) -> CostSum:
-    """An estimate of what a call has cost, if it ended now."""
+    """An estimate of a call's cost, if it ended now."""
     sent = call.context.estimated_input_tokens or 0
     usage = TokenUsage(sent, written, source=UsageSource.ESTIMATED)
     return CostSum.of_call(usage, call.cost_of(usage))
@@ -268,7 +268,7 @@ _LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMN
 
 
 def made_us(identifier: str) -> int | None:
-    """The time at which a clock made an identifier ``<prefix>_<ulid>``, in microseconds; None if it is no such."""
+    """The creation time of an identifier ``<prefix>_<ulid>``, in microseconds; None for any other text."""
     ulid = identifier.rpartition("_")[2]
     if len(ulid) != 26:
         return None
@@ -373,20 +373,21 @@ class WatchingMethods:
     ) -> RequestPreview:
         """The request that a session's next turn would send, as the model's provider would get it.
 
-        Its `losses` list the parts that the model would not get. The session may be open here, or stored as a
-        whole. Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
+        Its `losses` list the parts that the model would not get. The session must be open here, or stored
+        with all its content. Nothing is sent, and the session is not changed. Context policy and middleware do not
+        run.
 
         Args:
             session: The session, or its id.
             content: The content of the turn, text or blocks.
-            model: The model; None is the session's own.
+            model: The model; None means the session's own.
             options: The fields of `TurnOptions` for the turn.
 
         Raises:
-            CallboardError: There is no such session.
+            CallboardError: The session does not exist.
             ConfigurationError: No model has that name.
             StoreError: The trace can't be read.
-            TypeError: There is no such option.
+            TypeError: The option does not exist.
         """
         from .preview import preview
 

@@ -218,7 +218,7 @@ class CallCursor:
             return True
 
     def close(self, *, waits: bool) -> None:
-        """Take only calls that have ended by now."""
+        """Take only calls that have already ended."""
         with self._changed:
             followed = [] if self.closed else self._followed
         handed = [each.finish() for each in followed]
@@ -403,7 +403,7 @@ class SyncWatch:
         return self
 
     def close(self) -> None:
-        """Take no more calls than have ended by now, and return when the function of `each` has had them."""
+        """Take only calls that have already ended. Return when the function of `each` has received them."""
         self._cursor.close(waits=True)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

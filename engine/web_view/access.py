@@ -71,7 +71,7 @@ class SignIn:
         return secret
 
     def visitor(self, secret: str) -> Visitor | None:
-        """The visitor of a cookie; None if there is none, or the visit is over."""
+        """The visitor of a cookie; None if there is none, or the visit has ended."""
         found = self._visitors.get(_hash(secret))
         return found if found is not None and self._clock.now_us() < found.until_us else None
 
@@ -128,8 +128,8 @@ def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
 class EventStream(Response):
     """Server-sent events, for as long as the page is there.
 
-    The page's leaving ends the frames immediately, whether anything is being sent or not. A slow page holds up its
-    own frames and nothing else.
+    When the page disconnects, the frames end immediately, whether anything is being sent or not. A slow page
+    delays only its own frames.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:

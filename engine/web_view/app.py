@@ -108,7 +108,7 @@ SCREENS: Sequence[tuple[str, str, Scope, Screen]] = (
     ("GET", "/api/supervision", "view", operation.supervision),
     ("GET", "/api/providers", "view", operation.providers),
 )
-"""Of each screen's requests: method, path, the scope that it needs, and what answers it."""
+"""The requests of each screen: method, path, required scope, and handler."""
 
 
 class WebView:
@@ -150,7 +150,7 @@ class WebView:
             scope.cancel()
 
     def on_sign_in(self, call: Callable[[], object]) -> None:
-        """Have a function called after each sign-in by such an address."""
+        """Call a function after each sign-in by such an address."""
         self._access.on_sign_in = call
 
     async def _page(self, request: Request) -> Response:

@@ -21,9 +21,9 @@ from .subject import LOOK_SECONDS, Subject, Tail
 
 HISTORY = 200
 SCANNED = 2000
-"""The number of stored events, the latest ones, among which the history is found when no time is asked for."""
+"""The number of stored events, the latest ones, among which the history is found when no time is requested."""
 MOST_SCANNED = 20_000
-"""The number of stored events at most that one question reads, when a session or a time is asked for."""
+"""The number of stored events at most that one question reads, when a session or a time is requested."""
 FIRST_WINDOW_US = 60 * 1_000_000
 """The first span of time that is read back from the end of a time filter. Each next one is four times as long."""
 PAGE = 500

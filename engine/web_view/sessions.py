@@ -163,7 +163,7 @@ async def stream(subject: Subject, request: Request) -> Response:
 
 
 def _next_seq(request: Request, stream_id: str) -> int:
-    """The place to continue from, as the page or its reconnecting browser sends it."""
+    """The position to continue from, as sent by the page or by its reconnecting browser."""
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if not last:
         return 0

@@ -28,7 +28,7 @@ from ..engine import Engine
 from ..stores import StoreAddress, TracePlace, existing_store, place_to_read, store_to_read
 
 Scope: TypeAlias = Literal["view", "content", "change"]
-"""``view``: everything but what was said. ``content``: what was said, where the engine captures it. ``change``:
+"""``view``: all data but message content. ``content``: what was said, where the engine captures it. ``change``:
 cancel, reprice, undo."""
 
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
@@ -116,7 +116,7 @@ class Subject:
                 yield store
 
     async def flush(self) -> None:
-        """Have what was published so far in the trace."""
+        """Commit all published events to the trace."""
         if self.engine is not None and not self.engine.closed and self.has_trace:
             await self.engine.flush()
 

@@ -36,7 +36,7 @@ def web(
     Args:
         engine: The engine; None for a trace alone.
         trace: A trace that another process writes: the path of its file, its address on a server as
-            ``postgresql://USER@HOST/DATABASE``, or a store. None is the engine's own.
+            ``postgresql://USER@HOST/DATABASE``, or a store. None means the engine's own.
         authorize: The host's own authentication: gets the request (a `starlette.requests.Request`), and returns
             the scopes that it has, of ``view``, ``content`` and ``change``; None or nothing refuses it. Without
             it, `WebView.sign_in_url` gives addresses that sign a browser in once.
@@ -47,7 +47,7 @@ def web(
         shared: Whether other processes write to the engine's trace, so that it is looked at every second.
 
     Raises:
-        ConfigurationError: There is nothing to show, a host is no name, or the extra ``web`` is not installed.
+        ConfigurationError: There is nothing to show, a host is not a name, or the extra ``web`` is not installed.
     """
     try:
         from .access import THIS_MACHINE, Access, checked_hosts

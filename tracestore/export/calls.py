@@ -204,7 +204,7 @@ class _Csv:
 
 
 def _csv_cell(cell: Cell) -> Cell:
-    """A spreadsheet must not take what a provider wrote for a formula: such text gets an apostrophe before it."""
+    """A spreadsheet must not read a provider's text as a formula. Such text gets an apostrophe before it."""
     match cell:
         case bool():
             return "true" if cell else "false"

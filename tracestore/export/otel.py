@@ -8,7 +8,7 @@
 tool (`execute_tool NAME`) is a span. A turn or call that a tool makes is below the span of that run of the tool.
 Else its parent is the host's current span at its start. A session is the `gen_ai.conversation.id`. An attempt
 links to the one before it, with a reason in `callboard.link`: `retry`, `repair`, `fallback` or `step`. A cancelled
-call is no error. **Metrics** carry the present time: leave them out of a replay.
+call is not an error. **Metrics** carry the present time: leave them out of a replay.
 
 **Content** is left out unless `content` is set. A replay has none, because events are stored without it.
 """
@@ -174,7 +174,7 @@ class OtelExporter:
                 self._ended.popitem(last=False)
 
     def _instruct_turn(self, envelope: Envelope, attributes: otel_names.Attributes) -> None:
-        """Give the turn of a call the call's system text, because no event of the turn has it."""
+        """Copy the call's system text to its turn, because no event of the turn has it."""
         turn = self._open.get(_turn_key(envelope))
         if turn is not None and (said := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
             turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, said)

@@ -55,7 +55,7 @@ CONVERSATIONS = (CHAT, "generate_content")
 
 
 def provider_names() -> dict[str, str]:
-    """The conventions' names of providers, by ours where the two differ. Any other name stays as it is."""
+    """The conventions' names of providers, by ours where the two differ. Any other name is not changed."""
     known = [(vendor.name, vendor) for vendor in vendors()]
     known += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
     return {name: vendor.telemetry for name, vendor in known if vendor.telemetry is not None}
@@ -96,7 +96,7 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
-    """The facts in an attempt's start. If it is no conversation, some replace `of_call`'s."""
+    """The facts in an attempt's start. If it is not a conversation, some replace `of_call`'s."""
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
     if data.operation != CHAT:
         attributes["gen_ai.operation.name"] = data.operation

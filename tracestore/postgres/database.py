@@ -140,8 +140,9 @@ class Database:
             return await self._bounded(self._writer, self._writer.transaction(work, stage), patience)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a short transaction of its own, which writers of the trace don't wait for, nor it for
-        them. It may write to no table of the trace.
+        """Run `work` in a separate short transaction. It and the writers of the trace don't wait for each other.
+
+        It must not write to tables of the trace.
         """
         self._check_open()
         with translated_errors(self.name):
@@ -206,8 +207,8 @@ _log = Log("tracestore.postgres")
 class Reach:
     """Whether a server is reachable, so that not every caller waits for a timeout.
 
-    A server that refuses is asked again each time. After a slow failed connection, the next ones fail immediately
-    with the same error for a while. So do those after work that the server did not answer.
+    If the server refuses a connection, each call tries again. After a slow failed connection, new ones fail with
+    the same error for a while, immediately. The same applies after work that the server did not answer.
     """
 
     def __init__(self) -> None:
@@ -255,7 +256,7 @@ class Link:
         """Functions that wait for their turn, or have it."""
 
     async def statement(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work`, which is one statement that only reads. On a connection that broke it is tried once more."""
+        """Run `work`, which is one statement that only reads. If the connection broke, it is tried once again."""
         return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
 
     async def snapshot(self, work: Callable[[Statements], _T]) -> _T:
@@ -314,7 +315,7 @@ class Link:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Let the work in progress fail, as the server has not answered in time. It is asked again later."""
+        """Let the work in progress fail, because the server has not answered in time. It is retried later."""
         self._reach.hangs()
         self.cut()
 
@@ -390,7 +391,7 @@ class Link:
 
     @contextlib.contextmanager
     def _undone(self, connection: psycopg.Connection) -> Iterator[None]:
-        """Undo the transaction when the work inside raises. A connection that can't even do that is closed."""
+        """Roll back the transaction if the work inside raises. If the rollback fails, close the connection."""
         import psycopg
 
         try:

@@ -15,7 +15,7 @@ from .nodes import SharedDatabase
 from .statements import SECONDS_LEFT
 
 WANTED_SECONDS = 5.0
-"""The time for which a refusal makes others give back what they don't use."""
+"""The time for which a refusal makes other nodes return unused amounts."""
 
 _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)"
 _MAKE = "INSERT INTO ledger_accounts (budget, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -191,7 +191,7 @@ def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
 
 
 def _count(statements: Statements, account: int, scope: AccountScope, now_us: int) -> None:
-    """Count what the trace has of runs without a slice. Slots that count no more are forgotten."""
+    """Count the calls in the trace, except runs with a slice. Slots that no longer count are deleted."""
     statements.run("DELETE FROM ledger_spent WHERE account = ?", (account,))
     statements.run("DELETE FROM ledger_slices WHERE account = ? AND forgotten_us <= ?", (account, now_us))
     runs = [

@@ -35,7 +35,7 @@ WANTED_SECONDS = 30.0
 """The time for which a node waits for a session at most; a wish that is older counts no more."""
 
 FORGOTTEN_SECONDS = 86_400.0
-"""The time after which a node that doesn't live any more is forgotten."""
+"""The time after which a node that has stopped is forgotten."""
 
 _RENEW = """
     INSERT INTO nodes (node, cluster, name, lease, lease_seconds, lease_until)

@@ -63,7 +63,7 @@ async def erase(database: Database, origin: Origin, erasures: Collection[Erasure
 
 
 def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure]) -> bool:
-    """Delete what was not yet deleted. Returns whether there was any such."""
+    """Delete the content that is not yet deleted. Returns whether there was any such."""
     pending = False
     for erasure in erasures:
         ((done,),) = statements.run(_ENTER, _values(origin, erasure))

@@ -32,7 +32,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_envelope(envelope: Envelope) -> Envelope:
-    """The envelope with such names and tags. Its event stays as it is; its JSON has no NUL."""
+    """The envelope with such names and tags. Its event is not changed; its JSON has no NUL."""
     changes: dict[str, object] = {
         name: clean_text(value)
         for name in envelope.__struct_fields__
@@ -182,7 +182,7 @@ class PostgresPricing:
     """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
 
     An integer product that leaves 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
-    precision, which is exact up to a bound, and the few dear or peculiar ones in numeric.
+    precision, which is exact up to a bound, and the few very expensive or unusual ones in numeric.
     """
 
     unknown_rate = 1e17
@@ -277,7 +277,7 @@ class PostgresDialect:
         return f"{table} AS {name}"
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with so many decimal places."""
+        """A number with this many decimal places."""
         return f"CAST(round(CAST({value} AS numeric), {digits}) AS double precision)"
 
 
@@ -344,7 +344,7 @@ class Statements:
 
     def __init__(self, connection: psycopg.Connection, types: dict[str, dict[str, str]]) -> None:
         self.connection = connection
-        """psycopg's own connection, for what has no other way, such as COPY."""
+        """psycopg's own connection, for commands such as COPY."""
         self._types = types
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:

@@ -67,7 +67,7 @@ class PostgresStore(SqlStore):
         take_in: Whether the store stores the events that dead processes of this machine left at `path`.
 
     Raises:
-        StoreError: This is no DSN, or the driver is not installed.
+        StoreError: This is not a DSN, or the driver is not installed.
         ValueError: The schema's name or the length of leases is impossible.
     """
 

@@ -340,7 +340,7 @@ def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Seque
 
 
 def _nodes(rows: Sequence[NodeRow]) -> Check:
-    """The nodes of clusters that share the trace. A stopped node is no failure: others take over."""
+    """Check the nodes that share the trace. A stopped node is not a failure, because other nodes take over."""
     living = [row for row in rows if row.lives]
     said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
     gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]

@@ -7,7 +7,7 @@ whole pico-USD per token). A file holds one table, or several dated ones:
       - label: example prices, spring      # for people
         date: 2026-03-01                   # of this version of the table; orders the versions, no more
         prices:
-          - model: "openai:gpt-5"          # provider:name, '*' stands for any text
+          - model: "openai:gpt-5"          # provider:name, '*' matches any text
             input: 1.25
             output: 10
             cache_read: 0.125              # left out: as input, and so are writes without any rate; any other rate
@@ -71,7 +71,7 @@ class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
     prices: tuple[_Fields, ...]
     """The fields of its price rows."""
     also: tuple[str, ...] = ()
-    """Other names of the model; ``*`` stands for any text."""
+    """Other names of the model; ``*`` matches any text."""
     name: str | None = None
     """The model's name, for people."""
     context_window: int | None = None

@@ -37,7 +37,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The rates of one model, for a span of time, a range of sizes, and one service tier."""
 
     model: str
-    """The model as ``provider:name``; ``*`` stands for any text."""
+    """The model as ``provider:name``; ``*`` matches any text."""
     input: int | None = None
     """Pico-USD per input token; None if it is not known."""
     output: int | None = None
@@ -156,7 +156,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 class PriceAlias(msgspec.Struct, frozen=True):
     """A name that is priced as another.
 
-    ``*`` in the pattern stands for any text. ``*`` in the target stands for the same text. A pattern matches
+    ``*`` in the pattern matches any text. ``*`` in the target stands for the same text. A pattern matches
     without regard to case.
     """
 

@@ -149,7 +149,7 @@ class PriceTable:
     def default(cls) -> PriceTable:
         """The shipped table, for a host without prices of its own. Models on this machine cost nothing.
 
-        The table is read when it is asked for the first time, and kept.
+        The table is read at its first use, and kept.
         """
         return _shipped()
 
@@ -189,12 +189,12 @@ class PriceTable:
         """A table of the same rows at other rates: tiers, dates, sizes, hours and missing rates stay.
 
         Args:
-            factors: The factor on all rates of a model's rows, by ``provider:name``; ``*`` stands for any text.
-                ``"0.8"`` is 20 % off. Of several names that fit a row, the one with most letters counts.
+            factors: The factor on all rates of a model's rows, by ``provider:name``; ``*`` matches any text.
+                ``"0.8"`` is 20 % off. If several names match a row, the one with most letters applies.
             label: The label of the new table; None names the factors and this table.
 
         Raises:
-            ConfigurationError: A factor is no number of at least 0, or is a float, which wouldn't be exact. Or a
+            ConfigurationError: A factor is negative or no number, or is a float, which wouldn't be exact. Or a
                 name fits no row: a model that is priced as another, by an alias, has no rows of its own.
         """
         pass

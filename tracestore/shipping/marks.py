@@ -71,7 +71,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
-    """The mark of a trace file for a target, made if there is none. Of several processes one makes it."""
+    """The mark of a trace file for a target. If it does not exist, exactly one process creates it."""
     path = mark_path(trace, target)
     found = read_mark(path)
     if found is not None and found.target == target:
@@ -98,7 +98,7 @@ def marks(trace: Path) -> list[Mark]:
 
 
 def forget_mark(trace: Path, target: str) -> bool:
-    """The file is not shipped to a target any more. Returns whether it ever was."""
+    """Stop shipping the file to a target. Returns whether it was ever shipped there."""
     turn = Turn(trace, target)
     if not turn.take():
         raise StoreError(f"a program is shipping {trace} to {target}. Stop it first")

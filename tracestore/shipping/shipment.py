@@ -51,7 +51,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class SessionContent(msgspec.Struct, frozen=True):
-    """Captured content that came with the events of a shipment, as rows. Runs stand in them by name."""
+    """Captured content that came with the events of a shipment, as rows. Runs are in them by name."""
 
     setups: list[Row]
     """session_id, run_id, seq, ts_us, history, hash, withheld, epoch"""
@@ -158,7 +158,7 @@ class Target(Protocol):
         ...
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        """Delete what was deleted in a file. A deletion that was done before is not done again."""
+        """Delete the content that was deleted in a file. A deletion that was done before is not done again."""
         ...
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
@@ -193,7 +193,7 @@ class Lines(msgspec.Struct, frozen=True):
     options: str
     """The options of COPY with which the text is to be read."""
     runs: Sequence[int]
-    """Of each row the number of its run in the file."""
+    """The number of each row's run in the file."""
     rows: list[str]
     """Of each row the text of the other values, but for what stands at the start and at the end of all rows."""
     begin: str
@@ -318,7 +318,7 @@ def _days(moments: Sequence[int]) -> set[int]:
 
 
 def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """The times of the first and the last of some of a shipment's events, by those sessions that it enters."""
+    """The times of the first and last event of each session that the shipment enters, among some events."""
     names, moments = shipment.read.columns[SESSION], shipment.read.columns[TS_US]
     some = list(places)
     found = ranges([names[place] for place in some], [moments[place] for place in some])
@@ -328,7 +328,7 @@ def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[in
 def projection_of(read: Read, places: Iterable[int]) -> Projection:
     """The rows that follow from some of the events, not yet complete.
 
-    The number of a run in the file stands for the server's.
+    The rows have a run's number in the file, in place of its number on the server.
     """
     projection = Projection()
     topics, moments, all_tags, data = (read.columns[place] for place in (TOPIC, TS_US, _TAGS, _DATA))

@@ -31,7 +31,7 @@ State: TypeAlias = Literal["asking", "shipping", "resting", "retrying"]
 
 
 class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes and the patience of a shipper."""
+    """The sizes and time limits of a shipper."""
 
     batch_events: int = 5000
     """The number of events in a transaction of the target."""
@@ -67,7 +67,7 @@ Step: TypeAlias = Ask | Send | Rest
 
 
 class ShippingPlan:
-    """Where a shipper stands, and what it does next. Times are seconds of any clock that never goes back."""
+    """The position of a shipper, and its next step. Times are seconds of any clock that never goes back."""
 
     def __init__(self, options: ShippingOptions) -> None:
         self._options = options
@@ -160,14 +160,14 @@ class TraceShipper:
     """Copies a trace file to a shared store, by (run, seq), batch by batch, while others write the file.
 
     A batch is one transaction of the shared store: its events, their rows, captured content, and the position. So
-    a batch may be sent any number of times, by any number of shippers. Of several shippers of a file one works,
+    a batch may be sent any number of times, by any number of shippers. If a file has several shippers, one works,
     and the others wait for its end.
 
     Args:
         path: The trace file.
         to: The shared store: its DSN, or a target.
         clock: The clock for times and ids.
-        options: The sizes and the patience.
+        options: The sizes and time limits.
         on_change: Called when shipping starts to fail, and when it works again.
         prices: The prices for calls of dead processes. Their files are shipped, too.
         adopts: The folder where shippers of this machine register their files. The files of dead ones are
@@ -175,7 +175,7 @@ class TraceShipper:
         recent: The last batches of this process for the file, which need not be read again.
 
     Raises:
-        StoreError: The DSN is none, or the driver is not installed.
+        StoreError: The DSN is invalid, or the driver is not installed.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class TraceShipper:
         self._course.asked(position)
 
     async def _send(self, step: Send) -> bool:
-        """Send the events behind a position. Returns whether that was all."""
+        """Send the events after a position. Returns whether all events are sent."""
         reading = await self._read(step)
         if reading.erasures:
             await self._target.erase(self._origin, reading.erasures)
@@ -401,7 +401,7 @@ class TraceShipper:
         return await self._source.read(step.after, step.limit, self._erased)
 
     async def _take(self, shipment: Shipment, limit: int) -> Position:
-        """Have the target take a shipment, and read the next one meanwhile."""
+        """Send a shipment to the target, and read the next one meanwhile."""
         failure: StoreError | Unstorable | None = None
         async with anyio.create_task_group() as group:
             if not shipment.is_all:

@@ -38,7 +38,7 @@ _COST_FIELDS = {
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
-    """The columns of a cost. The prefix ``cost`` is the cost at call time, ``now`` the one that is asked for."""
+    """The columns of a cost. The prefix ``cost`` is the cost at call time, ``now`` the requested one."""
     return tuple(f"{prefix}_{name}" for name in _COST_FIELDS)
 
 
@@ -209,13 +209,13 @@ UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day"
 
 
 def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of a start. In it and in the other rows, `run` stands for the run's number."""
+    """The row of a started call. Here and in the other rows, `run` is the run's number or its placeholder."""
     shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
     return [*shared, *_START.values(event), ts_us]
 
 
 def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of an end that is good."""
+    """The row of a completed call."""
     row = _ended(event, identity, run, ts_us, "completed")
     row += _COMPLETION.values(event)
     attempt = identity[ATTEMPT]
@@ -417,7 +417,7 @@ class Grouping(msgspec.Struct, frozen=True):
     """Dimensions as SQL."""
 
     by: tuple[str, ...]
-    """The dimensions as they were asked for."""
+    """The dimensions as requested."""
     columns: str
     """The columns, each with a comma before it, to follow something else."""
     names: tuple[str, ...]

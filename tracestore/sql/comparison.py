@@ -83,7 +83,7 @@ class Group(NamedTuple):
     model: str
     day: int
     session: str
-    """The session; empty where sessions are not asked for."""
+    """The session; empty if sessions were not requested."""
     calls: int
     unpriced: int
     after: int
@@ -129,7 +129,7 @@ def add_to_sums(statements: Statements, table: SumTable, run_id: int, groups: It
 
 
 def add_up_again(statements: Statements, run_id: int) -> None:
-    """Work the sums of a run out again from its costs and the current ones, before the run is made current."""
+    """Recalculate the sums of a run from its costs and the current costs, before the run becomes current."""
     ((by_session,),) = statements.run("SELECT by_session FROM reprice_run WHERE id = ?", (run_id,))
     statements.run("DELETE FROM reprice_sum WHERE run = ?", (run_id,))
     statements.run(_ADD_UP_AGAIN.format(session=session_of(bool(by_session))), (run_id,))

@@ -165,7 +165,7 @@ class Dialect(Protocol):
 
     @property
     def with_sessions(self) -> tuple[str, ...]:
-        """Statements that delete a cluster's rows of sessions. ``{names}`` stands for a list of the sessions."""
+        """Statements that delete a cluster's rows of sessions. ``{names}`` is replaced by the sessions."""
         ...
 
     def tag(self, tags: str) -> str:
@@ -185,7 +185,7 @@ class Dialect(Protocol):
         ...
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with so many decimal places."""
+        """A number with this many decimal places."""
         ...
 
 
@@ -249,7 +249,7 @@ def greater(one: str, other: str) -> str:
 
 
 def at_most(rows: int | None) -> Sql:
-    """The LIMIT clause for so many rows; None is all of them."""
+    """The LIMIT clause for a number of rows; None means all rows."""
     return ("", []) if rows is None else ("LIMIT ?", [rows])
 
 
@@ -266,7 +266,7 @@ _log = Log("tracestore.database")
 
 
 async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end, even if the caller is cancelled. Then the cancellation goes on."""
+    """Run `work` to its end, even if the caller is cancelled. Then the cancellation continues."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
     # The scope keeps anyio's cancellation out, the shield asyncio's own `task.cancel()`, which passes the scope.
@@ -286,7 +286,7 @@ async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """The longest time for work that waits for others. None is no limit."""
+    """The longest time for work that waits for others. None means no limit."""
 
     work: float | None = None
     """The longest time for a piece of work, in seconds."""
@@ -295,7 +295,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callable[[], None]) -> _T:
-    """Run `work` to its end, which comes soon after `cut` was called because patience is at its end."""
+    """Run `work` to its end, which comes soon after the time limit has passed and `cut` was called."""
     task = asyncio.ensure_future(work)
     timers = [] if patience.work is None else [_cut_after(patience.work, cut)]
     try:

@@ -46,7 +46,7 @@ _log = Log("tracestore.content")
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
     """Store the content that a batch has captured, in its transaction. It never fails for content.
 
-    Call it before the events themselves are stored: an event that is there already has been heeded.
+    Call it before the events are stored: it skips events that are already stored.
     """
     last_us: dict[bytes, int] = {}
     bodies: Bodies = {}
@@ -191,7 +191,7 @@ def _insert_setup(
 
 
 def load_session(statements: Statements, session_id: str) -> SavedSession | None:
-    """A session as it is stored; None if nothing of it is."""
+    """A session as stored; None if it is not stored."""
     setups = statements.run(
         "SELECT history, hash, withheld FROM session_setups WHERE session_id = ?", (session_id,)
     )

@@ -91,7 +91,7 @@ _ENTER = f"""
 
 
 def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, tuple[int, int]]:
-    """The least and the greatest value of each name; both are of the same length. None is no name."""
+    """The smallest and largest value for each name. `names` and `values` have the same length. None is skipped."""
     if len(set(names)) == 1 and names[0] is not None:
         return {names[0]: (min(values), max(values))}
     found: dict[_Name, list[int]] = {}
@@ -131,7 +131,7 @@ def belongs(run: int, epoch: int, *, begins: bool, owner: tuple[int, int] | None
 
 
 def is_anothers(statements: Statements, session_id: str, run: int, epoch: int, *, begins: bool = False) -> bool:
-    """Whether the session belongs to another run by now, and keeps its owner to the end of the transaction."""
+    """Whether another run owns the session. The owner cannot change until the transaction ends."""
     found = statements.run("SELECT run, epoch FROM session_setups WHERE session_id = ?", (session_id,))
     owner = (int(found[0][0]), int(found[0][1])) if found else None
     query = statements.dialect.latest_claim
@@ -143,7 +143,7 @@ def is_anothers(statements: Statements, session_id: str, run: int, epoch: int, *
 def is_said(
     statements: Statements, session_id: str, position: int, message_id: str | None, digest: bytes | None
 ) -> bool:
-    """Whether the session has that very message at that place."""
+    """Whether the session has exactly this message at this position."""
     return bool(
         statements.run(
             """
@@ -225,7 +225,7 @@ def claim(statements: Statements, session_id: str, run: int, seq: int, history: 
 
 
 async def owner(database: Database, session_id: str, run_id: str) -> tuple[str | None, int]:
-    """The run that owns a session, None if there is none; and the last number of `run_id` that is committed."""
+    """The run that owns a session, or None, and the last committed number of `run_id`."""
     ((name, committed),) = await database.read(
         """
         SELECT (SELECT r.run_id
@@ -300,7 +300,7 @@ RUN_POSITIONS = "SELECT run_id, committed_seq FROM runs WHERE ended_us IS NULL O
 
 
 def envelope(row: Row) -> Envelope:
-    """A row of `events_query`, without its number. One of an unknown topic bears an `UnknownEvent`."""
+    """A row of `events_query`, without its number. An envelope with an unknown topic has an `UnknownEvent`."""
     fields = dict(zip(COLUMNS, row, strict=True))
     fields["data"] = decode_event(fields.pop("topic"), fields["data"])
     if fields["tags"] is not None:
@@ -379,7 +379,7 @@ class _Terms(msgspec.Struct):
 
 
 async def job(database: Database, provider: str, job_id: str) -> StoredJob:
-    """A job as far as it is stored; a job without any field if nothing is."""
+    """The stored data of a job; a job without any field if nothing is stored."""
     found = StoredJob()
     for operation, request_id, nano, source, version, data in await database.read(JOB_QUERY, (provider, job_id)):
         if operation == "video_create":
@@ -429,7 +429,7 @@ _decode_tags = msgspec.json.Decoder(dict[str, str]).decode
 
 
 async def batch(database: Database, batch_id: str) -> StoredBatch | None:
-    """A batch as far as it is stored; None if nothing is."""
+    """The stored data of a batch; None if nothing is stored."""
     found: StoredBatch | None = None
     for topic, ts_us, tags, data in await database.read(BATCH_EVENTS, (batch_id,)):
         told = _decode(data)

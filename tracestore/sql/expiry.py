@@ -44,7 +44,7 @@ _REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
 
 
 def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
-    """Delete sessions with their content, but for bodies. The caller holds a transaction."""
+    """Delete sessions with their content, except bodies. The caller holds a transaction."""
     if not names:
         return 0
     listed = placeholders(len(names))
@@ -104,7 +104,7 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
 
 
 def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
-    """Erase words from before a moment, in some events. The caller holds a transaction."""
+    """Erase words from before a given time, in some events. The caller holds a transaction."""
     where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
     values: list[SqlValue] = [before_us, *WORDY]
     if origin is not None:
@@ -113,7 +113,7 @@ def erase_old_words(statements: Statements, before_us: int, after: int, origin: 
 
 
 def forget_names(statements: Statements, before_us: int, origin: str | None = None) -> None:
-    """Erase the names of sessions and the texts of errors from before a moment. The caller holds a transaction."""
+    """Erase names of sessions and texts of errors from before a given time. The caller holds a transaction."""
     of_origin, more = "", []
     if origin is not None:
         of_origin, more = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [origin]
@@ -175,9 +175,9 @@ def _figures(row: Row, keeps_tags: bool) -> Row:
 
 
 async def forget_content(database: Database, before_us: int, at_us: int) -> int:
-    """Delete content that was last used before a moment, and erase it.
+    """Delete content that was last used before a given time, and erase it.
 
-    Older sessions can't be resumed any more, and have no names. Events and costs stay, without the words in them.
+    Older sessions can no longer be resumed, and have no names. Events and costs stay, without the words in them.
     """
 
     def work(statements: Statements) -> int:
@@ -221,7 +221,7 @@ def references_in(body: bytes) -> list[bytes]:
 
 
 async def sweep_bodies(database: Database, before_us: int) -> None:
-    """Delete and erase all bodies that were last used before a moment and that no session needs."""
+    """Delete and erase all bodies that were last used before a given time and that no session needs."""
     needed = await database.look(lambda statements: needed_bodies(statements, before_us))
     place = 0
     while True:
@@ -245,7 +245,7 @@ def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -
 
 
 def needed_bodies(statements: Statements, before_us: int) -> Needed:
-    """All bodies from before a moment that a session refers to. It writes nothing.
+    """All bodies from before a given time that a session refers to. It writes nothing.
 
     A body that is used again has the later moment, so only old rows are read.
     """
@@ -271,7 +271,7 @@ def needed_bodies(statements: Statements, before_us: int) -> Needed:
 
 
 def delete_unneeded(statements: Statements, before_us: int, needed: Needed, after: int) -> tuple[int, int]:
-    """Delete and erase some bodies that were last used before a moment and that no session needs.
+    """Delete and erase some bodies that were last used before a given time and that no session needs.
 
     The caller holds a transaction.
     """
@@ -295,7 +295,7 @@ def delete_unneeded(statements: Statements, before_us: int, needed: Needed, afte
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """One deletion: of a session, or of all content that was last used before a moment."""
+    """One deletion: of a session, or of all content that was last used before a given time."""
 
     key: str = ""
     """An identifier that no other deletion anywhere has; empty before it is recorded."""

@@ -109,7 +109,7 @@ class PriceStatements(NamedTuple):
     left: str
     """One row, if `plain` has left calls."""
     new_models: str
-    """The names of models that are met for the first time among the calls that are left."""
+    """The names of new models among the remaining calls."""
     detail_names: str
     """The names of details of the calls that are left."""
     any: str

@@ -20,7 +20,7 @@ _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
 
 
 def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
-    """Keep a table. A version that is there already stays as it is."""
+    """Store a price table. A version that is already stored is not changed."""
     added = statements.run(
         """
         INSERT INTO price_version (version, label, loaded_us) VALUES (?, ?, ?)
@@ -104,7 +104,7 @@ def current_version(statements: Statements) -> str | None:
 
 
 async def use_prices(database: Database, version: str | None) -> None:
-    """Make the costs of one version the current ones; None stands for the costs at call time."""
+    """Make the costs of one version the current ones; None means the costs at call time."""
     if version is not None and not await database.read(
         "SELECT 1 FROM price_version WHERE version = ?", (version,)
     ):
@@ -179,7 +179,7 @@ class Pricer:
         statements.run(self._plain, [low, high, *self._values])
 
     def _learn_models(self, statements: Statements) -> bool:
-        """Resolve the models that are met for the first time. Whether there are any."""
+        """Resolve the models that are new. Returns whether there are any."""
         found = statements.run(self._sql.new_models)
         for names in found:
             self._add_model(statements, names)
@@ -225,7 +225,7 @@ class Pricer:
         self._add_rates(statements, number, self._details)
 
     def _learn_details(self, statements: Statements) -> None:
-        """Look up the rates of details that are met for the first time."""
+        """Look up the rates of token details that are new."""
         new = sorted({str(name) for (name,) in statements.run(self._sql.detail_names)} - {*self._details})
         self._details += new
         for number in range(len(self._rows) if new else 0):

@@ -96,7 +96,7 @@ class CallRows(NamedTuple):
 
     insert: Insert
     rows: list[Values]
-    """The rows. In the place of a run's number they have what stands for it."""
+    """The rows. They have a placeholder for the run's number."""
     begin: bool
     """Whether these calls start here, and so have no row yet if their events are new."""
 

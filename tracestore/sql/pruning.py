@@ -88,7 +88,7 @@ _COUNT_OLD_CALLS = f"""
 
 class Pruning(ABC):
     _delete_tags: str
-    """Deletes the tags of calls; ``{calls}`` stands for a list of their ids."""
+    """Deletes the tags of calls; ``{calls}`` is replaced by a list of their ids."""
     _events_with_calls: bool
     """Whether events go in the transaction of their calls, and not after them."""
 
@@ -190,7 +190,7 @@ class Pruning(ABC):
         return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
-        """Delete captured content that belongs to no session any more."""
+        """Delete captured content that no longer belongs to a session."""
         old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
         if not old:
             return

@@ -100,7 +100,7 @@ class Repricing:
         return await self._go_on(run_id, 0, last, dry)
 
     async def resume(self, run: RepriceRun) -> RepriceReport:
-        """Go on with a run that was interrupted, from the first chunk that was not committed."""
+        """Continue an interrupted run from the first chunk that was not committed."""
         return await self._go_on(run.id, run.done, run.last_call or 0, False)
 
     async def _go_on(self, run_id: int, done: int, last: int, dry: bool) -> RepriceReport:
@@ -249,7 +249,7 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
 
 
 def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: int) -> None:
-    """Enter what a run did, and make its costs the current ones, in the transaction of its last calls."""
+    """Record the result of a run, and make its costs the current ones, in the transaction of its last calls."""
     run = _by_number(statements, run_id)
     replaced = tuple(current_runs(statements))
     after = run.current_after(replaced)

@@ -43,8 +43,8 @@ def flag(condition: str) -> str:
 
 
 def total_input(row: str) -> str:
-    """All input tokens of a call. The sum of absurd counts is no error: elsewhere than in SQLite, numeric has no
-    bounds.
+    """All input tokens of a call. An absurdly large sum is not an error, because numeric has no bounds outside
+    SQLite.
     """
     return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
 
@@ -257,7 +257,7 @@ def runs_of(statements: Statements, version: str) -> list[int]:
 
 
 _OF_ALL_CALLS = "{}"
-"""The filter that lets all calls pass, as it is stored."""
+"""The stored form of the filter that selects all calls."""
 
 _, _NANO, _UNPRICED = repriced_summands("k", "c")
 _KEPT = "SELECT coalesce(sum(cost_nano), 0), coalesce(sum(unpriced), 0) FROM repriced_sums WHERE run = ?"

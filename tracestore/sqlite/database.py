@@ -4,7 +4,7 @@
   other. A cancelled caller still waits for its end. Every write starts ``IMMEDIATE``.
 - **Two writers corrupt nothing.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose rows when two connections write
   a WAL file at the same instant. There, each write of any process holds an exclusive lock on ``<file>.lock``.
-- **The interpreter always ends.** aiosqlite's thread is no daemon, so a daemon thread waits for the main thread
+- **The interpreter always ends.** aiosqlite's thread is not a daemon, so a daemon thread waits for the main thread
   to end, and then stops open connections.
 - **A file on read-only media is read as one that never changes.** If a process does write it, reading fails.
 - **The file is its owner's alone** (0600), is never reached through a symlink, and never touched unless it is
@@ -253,7 +253,7 @@ class Database:
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
-        """Give up to so many free pages back to the disk, if the file was made for that."""
+        """Return up to this number of free pages to the disk, if the file was made for that."""
 
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")

@@ -85,7 +85,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 class HeldFile:
-    """An open file that may bear an exclusive lock, which ends with `close` or with the process.
+    """An open file that may have an exclusive lock, which ends with `close` or with the process.
 
     A forked child closes its own as it starts: with them it would keep the locks of a parent that died.
     """
@@ -183,7 +183,7 @@ _NAMED = "lock-"
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
-    """Hold a lock that bears a name, on a file that is there for as long. It waits for its turn."""
+    """Hold a named lock on a file that exists as long as the lock. It waits for its turn."""
     path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
         while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock
@@ -274,7 +274,7 @@ class FreeRunLock:
 
 @contextlib.contextmanager
 def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
-    """Hold the lock of a run that doesn't live any more. None if the run lives, or if its file can't be opened.
+    """Hold the lock of a run that has stopped. None if the run lives, or if its file can't be opened.
 
     A run without a lock file doesn't live: the file is there before the run writes anything, until the run is
     over.

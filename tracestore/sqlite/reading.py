@@ -226,7 +226,7 @@ def copy_snapshot(
 ) -> None:
     """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
 
-    It holds one read transaction from start to end. Other writers go on, and no write makes it start again.
+    It holds one read transaction from start to end. Other writers continue, and no write makes it start again.
     """
     import sqlite3
 

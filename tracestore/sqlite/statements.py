@@ -65,7 +65,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _of_the_file() -> tuple[int, ...]:
-    """SQLite's codes for a file that the connection can't use, and perhaps another could."""
+    """SQLite's codes for a file that this connection can't use, but another connection might."""
     import sqlite3
 
     return (
@@ -172,7 +172,7 @@ class SqliteDialect:
         return f"{table} AS {name} NOT INDEXED"
 
     def rounded(self, value: str, digits: int) -> str:
-        """A number with so many decimal places."""
+        """A number with this many decimal places."""
         return f"round({value}, {digits})"
 
 
@@ -346,7 +346,7 @@ class Statements:
 
 
 def _may_read(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-    """SQLite's question whether a statement may do something: it may read, but open or load no other file."""
+    """SQLite's authorizer callback: a statement may read, but must not open or load another file."""
     import sqlite3
 
     match action:
@@ -371,7 +371,7 @@ _T = TypeVar("_T")
 
 
 class _Script(str):
-    """A script for SQLite that is a function. Its text stands in aiosqlite's log."""
+    """A script for SQLite that is a function. Its text is in aiosqlite's log."""
 
     __slots__ = ("work",)
 

@@ -41,7 +41,7 @@ class TraceStore(SqlStore):
             write stores them; otherwise it merges them into a temporary copy.
 
     Raises:
-        ValueError: There is no such durability.
+        ValueError: The durability is unknown.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ class Capture:
 
     The host's hook runs on the event loop and must not block. The system prompt passes the hook as a message of
     the system. The definitions of tools don't pass it. A message is not stored if the hook raises, or returns
-    neither a message nor None. With a hook, no reply is stored as its provider sent it (`RawReply`): that would
-    have what the hook takes out.
+    neither a message nor None. With a hook, no raw reply (`RawReply`) is stored, because it
+    would still contain the text that the hook removes.
 
     Args:
         redact: The host's hook, which is called once for each message; None stores every message as it is.
@@ -68,7 +68,7 @@ class Capture:
         return self._redact is not None
 
     def apply(self, envelope: Envelope) -> Envelope:
-        """The event with its content cleared for the store. An event without content stays as it is."""
+        """The event with its content cleared for the store. An event without content is not changed."""
         data = envelope.data
         if type(data) is SessionMessageAppended:
             message, withheld = self._cleared(data.message)
@@ -206,7 +206,7 @@ Bodies: TypeAlias = dict[bytes, bytes]
 
 
 def bodies_of(message: Message) -> tuple[bytes, Bodies]:
-    """The hash of a message's body, and all bodies that it is made of. Raises what `encode_json` raises."""
+    """The hash of a message's body, and all bodies that it is made of. Raises the errors of `encode_json`."""
     bodies: Bodies = {}
     more: dict[str, object] = {} if message.name is None else {"name": message.name}
     if message.steers:
@@ -289,7 +289,7 @@ class SpilledContent(msgspec.Struct, omit_defaults=True):
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
-    """Raises what `encode_json` raises."""
+    """Raises the errors of `encode_json`."""
     match event:
         case CapturedMessage(message=message):
             metadata = message.metadata

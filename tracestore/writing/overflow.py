@@ -48,7 +48,7 @@ class LineFile:
         self._file: HeldFile | None = None
 
     def append(self, data: bytes) -> None:
-        """Append lines, all of them or none: by one write, as long as the disk takes it."""
+        """Append all lines or none, with one write, while the disk has room."""
         descriptor, at, end = self.open(), self.size, self.size + len(data)
         try:
             at += os.pwrite(descriptor, data, at)
@@ -139,7 +139,7 @@ class SpillFile:
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
         """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError.
 
-        Of events with much content, fewer come at a time.
+        If events have much content, it returns fewer.
         """
         descriptor = self._file.open()
         parts: list[bytes] = []
@@ -173,7 +173,7 @@ class SpillFile:
 
 
 def spill_path(database: Path, run_id: str) -> Path:
-    """Where a run's writer keeps what the database can't take."""
+    """The path of the file for a run's events that the database can't accept."""
     return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
 
 
@@ -190,7 +190,7 @@ def is_unwritten(database: Path, run_id: str) -> bool:
 
 
 def leftovers(database: Path) -> list[Path]:
-    """The files of writers that don't live any more, the oldest writer's first, and each one's in their order."""
+    """The files of writers that have stopped, the oldest writer's first, and each one's in their order."""
     found = [path for path in waiting_files(database) if not _is_held(path)]
     oldest: dict[str, float] = {}
     for path in found:
@@ -204,7 +204,7 @@ def waiting_files(database: Path) -> list[Path]:
 
 
 def sealed_files(database: Path) -> list[Path]:
-    """The files with something in them that this process may not open. Their writers may live."""
+    """Non-empty files that this process may not open. Their writers may be alive."""
     return [path for path in waiting_files(database) if _size(path) and not _may_open(path)]
 
 

@@ -59,7 +59,7 @@ class Waiting:
         self.size = self.size - _weigh(oldest) if self._events else 0
 
     def drop_newest(self) -> Envelope:
-        """Take off the one that came last."""
+        """Remove the newest one."""
         newest = self._events.pop()
         self.size -= _weigh([newest])
         return newest
@@ -91,7 +91,7 @@ _COPIED_AT_ONCE = 64
 """Events that are copied before others on the event loop have their turn: about half a millisecond."""
 
 _RETRY_SECONDS = 1.0
-"""How long a file that couldn't be written is left alone. Calls go on meanwhile."""
+"""How long a file that couldn't be written is left alone. Calls continue meanwhile."""
 
 
 class JournalFull(OSError):
@@ -119,7 +119,7 @@ class Journal:
 
     @property
     def copied(self) -> int:
-        """How many of the events that wait are in it: the oldest so many."""
+        """How many of the oldest waiting events are in it."""
         return self._older.events + self._newer.events
 
     def copy(self, waiting: Waiting) -> None:
@@ -148,12 +148,12 @@ class Journal:
         self.error = f"{self._newer.file.path} can't be written: {error.strerror or error}"
 
     def turn(self) -> None:
-        """Put what comes from now on into the other file, if nothing that waits is in that."""
+        """Write new events to the other file, if no waiting event is in that file."""
         if not self._older.events and self._newer.events:
             self._older, self._newer = self._newer, self._older
 
     def forget(self, events: int) -> None:
-        """So many of the oldest don't wait any more: they are committed, or spilled."""
+        """Remove this number of the oldest waiting events: they are committed, or spilled."""
         for part in (self._older, self._newer):
             gone = min(events, part.events)
             part.events -= gone
@@ -163,7 +163,7 @@ class Journal:
                     part.file.empty()
 
     def keep(self, events: int) -> None:
-        """Only so many wait still: the newest were given up."""
+        """Only this number still wait: the newest were dropped."""
         self._newer.events = max(0, min(self._newer.events, events - self._older.events))
         self._older.events = min(self._older.events, events)
 

@@ -140,8 +140,8 @@ class WriterCore:
 
         Args:
             store: The store.
-            bus: The bus. Its `run_id` must be its own, because the spill file bears it in its name.
-            options: The bounds and the patience of the writer.
+            bus: The bus. Its `run_id` must be its own, because it is in the name of the spill file.
+            options: The sizes and time limits of the writer.
             capture: As for the class.
             prices: The prices for calls of processes that died, see `TraceStore.close_lost_runs`.
             delivered: The output that readers have of such calls.
@@ -191,7 +191,7 @@ class WriterCore:
         )
 
     def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
-        """Have a function called with the events of each commit, right after it. It must not raise.
+        """Call a function with the events of each commit, right after the commit. It must not raise.
 
         Messages have the content that is stored of them, or all of it if none is stored. Events of dead processes
         are among them, when they are committed here.
@@ -257,7 +257,7 @@ class WriterCore:
             pass
 
     def _secured_to(self, mark: int) -> bool:
-        """Copy some of what waits. Returns whether everything up to a mark is copied, or can't be."""
+        """Copy some of the waiting events. Returns whether everything up to a mark is copied, or can't be."""
         journal = self._journal
         if journal is None:
             return True
@@ -394,7 +394,7 @@ class WriterCore:
                 watcher(batch)
 
     async def _take_over(self) -> bool:
-        """Write what earlier processes had to leave, and end what they could not. False if the store can't now."""
+        """Write the events that earlier processes left, and end their runs. False if the store can't now."""
         return await self._adopt_leftovers() and await self._end_lost_runs()
 
     async def _adopt_leftovers(self) -> bool:
@@ -425,7 +425,7 @@ class WriterCore:
         self._become(after_failure(self._state, self._failures, self._options, may_spill=may_spill), reason)
 
     async def _park(self) -> None:
-        """While the store fails, keep what waits within its bounds."""
+        """While the store fails, keep the number of waiting events within the limits."""
         waiting = self._pending
         if self._state == "retrying" and self._too_much:
             self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes are waiting in memory")

@@ -63,9 +63,9 @@ _NAME = re.compile(
 
 @functools.lru_cache(maxsize=256)
 def find_model(name: str) -> Model | None:
-    """The row of a model by any of its names, dated or with a vendor's prefix; None if unknown.
+    """The row of a model, or None if it is unknown. The name may have a date or a vendor's prefix.
 
-    An unlisted version has the row of the newest one before it in its family.
+    An unlisted version uses the row of the closest older version in its family.
     """
     parsed = _parse(name)
     if parsed is None:

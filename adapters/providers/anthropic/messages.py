@@ -95,7 +95,7 @@ def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
 
 
 def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
-    """The blocks before a model declined and another continued, by identity, if they must not go back."""
+    """The blocks, by identity, that a model wrote before it declined, and that must not be sent back."""
     found: dict[int, ContentBlock] = {}
     for message in messages:
         content = message.content if message.role is Role.ASSISTANT else ()
@@ -148,7 +148,7 @@ def sent_citation(data: JsonObject) -> JsonObject:
 
 
 def without_nulls(data: JsonObject) -> JsonObject:
-    """A block of a reply in the form of a request: optional fields may be absent there, but not null."""
+    """A reply's block in the form of a request. A request may omit optional fields, but not set them to null."""
     return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
 
 

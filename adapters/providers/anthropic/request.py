@@ -90,7 +90,7 @@ def _homes(blocks: Json) -> Iterator[list[Json]]:
 
 
 def _keep_order(body: JsonObject, ours: JsonObject) -> None:
-    """Remove our breakpoints where a longer-lived one would follow a shorter-lived one, which is refused."""
+    """Remove our breakpoints if a longer-lived one would follow a shorter-lived one. The API refuses that."""
     marked = list(_marked(body))
     brief = ours.get("ttl") is None
     spoiled: list[JsonObject] = []
@@ -211,8 +211,9 @@ def _parts(body: JsonObject) -> Iterator[JsonObject]:
 
 
 def _marked(body: JsonObject) -> Iterator[JsonObject]:
-    """Everything with a breakpoint, in the order of the prompt. The body itself is last, because its own is at the
-    end.
+    """Each object with a cache breakpoint, in the order of the prompt.
+
+    The body is last, because its breakpoint is at the end of the prompt.
     """
     for block in _parts(body):
         if _MARKED in block:

@@ -30,7 +30,7 @@ VERSION = "2023-06-01"
 PATH = "/v1/messages"
 
 CONTAINER = "container"
-"""The kind of our opaque block for the container of a reply's tools. It is no block on the wire."""
+"""The kind of our opaque block for the container of a reply's tools. It is not a block on the wire."""
 
 FALLBACK = "fallback"
 """The type of the block at which a model declined and another continued."""
@@ -40,7 +40,7 @@ ABSENT = msgspec.Raw(b"null")
 
 
 class Reply(msgspec.Struct, gc=False):
-    """A whole message, the `message` of a `message_start`, or an error's body with `error` only."""
+    """A whole message, the `message` of a `message_start`, or the body of an error. An error sets only `error`."""
 
     type: object = None
     id: object = None
@@ -211,7 +211,7 @@ def _take_input(assembler: Assembler, key: int, given: Json) -> None:
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it; leave the assembler incomplete if the body is no reply.
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is not a reply.
 
     Raises AdapterError for an error with HTTP 200, and msgspec's decoding errors.
     """

@@ -354,7 +354,7 @@ class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class GenerateContentWire(ChatWire):
-    """Gemini's generateContent and its stream, or its Interactions API."""
+    """The wire of Gemini: generateContent and its stream, or the Interactions API."""
 
     default_name = "gemini"
     options_type = GeminiOptions

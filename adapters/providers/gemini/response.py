@@ -78,7 +78,7 @@ _OF_CHUNKS = ("promptFeedback", "modelStatus", "createTime")
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it; leave the assembler incomplete if the body is no reply.
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is not a reply.
 
     A stream without ``alt=sse`` is a list of chunks. Raises AdapterError for an error with HTTP 200, and msgspec's
     decoding errors.

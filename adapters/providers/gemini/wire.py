@@ -264,10 +264,10 @@ class PartialArguments:
         self._in_pieces: set[str | None] = set()  # places with strings that arrive in pieces
 
     def add(self, piece: PartialArg) -> None:
-        """Place a piece. A string at the place of a string continues it; a piece without a value is ignored.
+        """Add a piece to the value at its path. A second string is appended; a piece without a value is ignored.
 
-        A longer string that starts with all earlier ones replaces them, because some servers repeat the text so
-        far. After another kind of continuation, a place is always continued.
+        Some servers repeat the text so far. So a longer string that starts with the earlier text replaces it,
+        unless a string was already appended at this path.
         """
         if piece.stringValue is not None:
             self._place(piece.jsonPath, piece.stringValue)

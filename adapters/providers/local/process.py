@@ -150,7 +150,7 @@ class LocalServer:
                 await self._end(grace=STOP_SECONDS)
 
     async def health(self) -> bool:
-        """Whether the server answers within 5 s. Raises nothing but cancellation."""
+        """Whether the server answers within 5 s. Raises only cancellation."""
         if not self.running:
             return False
         with anyio.move_on_after(HEALTH_SECONDS):

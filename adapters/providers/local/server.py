@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def tell(file: int, answer: dict[str, str]) -> None:
-    """Write the one line for the parent. A parent that is gone is no error: stdin ends next."""
+    """Write the one line for the parent. A parent that is gone is not an error: stdin ends next."""
     try:
         os.write(file, json.dumps(answer).encode() + b"\n")
     except BrokenPipeError:

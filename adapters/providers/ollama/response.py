@@ -257,7 +257,7 @@ class ReplyReader:
 
 
 def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
-    """Feed a whole reply to the assembler and finish it, also one that was streamed unrequested.
+    """Feed a whole reply to the assembler and finish it. The server may have streamed it without a request to.
 
     Raises AdapterError, or msgspec's decoding errors.
     """

@@ -238,7 +238,7 @@ class ToolFees:
         self._containers: set[str | None] = set()
 
     def note(self, kind: str, item: Item) -> None:
-        """Count a complete item. Opening a page, or searching in it, is no search."""
+        """Count a complete item. Opening a page, or searching in it, is not a search."""
         match kind:
             case "web_search_call":
                 action = read_value(item.action)

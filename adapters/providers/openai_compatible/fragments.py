@@ -196,7 +196,7 @@ def _index(value: Json) -> int | None:
 
 
 class ThinkTags:
-    """Finds ``<think>…</think>`` at the start of a text that comes in pieces.
+    """Finds ``<think>…</think>`` at the start of streamed text.
 
     `feed()` and `flush()` return pairs (is it reasoning, text). A possible start of a tag is held until it is
     decided. Tags later in the text are text.
@@ -258,7 +258,7 @@ def _overlap(text: str, tag: str) -> int:
 
 
 class Searches:
-    """Counts the searches of one reply. A streamed one repeats a tool under its index."""
+    """Counts the searches of one reply. A streamed reply repeats a tool under its index."""
 
     def __init__(self) -> None:
         self._cites = False

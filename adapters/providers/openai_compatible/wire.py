@@ -112,7 +112,7 @@ class TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A chunk inside a reply with a piece of text, as most are. Its other data are not read."""
+    """The most common chunk of a stream: a piece of text. Other data in it is ignored."""
 
     choices: tuple[TextChoice]
     id: str = ""

@@ -1,6 +1,6 @@
 """ScriptedAdapter: a real adapter with a script in place of a network.
 
-Attempts, retries, time limits, cancellation and usage are those of every HttpAdapter, so a host's tests cover
+Attempts, retries, time limits, cancellation and usage work as in every HttpAdapter, so a host's tests cover
 them.
 """
 
@@ -109,7 +109,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: JsonObject = {}
     """The arguments."""
     fragments: tuple[str, ...] = ()
-    """The text of the arguments as it is streamed; defaults to `input` in one piece."""
+    """The text of the arguments as streamed; defaults to `input` in one piece."""
 
     def pieces(self) -> tuple[str, ...]:
         """The text of the arguments."""
@@ -259,7 +259,7 @@ def read_lines(body: bytes, assembler: Assembler) -> bool:
 
 
 class ScriptedNormaliser:
-    """Reads a scripted body, see `StreamNormaliser`. Every piece is whole lines."""
+    """Reads a scripted body, see `StreamNormaliser`. Each piece must consist of whole lines."""
 
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler

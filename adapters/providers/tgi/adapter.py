@@ -252,7 +252,7 @@ class _Writer:
 
 
 class StopTrimmer:
-    """Trims stop sequences from text in pieces. A possible start of one is held."""
+    """Removes stop sequences from streamed text. It holds text that may be the start of a stop sequence."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]

@@ -195,7 +195,7 @@ class Chat:
         self._reply(content)
 
     def _last_of_history(self) -> tuple[int, Sequence[ContentBlock]] | None:
-        """The place and the content of the person's last message, in a session that goes on."""
+        """The place and the content of the person's last message, in a session that continues."""
         messages = self._session.messages
         for place in reversed(range(len(messages))):
             if messages[place].role is Role.USER and not messages[place].steers:

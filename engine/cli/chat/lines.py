@@ -20,7 +20,7 @@ from ...models.catalogue import nearest
 
 
 class SlashCommand(NamedTuple):
-    """A line of a chat that is no message."""
+    """A line of a chat that is not a message."""
 
     name: str  # the name, without the slash
     argument: str  # The text behind it.

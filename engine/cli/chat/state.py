@@ -110,7 +110,7 @@ class Backstage:
         return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
 
     def back_to(self, count: int) -> None:
-        """Continue after only so many messages, in a new session with the same start."""
+        """Keep only this number of messages, and continue in a new session with them."""
         if len(self.session.messages) > count:
             self.session = self.session.fork(at=count)
 

@@ -257,7 +257,7 @@ def command_name() -> str:
 
 
 def short(path: Path) -> str:
-    """A path as one would type it from here, quoted if need be."""
+    """A path relative to the current folder, quoted if needed."""
     return shlex.quote(str(near(path)))
 
 

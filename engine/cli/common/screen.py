@@ -93,7 +93,7 @@ def folded(line: str, out: TextIO, indent: int = 0) -> str:
 
 
 class Flow:
-    """Breaks text that comes in pieces into indented lines, as it comes."""
+    """Breaks streamed text into indented lines, as the text arrives."""
 
     def __init__(self, indent: int, width: int | None, column: int = 0) -> None:
         self._indent = " " * indent

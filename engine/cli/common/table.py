@@ -47,7 +47,7 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:
-    """Structs of one kind, on stdout. Every field is there in every row of CSV, also where there are no rows."""
+    """Write structs of one kind to stdout. CSV always has a column for each field, even without rows."""
     if form == "json":
         for row in rows:
             write_json(json_text(row))
@@ -83,7 +83,7 @@ def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> N
 
 
 def with_usd(record: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
-    """A record in which each amount stands in USD as well, as an exact decimal text."""
+    """A record that also has each amount in USD, as an exact decimal text."""
     usd = {
         column.replace(_NANO, "usd"): None if record[column] is None else f"{Decimal(record[column]).scaleb(-9):f}"
         for column in (record if columns is None else columns)
@@ -322,7 +322,7 @@ def rounded(nano_usd: int) -> str:
 
 
 def exact(nano_usd: int, places: int = 2) -> str:
-    """An amount with all its digits, and at least so many decimals. A minus is the typographic one, for print."""
+    """An amount with all digits, and at least `places` decimals. The minus sign is typographic, for print."""
     whole, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
     return f"{'−' if nano_usd < 0 else ''}${int(whole):,}.{part.rstrip('0').ljust(places, '0')}"
 

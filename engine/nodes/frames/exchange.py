@@ -49,12 +49,12 @@ class AskOwner(msgspec.Struct, frozen=True):
 
 
 class AskStore(msgspec.Struct, frozen=True):
-    """A question to the store: the turn as it is stored, or its ending."""
+    """A question to the store: the turn as stored, or its ending."""
 
     session_id: str
-    """The stream's session, as far as it is known."""
+    """The stream's session, if known."""
     node: str
-    """The node that owned it, as far as it is known."""
+    """The node that owned it, if known."""
     epoch: int
     """The epoch under which that node acted."""
 
@@ -125,12 +125,12 @@ class Follower:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known how far the stream is by now, so that a reader may start at its tail."""
+        """Whether the end of the stream is known, so that a reader can start there."""
         return self.over or (self._known and not self._stale and not self.mirror.behind)
 
     @property
     def wake_at(self) -> float:
-        """The time at which `question` may have one, if nothing comes before."""
+        """The time at which `question` may return a question, if no frame arrives before."""
         return self._due if self._phase == "following" and not self.over else math.inf
 
     # --- Incoming facts ---
@@ -329,7 +329,7 @@ def read_answer(payload: bytes | None, kind: type[T]) -> T | None:
 
 
 Receiver: TypeAlias = Callable[[str, bytes, str], None]
-"""Takes a message: its subject, what it carries, and the subject where an answer is wanted, or nothing."""
+"""Receives a message: its subject, its payload, and the subject for an answer, if any."""
 
 
 class Subscription(Protocol):
@@ -366,7 +366,7 @@ class FrameBroker(Protocol):
         """The frames that the broker has kept, in the order in which they were sent."""
 
     async def forget(self, subject: str) -> None:
-        """Have the broker keep no frame of a subject that was sent until now. It never raises."""
+        """Delete all stored frames of a subject from the broker. It never raises."""
 
     async def let_go(self) -> None:
         """Return when published messages will be sent even if this process dies, if possible. It never raises."""

@@ -25,7 +25,7 @@ from .wire import Ending, Frame, count_of, unpacked
 
 
 def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
-    """The end of a message that had started, with what has come of it, and the end of the turn."""
+    """The events that end the open message and the turn. The message keeps the content that had arrived."""
     accumulator = StreamAccumulator()
     for event in events:
         accumulator.process(event)
@@ -37,7 +37,7 @@ def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEven
 
 
 MOST_HELD = 256
-"""The number of frames that are held behind a gap. Later ones are let go; the gap is asked for anyway."""
+"""The number of frames held behind a gap. Later ones are dropped; the missing frames are requested anyway."""
 
 
 class Mirror:
@@ -94,7 +94,7 @@ class Mirror:
         self.ahead = max(self.ahead, next_seq)
 
     def end(self, ending: Ending) -> None:
-        """End the stream as it was decided. A message that had started gets its end, with what has come of it."""
+        """End the stream as it was decided. An open message is ended with the content that had arrived."""
         if not self.over:
             self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
             self.log.close()

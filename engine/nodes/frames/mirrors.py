@@ -51,7 +51,7 @@ class Filling(Protocol):
     """Whether it was made from the store, with numbers that differ from the owner's."""
 
     async def settled(self) -> None:
-        """Return when it is known how far the stream is by now."""
+        """Wait until the current end of the stream is known."""
 
 
 class RemoteReader(StreamReader[TurnEvent]):

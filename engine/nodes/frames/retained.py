@@ -103,7 +103,7 @@ class Retained(msgspec.Struct, frozen=True):
         return last.opening if last is not None else b""
 
     def beyond(self, stored: int) -> tuple[Message, ...]:
-        """The messages that follow on so many stored ones, without a gap."""
+        """The messages that follow this number of stored messages without a gap."""
         messages = self.messages
         more: list[Message] = []
         while (message := messages.get(stored + len(more))) is not None:

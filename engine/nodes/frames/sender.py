@@ -392,7 +392,7 @@ class Frames:
         return retained(frames)
 
     async def forget(self, session_id: str) -> None:
-        """Have the broker keep nothing of a session that was deleted."""
+        """Delete all frames of a deleted session from the broker."""
         await self.drain()
         await self._broker.forget(self._subjects.of_session(session_id))
 

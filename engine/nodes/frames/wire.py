@@ -266,7 +266,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Frame | Part]:
 
 
 def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
-    """The messages that carry a frame: one, or several parts of at most so many bytes."""
+    """The messages of a frame: one, or several parts of at most this number of bytes."""
     encoded = _frame_encoder.encode(frame)
     if len(encoded) <= most_bytes:
         yield encoded
@@ -328,7 +328,7 @@ _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
 
 
 def chunks(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[Chunk]:
-    """The events in stretches of roughly so many bytes. A larger event is a stretch of its own."""
+    """The events in groups of roughly this number of bytes. A larger event is a stretch of its own."""
     entries: list[Entry] = []
     size = count = 0
     for entry, events_in_it, weight in _entries(events, most_bytes):
@@ -371,7 +371,7 @@ def _pieces(entry: Texts | Thoughts | Arguments) -> list[str]:
 
 
 def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Entry, int, int]]:
-    """Entries, each with the number of its events and what it weighs. No run of deltas weighs more than a
+    """Entries, each with its number of events and its size. No run of deltas weighs more than a
     frame."""
     index, total = 0, len(events)
     while index < total:
