@@ -203,7 +203,7 @@ class ObjectStream(Generic[T]):
 
 
 class _Growing(Generic[T]):
-    """The part of an object that has arrived. A turn with tools may have several replies. Each one starts again."""
+    """The part of an object that has arrived. A turn with tools may have several replies. Each starts again."""
 
     def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
         self._schema = schema
