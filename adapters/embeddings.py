@@ -160,7 +160,7 @@ class EmbeddingAdapter(Protocol):
     """One provider's embeddings.
 
     The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
-    raises only AdapterError and the event loop's cancellation exception.
+    raises only AdapterError and the loop's cancellation exception.
     """
 
     name: str
