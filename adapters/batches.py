@@ -110,7 +110,7 @@ BatchOutcome: TypeAlias = CanonicalResponse | AdapterError
 
 @runtime_checkable
 class BatchAdapter(Protocol):
-    """One provider's batches. Its methods raise only AdapterError and asyncio.CancelledError."""
+    """One provider's batches. A call raises only AdapterError and the loop's cancellation exception."""
 
     name: str
     """The adapter's name, the prefix of its models' names."""

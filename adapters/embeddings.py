@@ -160,7 +160,7 @@ class EmbeddingAdapter(Protocol):
     """One provider's embeddings.
 
     The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
-    raises only AdapterError and the loop's cancellation.
+    raises only AdapterError and the loop's cancellation exception.
     """
 
     name: str
@@ -404,7 +404,7 @@ def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
 
 
 def _is_too_large(error: AdapterError) -> bool:
-    """Whether fewer texts could pass. Servers without a code for it mention the batch."""
+    """Whether a request with fewer texts may succeed. Servers without an error code for it mention the batch."""
     if isinstance(error, ContextOverflowError) or error.provider_status == 413:
         return True
     return isinstance(error, InvalidRequestError) and _TOO_MANY.search(error.provider_message) is not None

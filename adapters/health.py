@@ -67,7 +67,7 @@ class CountingTransport(Protocol):
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
-    """An error as a finding. The default `fix` follows the semicolon, or the first sentence."""
+    """An error as a finding. The default `fix` is the text after the semicolon, or after the first sentence."""
     text = str(error)
     said, _, advice = text.partition("; " if "; " in text else ". ")
     return AdapterHealth(False, said, fix or advice)

@@ -166,7 +166,7 @@ class ImageAdapter(Protocol):
     """One provider's images.
 
     The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
-    raises only AdapterError and the loop's cancellation.
+    raises only AdapterError and the loop's cancellation exception.
     """
 
     name: str

@@ -140,7 +140,7 @@ class KeyRests:
         return max(found, key=lambda rest: rest.until_us, default=None)
 
     def begin(self, key: str, model: str, now_us: int) -> None:
-        """Record the start of a call with a key. After the key's pause, this call tries it."""
+        """Record the start of a call with a key. If the key's pause has ended, this call tests the key."""
         for rest in self._of(key, model):
             if rest.until_us <= now_us:
                 self._rests[rest.key, rest.model] = msgspec.structs.replace(rest, until_us=now_us + TRIAL_US)

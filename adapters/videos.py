@@ -206,7 +206,7 @@ class VideoAdapter(Protocol):
     """One provider's videos.
 
     The adapter works alone: construct it, call it, close it. Calls may run concurrently on one event loop. A call
-    raises only AdapterError and the loop's cancellation. `wait_for_video` polls a job until it ends,
+    raises only AdapterError and the loop's cancellation exception. `wait_for_video` polls a job until it ends,
     `download_video` continues broken downloads.
     """
 

@@ -28,7 +28,7 @@ def _asyncio_task() -> asyncio.Task[object] | None:
 
 
 class Signal(Protocol):
-    """A flag that tasks wait for until another task sets it, once and for all."""
+    """A flag that tasks wait for until another task sets it. It is never cleared."""
 
     def set(self) -> None: ...
     async def wait(self) -> object: ...

@@ -107,7 +107,7 @@ def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
 
 
 def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
-    """A store that only reads the trace at a place, which must exist. It is not open yet."""
+    """A read-only store for an existing trace. It is not open yet."""
     if isinstance(place, StoreAddress):
         from callboard.tracestore import PostgresStore
 

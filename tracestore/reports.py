@@ -304,7 +304,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
         return "finished" if self.undone_us is None else "undone"
 
     def current_after(self, before: tuple[int, ...]) -> list[int]:
-        """The current runs after this one has finished, given those before."""
+        """The current runs after this run has finished, calculated from the current runs before."""
         return [self.id] if self.where == CallFilter() else [self.id, *(run for run in before if run != self.id)]
 
 

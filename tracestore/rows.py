@@ -222,7 +222,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job at a provider, such as a video's. A field is None where nothing is known."""
+    """A job at a provider, such as a video's. A field is None if it is unknown."""
 
     created_by: str | None = None
     """The request that created the job."""

@@ -456,7 +456,7 @@ class Repricing(Protocol):
         ...
 
     async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back: the costs that were current before it are current again.
+        """Undo the latest repricing. The previous costs become current again.
 
         Raises:
             StoreError: There is no repricing to undo.

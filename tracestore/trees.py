@@ -1,4 +1,4 @@
-"""Trees of turns, made of the rows of their calls. Sums are computed from rows, so a repricing moves them."""
+"""Trees of turns, built from the rows of their calls. Sums are computed from rows, so a repricing changes them."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def run_checks(kit: Kit, backend: str = "virtual-asyncio") -> list[Outcome]:
 
 
 def _only(error: BaseException) -> BaseException:
-    """The exception inside a task group's. A failed assertion comes first."""
+    """The exception inside the exception of a task group. A failed assertion takes precedence."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inner = [_only(each) for each in error.exceptions]

@@ -247,7 +247,7 @@ def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when:
 
 @check("4", MESSAGES)
 async def reasoning_is_kept_apart(kit: Kit) -> None:
-    """Reasoning comes as thinking, streamed or not, and never as text."""
+    """Reasoning arrives as thinking events or blocks, never as text, in streams and whole replies."""
     scene = Says("So.", thought="Let me see.")
     async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
         plain = await at.adapter.complete(at.request())

@@ -286,7 +286,7 @@ class EmbeddingWire(Protocol):
 def fit_texts(
     request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimate: Callable[[str], int]
 ) -> tuple[EmbeddingRequest, list[CallWarning]]:
-    """The request without the settings that the model lacks, and a warning for each."""
+    """The request without settings that the model does not support, and a warning for each."""
     if not request.inputs:
         raise InvalidRequestError("pass a text to embed")
     if len(request.inputs) > can.max_inputs:

@@ -168,7 +168,7 @@ def looks_like_events(body: bytes) -> bool:
 
 
 def without_done_mark(body: bytes) -> bytes:
-    """A whole JSON body without the end mark of a stream, which some gateways append."""
+    """A whole JSON body. The end mark of a stream, which some gateways append, is removed."""
     if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
         return body
     return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")

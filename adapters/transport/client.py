@@ -333,7 +333,7 @@ class HttpTransport:
         return way
 
     def _chosen(self, kind: UrlKind) -> Transport:
-        """Chosen with the first request of a kind, because an adapter stays on one event loop's library."""
+        """The client for a kind of request. It is chosen once: an adapter stays on one event loop's library."""
         if self._closed or (on_asyncio() and not has_proxy(kind)):
             return self._own  # it reports when it is closed
         if self._other is None:

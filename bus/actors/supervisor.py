@@ -393,7 +393,7 @@ class Supervisor:
             failed = again
 
     async def _start_members(self, members: list[Child]) -> Child | None:
-        """Start in order the children that are down and wanted. Returns one that failed and is to be retried."""
+        """Start stopped children that should run, in order. Returns a child that failed and is to be retried."""
         for child in members:
             if child.life is not None and child.life.stop_reason is not None:
                 await child.life.ended.wait()  # a stuck life: two lives must not overlap

@@ -36,7 +36,7 @@ class Priced(msgspec.Struct, frozen=True):
     priced_as: str | None = None
     """The provider that publishes the model's prices."""
     service_tier: str | None = None
-    """The service tier; None is the usual one."""
+    """The service tier; None means the default one."""
 
     def nano_usd(self, usage: TokenUsage) -> int | None:
         """The cost of a usage in nano-USD; None if it is unknown."""

@@ -155,7 +155,7 @@ class Served(Protocol):
 def payer_of(
     model: str, session_id: str | None, tags: dict[str, str] | None, turn_id: str, node: TreeNode | None
 ) -> Payer:
-    """The payer of a call. A call without a turn of its own is a root by its own id."""
+    """The payer of a call. A call without a turn is a root, with its own id."""
     if node is None:
         return Payer(model, session_id or "", tags or {}, turn_id, turn_id)
     return Payer(model, session_id or "", tags or {}, node.turn_id, node.root_turn_id, node.accounts)
@@ -377,7 +377,7 @@ class CallEvents:
         return None if self.reserved is None else reservation(self.context.request_id, self._attempt)
 
     def _affords(self, attempt: int) -> bool:
-        """Whether another attempt has room in all budgets; then it is reserved."""
+        """Reserve another attempt if all budgets have room. Returns whether they have."""
         if self.reserved is None:
             return True
         name = reservation(self.context.request_id, attempt)

@@ -51,7 +51,7 @@ Models = str | Sequence[str] | None
 
 
 class CallOptions(TypedDict, total=False):
-    """The options that all calls have which are no conversation. An omitted option uses the adapter's value."""
+    """The options of all calls except conversations. An omitted option uses the adapter's value."""
 
     fallback: Sequence[str] | None
     """The names of other models, tried in order. Left out, the fallbacks of models.yaml are tried."""

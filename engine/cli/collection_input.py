@@ -54,7 +54,7 @@ class Fields(msgspec.Struct, frozen=True):
 
 
 def records_in(path: Path, kind: Kind | None, fields: Fields) -> Iterator[Record]:
-    """The records of a file, or of all files below a folder; hidden ones are left out."""
+    """The records of a file, or of all files below a folder except hidden files."""
     if path.is_dir():
         for inner in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)

@@ -282,7 +282,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that quotes the typed words in its messages, and accepts ``NAME=VALUE`` as a pair."""
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """Parse these words, or those of the process, as argparse does."""
+        """Parse these words, or the process's arguments, as argparse does."""
         pairs = {flag for action in self._actions if action.metavar == PAIR for flag in action.option_strings}
         words = sys.argv[1:] if args is None else args
         return super().parse_known_args(_with_pairs(words, pairs) if pairs else words, namespace)

@@ -109,7 +109,7 @@ class Demo:
 
     @asynccontextmanager
     async def _model(self) -> AsyncIterator[None]:
-        """The local model's server, for as long as the demo lasts. Without a local model, the cassettes."""
+        """The local model's server, while the demo runs. Without a local model, the cassettes are used."""
         if self._source == "cassettes":
             self._say_cassettes("as requested")
             yield

@@ -76,7 +76,7 @@ def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[Conten
 
 
 def takes_pipe(sources: Sequence[tuple[str, str | None]]) -> bool:
-    """Whether the pipe is an attachment, and so no part of the prompt."""
+    """Whether the piped input is an attachment and not a part of the prompt."""
     return any(source == PIPE for source, _ in sources)
 
 

@@ -180,8 +180,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """The places at which a context may start: the messages of the user that start a turn, from the present
-        start on. A message that steers a turn starts none.
+        """The positions where a context may start: user messages that start a turn, from the current start on.
+
+        A steering message does not start a turn.
         """
         return tuple(
             place

@@ -506,7 +506,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_usage(self) -> TokenUsage:
-        """The tokens of all steps; its source is the weakest among theirs."""
+        """The tokens of all steps. Its `source` is the least reliable source of the steps."""
         return reduce(add, (step.usage for step in self.steps))
 
     @property

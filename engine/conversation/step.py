@@ -212,7 +212,7 @@ class Step:
         return request
 
     async def _send_for(self, original: CanonicalRequest, route: Route, request: CanonicalRequest) -> CallOutcome:
-        """Make the call that middleware asks for in the place of the original call."""
+        """Make the call that middleware requests in place of the original call."""
         if self._delivered:
             raise CallboardError(
                 "a part of the reply has already been delivered, so middleware can't request another one"

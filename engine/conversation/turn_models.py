@@ -338,9 +338,9 @@ async def within_window(
     ask: Callable[[str], Awaitable[str]],
     call: Callable[[tuple[Message, ...]], Awaitable[T]],
 ) -> T:
-    """The result of a call with the part of the history that the policy lets be sent.
+    """The result of a call with the part of the history that the policy selects.
 
-    If that part is too long for the model, the policy is asked again.
+    If that part is too long for the model, the policy is called again.
 
     Raises PromptTooLongError or ContextOverflowError.
     """

@@ -170,7 +170,7 @@ class SyncHost:
         self._engines.add(engine)
 
     def close_at_end(self, what: Closing) -> None:
-        """Close an object before the engines, if it is still there at the end."""
+        """At the end, close an object before the engines, if it still exists."""
         self._closing.add(what)
 
     def _check_thread(self, name: str, instead: str) -> None:

@@ -82,7 +82,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def model(self) -> str | None:
-        """``provider:name`` of the model that serves, or served last; None before one is chosen."""
+        """The current or last model, as ``provider:name``; None before a model is chosen."""
         return self._attempts[-1][1].model
 
     @property
@@ -203,9 +203,7 @@ class ObjectStream(Generic[T]):
 
 
 class _Growing(Generic[T]):
-    """The part of an object that has come. A turn may have several replies, if tools are run between: each starts
-    again.
-    """
+    """The part of an object that has arrived. A turn with tools may have several replies. Each starts again."""
 
     def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
         self._schema = schema

@@ -102,7 +102,7 @@ class ObjectSchema(Generic[T]):
         return True
 
     def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
-        """The caller's part of a reply, or of the start of one; UNSET if nothing of it has come yet.
+        """The caller's value in a reply, or in the start of a reply; UNSET if none of it has arrived yet.
 
         A list, a number or a text is the value itself: the model left the wrapper out.
         """

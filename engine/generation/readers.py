@@ -154,7 +154,7 @@ class StreamedTurn:
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """The decision that brought the last call to its model; None before a call is made."""
+        """The routing decision of the last call; None before a call is made."""
         route = self.turn.route
         return None if route is None else route.decision
 
@@ -225,7 +225,7 @@ _ONE_TASK_EACH = (
 
 
 class Reader(ABC, Generic[E]):
-    """An async iterator of events that come several at a time. It is for one task at a time.
+    """An async iterator over batches of events. Only one task at a time may use it.
 
     Raises:
         CallboardError: A second task reads while one is waiting here.
@@ -256,7 +256,7 @@ class Reader(ABC, Generic[E]):
         return self._ready[index]
 
     async def take(self) -> list[E]:
-        """The events that have come together.
+        """A batch of events that have arrived.
 
         Returns at least one event, which is waited for; an empty list when the stream has ended.
         """
@@ -295,7 +295,7 @@ class Reader(ABC, Generic[E]):
 
 
 class TextPieces(Generic[E]):
-    """The text that a reader gives. It shares the reader's place.
+    """The text of a reader. It shares the reader's position.
 
     Args:
         events: The reader.
@@ -351,9 +351,9 @@ class TreePiece(msgspec.Struct, frozen=True):
 
 
 class TreeText:
-    """The text of a turn and its descendants as it comes, each from its start.
+    """The live text of a turn and its descendants, each from its start.
 
-    The turn's exception is raised at the end. A child's is not: it is an error of the parent's tool. A child
+    The turn's exception is raised at the end. A child's exception is an error of the parent's tool. A child
     on another event loop or in another process is left out.
 
     Args:

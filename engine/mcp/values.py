@@ -177,7 +177,7 @@ def shortened(content: ResultContent, limit: int, note: str) -> ResultContent | 
 
 
 def _without(text: str, start: int, left_out: range, note: str) -> str:
-    """A text that starts at a place of the whole, without what is left out. Where that begins, the note stands."""
+    """A text that starts at a position of the whole, without the omitted part. A note replaces this part."""
     first = min(max(left_out.start - start, 0), len(text))
     last = min(max(left_out.stop - start, 0), len(text))
     begins_here = start <= left_out.start < start + len(text)

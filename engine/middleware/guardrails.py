@@ -31,7 +31,7 @@ _LONGEST_END = 10
 
 
 class Window(msgspec.Struct, frozen=True):
-    """How much of a text is held back until it is looked at. Made by one of its functions.
+    """How much of a text is held back until it is checked. Made by one of its functions.
 
     Raises:
         ValueError: It holds nothing, or its overlap is below zero.

@@ -30,7 +30,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The way in which a model is given tools; None leaves things as they are."""
+    """How tools are sent to a model. None changes nothing."""
 
     strict: bool | None = None
     """Whether a tool is strict if it doesn't set this itself."""

@@ -60,7 +60,7 @@ class Scope:
 
 
 def name_of(budget: Budget) -> str:
-    """A budget in the same words on every node, and in other words than any budget that counts otherwise."""
+    """The shared name of a budget: equal on every node, and different for budgets that count differently."""
     scope = budget.per if budget.of is None else f"{budget.per}={budget.of}"
     limits = f"{budget.max_nano_usd} nano-USD, {budget.max_tokens} tokens"
     follows = ", current prices" if budget.follows_repricing else ""

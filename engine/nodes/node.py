@@ -449,7 +449,7 @@ class Node:
         return checks
 
     async def drain(self) -> None:
-        """Let everything out that other nodes are to have. It never raises."""
+        """Send all pending data to other nodes. It never raises."""
         for part in self.parts:
             await _in_time(part.name, part.drain)
 

@@ -208,7 +208,7 @@ class HandOutFailedError(Exception):
 
 
 class CollectedResults:
-    """The results by their places in the batch. Of one that was handed out only its cost is left."""
+    """The results by their index in the batch. Only the cost is kept of a result that was passed on."""
 
     def __init__(self, batch_id: str) -> None:
         self._batch_id = batch_id

@@ -159,12 +159,12 @@ class OperationMethods:
 
         Args:
             job_id: The provider's id of the job, `VideoHandle.id`.
-            model: The model that was asked, `VideoHandle.model`.
+            model: The model of the job, `VideoHandle.model`.
             seconds: The length of the video, for its price; None takes it from the provider or the trace.
             size: The size of the video, for its price; None takes it from the provider or the trace.
             audio: Whether the video has sound, for its price; None takes it from the provider or the trace.
             key: The name of the key that the job was created with; None takes it from the trace.
-            polling: The times at which the job is looked at; None is the usual.
+            polling: The intervals between checks of the job; None means the default.
 
         Raises:
             NotFoundError: The provider has no such job.
@@ -241,8 +241,8 @@ class OperationMethods:
             batch_id: The batch's id, `BatchHandle.id`.
             requests: The requests, if available: the results then have the warnings about fields that were left
                 out, and inputs of tools are cleaned as in any other call.
-            polling: The times at which the batch is looked at; None is the usual.
-            settle_seconds: Seconds after which a job is listed, if it was ever created; None is the usual.
+            polling: The times at which the batch is looked at; None means the default.
+            settle_seconds: Seconds after which a job is listed, if it was ever created; None means the default.
 
         Raises:
             NotFoundError: The trace or the provider has no such batch.

@@ -265,7 +265,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def abandon(self, request_id: str, now_us: int) -> Changes:
-        """Record that a call, which had started a probe, was never sent."""
+        """Record that a call that had started a probe was never sent."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.probe == request_id:

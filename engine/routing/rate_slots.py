@@ -86,7 +86,7 @@ class Gate:
     # --- Before sending ---
 
     def ask(self, ticket: Ticket, now_us: int) -> bool:
-        """Ask for a request's turn. Returns whether it has it now; otherwise the request waits."""
+        """Request a slot. Returns whether the request may go now; otherwise it waits."""
         ticket.number = self._asked
         self._asked += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
@@ -201,7 +201,7 @@ class Gate:
     # --- Questions about the limits ---
 
     def reason(self, ticket: Ticket, now_us: int) -> str:
-        """The reason why a request waits; empty if it could go but for others before it."""
+        """The reason why a request waits; empty if it only waits for earlier requests."""
         return self._short(ticket, self.models[ticket.model], now_us)
 
     def is_free(self, model: str, now_us: int) -> bool:

@@ -294,7 +294,7 @@ class TurnLease:
         return ending is not None and ending.decided_by != ownership.info.node
 
     async def _asked(self, ask: Callable[[], Awaitable[None]]) -> bool:
-        """Ask until there is an answer, for at most the length of a lease. Returns whether there was one."""
+        """Repeat the request until an answer arrives, at most for one lease. Returns whether one arrived."""
         until = anyio.current_time() + self._ownership.info.lease_seconds
         while True:
             try:

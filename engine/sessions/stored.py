@@ -82,7 +82,7 @@ PARENT_TAG = "callboard.parent_session"
 
 
 async def deleted(runtime: Runtime, session_id: str) -> bool:
-    """Forget a session and those of its sub-agents; see `Engine.delete_session`."""
+    """Forget a session and the sessions of its sub-agents; see `Engine.delete_session`."""
     await runtime.host.start()
     found = await _deleted_everywhere(runtime, session_id)
     for agent in await listed(runtime, None, {PARENT_TAG: session_id}):

@@ -18,7 +18,7 @@ _log = Log("engine.tools")
 
 
 class ToolSource(Sequence[Tool]):
-    """Tools that may change, such as those of MCP servers. It is a sequence of the tools of now.
+    """Tools that may change, such as those of MCP servers. It is a sequence of the current tools.
 
     A session that is given a source, alone or among its tools, reads it again before each step of a turn.
     """

@@ -21,7 +21,7 @@ from .context import ToolContext
 
 
 class ToolDefinitionError(CallboardError, TypeError):
-    """The function can't be made a tool as it is. The text states what to change."""
+    """The function can't be made a tool without changes. The text states the change."""
 
 
 class Injected(Enum):

@@ -169,7 +169,7 @@ class Providers:
 
     @property
     def _chosen(self) -> bool:
-        """Whether these adapters were listed explicitly, so that each of them should work."""
+        """Whether the adapters were listed explicitly. If so, each of them should work."""
         return self._registry.source != FROM_ENVIRONMENT
 
     async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:

@@ -279,7 +279,7 @@ MOST_MESSAGES = 40
 
 
 async def trees_seen(store: Store, rows: Sequence[CallRow], limit: int) -> list[list[dict[str, object]]]:
-    """The trees of some calls with more than one turn, each parent before its children, with the cost at each."""
+    """The trees of some calls with more than one turn, parents before children, with the cost of each turn."""
     found = [list(tree.walk()) for tree in await trees_of(store, rows, limit)]
     return [[_node_seen(node) for node in nodes] for nodes in found if len(nodes) > 1]
 

@@ -99,7 +99,7 @@ class Database:
         self.is_open = True
 
     async def close(self) -> None:
-        """Finish what takes no more than seconds, and close the connections. Closing twice is harmless."""
+        """Finish work that takes at most seconds, and close the connections. Closing twice is harmless."""
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
             await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))

@@ -223,7 +223,7 @@ def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[
 
 
 class ContentStoring:
-    """Captured content on its way into the store. A session that is another file's is kept under a second name."""
+    """Stores captured content. A session of another file is kept under a second name."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> P
 
 
 def is_ahead(shipment: Shipment, present: Present) -> bool:
-    """Whether something that came before a shipment is missing here: the database fell back, as to a backup."""
+    """Whether events before a shipment are missing here, for example after a restore from a backup."""
     if shipment.after == START:
         return False
     return shipment.after.event > (present.mark or START).event or shipment.erased > present.erased

@@ -220,7 +220,7 @@ class PriceTable:
             total_input_tokens: The number of input tokens of the call, cached ones included.
             served_model: The model that ran, as the provider reports it, see `matches`.
             priced_as: The model with the published prices, see `matches`.
-            service_tier: The service tier as the provider names it; None is the usual one.
+            service_tier: The service tier as the provider names it; None means the default one.
         """
         found = self._find(model, at_us, total_input_tokens, served_model, priced_as, service_tier)
         return None if found is None else found.row
@@ -336,7 +336,7 @@ class PriceTable:
             model: The model as ``provider:name``.
             served_model: The model that ran, as the provider reports it; None if it doesn't.
             priced_as: The model with the published prices, see `matches`.
-            service_tier: The service tier as the provider names it; None is the usual one.
+            service_tier: The service tier as the provider names it; None means the default one.
         """
         tiers = (tier_name(service_tier), ANY_TIER)
         matches = self.matches(model, served_model, priced_as)

@@ -270,7 +270,7 @@ async def take_over(store: Store, prices: PriceTable | None, delivered: Delivere
 
 
 async def check_shipping(trace: Path) -> list[Check]:
-    """How far each shared store is that the file is shipped to. No store is asked."""
+    """The progress of shipping to each shared store of the file. It does not connect to a store."""
     try:
         found = await backlogs(trace)
     except StoreError as error:

@@ -366,7 +366,7 @@ class Recent:
             self._drop_first()
 
     def behind(self, position: Position) -> Sequence[Written]:
-        """The events behind a position that are in memory. The batches before it are dropped."""
+        """The events after a position that are in memory. The batches before it are dropped."""
         places = [place for place, batch in enumerate(self._batches) if _is_before(batch, position)]
         for _ in range(places[-1] + 1 if places else 0):  # they are in the order of the file
             self._drop_first()

@@ -122,7 +122,7 @@ class Batch:
 
 
 async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | None = None) -> Batch:
-    """Build a batch in parts, so that other tasks of the loop wait for one part only. `clean` as in `Batch`."""
+    """Build a batch in parts, so that other tasks of the loop run between the parts. `clean` is as in `Batch`."""
     batch = Batch()
     begin, count = 0, _MADE_AT_ONCE
     while begin < len(envelopes):

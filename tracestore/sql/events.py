@@ -55,7 +55,7 @@ class RunNumbers:
         self._known.update(numbers)
 
     def forget(self) -> None:
-        """Forget all numbers: the file is another, or rows of runs have gone or were marked as ended."""
+        """Forget all numbers, because the file has changed, or rows of runs were deleted or marked as ended."""
         self._known.clear()
 
     def note(self, statements: Statements, run: RunSpan) -> int:

@@ -204,7 +204,7 @@ class Database:
     async def select(
         self, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
     ) -> tuple[list[str], list[Row]]:
-        """The columns and first rows of a statement from outside, which may do nothing but read.
+        """The columns and first rows of a user's statement, which may only read.
 
         For a connection of its own, opened `readonly`: from then on it refuses everything else. Raises StoreError
         for any other statement, TimeoutError when it could not finish in time.

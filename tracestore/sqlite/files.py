@@ -45,7 +45,7 @@ def refuse_irregular(path: Path) -> None:
 
 
 def is_at_rest(path: Path) -> bool:
-    """Whether a file was closed by its writer, and lies in a folder where nothing can be made, as on read-only
+    """Whether a file was closed by its writer, and is in a folder that can't be written, as on read-only
     media.
 
     SQLite needs a file of shared memory to read a database that has a write-ahead log. A file at rest has no log.

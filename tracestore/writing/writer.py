@@ -309,7 +309,7 @@ class WriterCore:
             await self._hurry.wait()
 
     async def _take_in(self) -> None:
-        """Take in the events that wait now, a part at a time, so that a burst does not hold up the event loop."""
+        """Process the waiting events in parts, so that a burst does not block the event loop."""
         mark = self._entered + self._source.depth
         while self._entered < mark and self._source.depth:
             self._take(_TAKEN_AT_ONCE)

@@ -253,9 +253,7 @@ class MessagesWire(ChatWire):
         return OtherWires(batches=MessageBatches())
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """The limits of requests and tokens; `reset_at` is that of the tokens (RFC 3339), or else of
-        the requests.
-        """
+        """The limits of requests and tokens. `reset_at` is the tokens' time (RFC 3339), else the requests'."""
         prefix = "anthropic-ratelimit-"
         if not any(name.startswith(prefix) for name in headers):
             return None

@@ -437,7 +437,7 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
 
 
 def _trim_end(content: list[Json]) -> None:
-    """Trim the end of a reply to be continued, which may not be white space."""
+    """Trim a reply that is to be continued, because it must not end in white space."""
     last = content[-1]
     if isinstance(last, dict) and last.get("type") == "text":
         last["text"] = str(last["text"]).rstrip()

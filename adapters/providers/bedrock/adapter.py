@@ -175,7 +175,7 @@ class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class BedrockWire(EmbeddingOnlyWire):
-    """Bedrock's embedding models. No free request is open to one of its API keys."""
+    """Bedrock's embedding models. Its API keys allow no free request."""
 
     default_name = "bedrock"
     default_base_url = "https://bedrock-runtime.us-east-1.amazonaws.com"

@@ -41,7 +41,7 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class CohereEmbeddings(msgspec.Struct, frozen=True):
-    """The wire of Cohere's embeddings. Usage is the billed one, not the tokenised one."""
+    """The wire of Cohere's embeddings. Usage has the billed tokens, not the tokenised ones."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         return cohere_capabilities(model)

@@ -95,7 +95,7 @@ def default_threads() -> int:
 
 
 def check_before_start(settings: LocalServerSettings) -> None:
-    """Find problems before the start, because llama.cpp has one error for everything.
+    """Find problems before the start, because llama.cpp raises the same error for every problem.
 
     It blocks for a few small reads. Raises ConfigurationError.
     """

@@ -108,7 +108,7 @@ class OwnItems:
         return "an item of this kind can't be sent back without storage"
 
     def caller(self, own: JsonObject) -> JsonObject:
-        """The caller of a call and of its result, unless it is a program that is not sent."""
+        """The `caller` of a call and of its result. A program that is not sent is omitted."""
         caller = own.get("caller")
         if not isinstance(caller, dict):
             return {}
@@ -225,7 +225,7 @@ class _Writer:
             former = block
 
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
-        """The blocks that can go back. Read from the end, because a reasoning item needs the item after it."""
+        """The blocks that can be sent back. Read from the end: a reasoning item needs the item after it."""
         blocks = list(content)
         kept: list[ContentBlock] = []
         follower: ContentBlock | None = None

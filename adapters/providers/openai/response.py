@@ -193,7 +193,7 @@ class OutputItem:
             self.text(part, fragment)
 
     def thinking(self, source: str, part: int, fragment: str) -> None:
-        """Add reasoning: of the summary or of the raw content, by the first one received."""
+        """Add reasoning, from the summary or from the raw content. The kind that arrives first is used."""
         if fragment and self._source in ("", source):
             self._source = source
             if part != self._part:

@@ -127,7 +127,7 @@ class Backstage:
 
 
 class ReplyUnderWay:
-    """One turn, from the loop's side, that the main thread may cancel at any time."""
+    """One turn, as the event loop runs it. The main thread may cancel it at any time."""
 
     def __init__(
         self,

@@ -306,7 +306,7 @@ def _is_wrong_configuration(record: logging.LogRecord) -> bool:
 
 
 def exit_code(error: errors.AdapterError) -> int:
-    """2 for a wrong key or model, which the person mends; 1 for any other failure."""
+    """2 for a wrong key or model, which the user can correct; 1 for any other failure."""
     is_mine = isinstance(error, errors.AuthError | errors.NotFoundError) and not isinstance(
         error, errors.AccessDeniedError
     )

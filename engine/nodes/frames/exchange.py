@@ -344,7 +344,7 @@ class FrameBroker(Protocol):
 
     @property
     def connected_seconds(self) -> float:
-        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        """Seconds of uninterrupted connection to the broker; 0 if it can't be reached."""
 
     @property
     def most_bytes(self) -> int:

@@ -71,7 +71,7 @@ class Framer:
         self._beginning_said = False
 
     def frames(self) -> Iterator[Frame]:
-        """The frames of all events that are not sent yet. They count as sent afterwards."""
+        """The frames of all unsent events. Afterwards these events count as sent."""
         beginning = None if self._beginning_said else self._beginning
         appended = tuple(self._appended[self._appended_said :])
         self._beginning_said = self._beginning is not None
