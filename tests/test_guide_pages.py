@@ -386,6 +386,7 @@ async def test_images_are_made_edited_and_composed(
     assert (tmp_path / "boat.png").read_bytes() == png()
 
 
+@pytest.mark.deep("a program of the book in processes")
 @pytest.mark.parametrize(("model", "usd"), [(SORA, "0.800000000"), (VEO, "3.200000000")])
 async def test_a_video_is_filmed_and_taken_up_later(
     media_provider: MediaServer,
@@ -404,6 +405,7 @@ async def test_a_video_is_filmed_and_taken_up_later(
         assert getattr(handle, "status", None) == "completed"
 
 
+@pytest.mark.deep("a program of the book in processes")
 async def test_the_example_waits_and_prints_what_a_second_costs(
     media_provider: MediaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -439,6 +439,7 @@ def test_every_cost_and_sum_is_that_of_the_model_after_every_act(
     tell(folder_of(tmp_path_factory), story, ask=False)
 
 
+@pytest.mark.deep("both stores side by side; the contract has each repricing")
 @given(story=st.lists(acts, min_size=4, max_size=12))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_and_a_server_give_the_answers_of_the_model(

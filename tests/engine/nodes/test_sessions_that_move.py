@@ -218,6 +218,7 @@ async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(t
             assert (statistics.name, statistics.lives, statistics.sessions) == ("a", True, 1)
 
 
+@pytest.mark.deep("another way to open a session")
 async def test_a_session_is_opened_by_its_id_wherever_the_host_is_asked(postgres_dsn: str, tmp_path: Path) -> None:
     """The first node begins it, the next ones go on with it, and each owns it from then on."""
     async with (

@@ -60,6 +60,7 @@ async def fifty(engine: Engine, *, streamed: bool = False) -> tuple[int, float]:
     return failed[429], seconds
 
 
+@pytest.mark.deep("real time windows")
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_no_call_is_refused_once_the_limit_is_learned(url: str, streamed: bool) -> None:
     """50 calls at once against 10 in a window of half a second take five windows; none is refused."""

@@ -248,6 +248,7 @@ async def test_a_deletion_reaches_the_server(postgres_dsn: str, tmp_path: Path) 
     assert await said(postgres_dsn, tmp_path) == {stays.id: 2}
 
 
+@pytest.mark.deep("another outage of the target")
 @of_our_own
 async def test_a_deletion_without_the_server_is_done_when_it_is_back(tmp_path: Path) -> None:
     """By the next engine with that file. What was never shipped arrives without what was said in it."""

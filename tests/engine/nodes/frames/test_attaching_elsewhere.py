@@ -107,6 +107,7 @@ async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer, w
         assert await read(other, turn.stream_id, 5) == whole[5:]
 
 
+@pytest.mark.deep("another fault of the broker")
 async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer) -> None:
     """A reader that is there goes on, and one that comes later gets all of it."""
     gate = Gate(20)
