@@ -68,10 +68,9 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: must not be negative")
         if self.max_cost_usd is not None:
-            self.budget  # noqa: B018 - a wrong amount is reported here
+            self.as_budget()  # a wrong amount is reported here
 
-    @property
-    def budget(self) -> Budget:
+    def as_budget(self) -> Budget:
         """The limit on money as a budget."""
         return Budget(max_cost_usd=self.max_cost_usd, per="turn")
 
@@ -140,7 +139,7 @@ class TreeNode:
         if limits is not None:
             self.limited = (self, *self.limited)
             if limits.max_cost_usd is not None:
-                self.accounts = (Account(limits.budget, turn_id), *self.accounts)
+                self.accounts = (Account(limits.as_budget(), turn_id), *self.accounts)
         self.deadline = math.inf
         """The event loop's time at which the turn's time is up."""
         self.calls = 0

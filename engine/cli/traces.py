@@ -19,8 +19,7 @@ import msgspec
 from callboard.bus import CallboardError, ConfigurationError, StoreError
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, CallRow, SqlResult, Store
-from callboard.tracestore.call_columns import SHOWN
-from callboard.tracestore.trees import TurnTree, trees_of
+from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
@@ -79,7 +78,7 @@ def run_tree(arguments: argparse.Namespace) -> int:
     where, limit = call_filter(arguments), arguments.limit
 
     async def read(store: Store) -> list[TurnTree]:
-        return await trees_of(store, await store.calls(where, limit * ATTEMPTS_PER_CALL), limit)
+        return await trees_of(store.calls, await store.calls(where, limit * ATTEMPTS_PER_CALL), limit)
 
     found = from_trace(arguments, read)
     nodes = [node for tree in found for node in tree.walk()]

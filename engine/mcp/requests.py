@@ -134,7 +134,7 @@ class Callbacks:
 
     async def _listed(self, _: object) -> types.ListRootsResult:
         assert self._roots is not None
-        return types.ListRootsResult(roots=[types.Root(uri=uri) for uri in self._roots()])  # type: ignore[arg-type]
+        return types.ListRootsResult(roots=[types.Root.model_validate({"uri": uri}) for uri in self._roots()])
 
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         message = McpLogMessage(server=self._server, level=params.level, data=params.data, logger=params.logger)

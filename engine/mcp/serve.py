@@ -291,11 +291,10 @@ def mcp_service(
         ConfigurationError: The library is missing, there is nothing to serve, or two tools have one name.
     """
     require_library()
-    given = [*tools] if session is None else [*tools, _ask(session, description)]
-    if not given and not tools:
+    # Without a session the tools stay the object that was given: it may be a source, whose tools change.
+    given: Sequence[ToolLike] = tools if session is None else [*tools, _ask(session, description)]
+    if session is None and not tools:
         raise ConfigurationError("an MCP server needs tools or a session to serve")
-    if session is None:
-        given = tools  # type: ignore[assignment]  # perhaps a source, whose tools may change
     as_tools(given)
     return McpService(given, name=name, instructions=instructions, approve=approve, timeout=timeout)
 

@@ -24,8 +24,7 @@ from callboard.bus import (
     ToolStarted,
 )
 from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
-from callboard.tracestore.call_columns import SHOWN
-from callboard.tracestore.trees import TurnTree, trees_of
+from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
 
 from .access import Refused, Visitor, answer
 from .events import envelope_seen, moment_of
@@ -280,7 +279,7 @@ MOST_MESSAGES = 40
 
 async def trees_seen(store: Store, rows: Sequence[CallRow], limit: int) -> list[list[dict[str, object]]]:
     """The trees of some calls with more than one turn, parents before children, with the cost of each turn."""
-    found = [list(tree.walk()) for tree in await trees_of(store, rows, limit)]
+    found = [list(tree.walk()) for tree in await trees_of(store.calls, rows, limit)]
     return [[_node_seen(node) for node in nodes] for nodes in found if len(nodes) > 1]
 
 

@@ -30,8 +30,8 @@ from callboard.bus.values.usage import CostSum, TokenUsage
 from callboard.engine import Tool
 from callboard.engine.tree import GRACE_SECONDS
 from callboard.tracestore import CallRow, PostgresStore, Store
+from callboard.tracestore.call_columns import TurnTree, trees
 from callboard.tracestore.prices.rows import PriceRow
-from callboard.tracestore.trees import TurnTree, trees
 from tests.support.engines import entry, serving
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import CAPABILITIES, adapter_type

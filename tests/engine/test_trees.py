@@ -35,8 +35,8 @@ from callboard import (
 from callboard.bus import LlmCallStarted, ToolProgress
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CallFilter, CallRow
+from callboard.tracestore.call_columns import trees
 from callboard.tracestore.prices.rows import PriceRow
-from callboard.tracestore.trees import trees
 from tests.support import engines
 from tests.support.engines import entry, keeping, registry, serving
 from tests.support.programs import ended
