@@ -145,6 +145,25 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The media types of documents; None means any."""
 
 
+class WireRequest(ShortRepr, frozen=True, kw_only=True):
+    """A request as a client wrote it, for an adapter of the same protocol.
+
+    Such an adapter sends `body` with its own model name, and with the few fields that it needs itself. It ignores
+    the canonical fields. Any other adapter ignores this.
+    """
+
+    protocol: str
+    """The protocol of the body: ``anthropic``, ``openai``, ``openai_compatible`` or ``gemini``."""
+    body: JsonObject
+    """The body as the client sent it."""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Headers that belong to the request, such as ``anthropic-beta``."""
+    on_event: Callable[[str, bytes], object] | None = None
+    """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
+    one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.
+    """
+
+
 class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     """One request to one model.
 
@@ -215,6 +234,8 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     """Whether the response includes the provider's raw reply in `CanonicalResponse.raw`."""
     has_beginning: bool = False
     """Whether the last message is the start of the reply, for the model to continue."""
+    wire: WireRequest | None = None
+    """The request as a client wrote it; see `WireRequest`."""
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):

@@ -1,0 +1,1 @@
+"""The gateway: clients of any wire, served by the engine's models."""

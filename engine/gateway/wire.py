@@ -1,0 +1,186 @@
+"""What every client's wire has in common: a request read, a reply written, a failure told.
+
+A wire is the mirror image of an adapter. It reads what clients send and writes what their SDKs expect, with pure
+functions: bytes and structs in, bytes and structs out. It knows nothing of routing, money, keys or sessions. The
+application does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json, JsonObject, ShortRepr
+
+FailureKind: TypeAlias = Literal[
+    "invalid_request",  # 400
+    "context_overflow",  # 400, the prompt is too long
+    "content_filter",  # 400
+    "authentication",  # 401
+    "budget",  # 402 or 429, with `retry_after` if a window ends
+    "permission",  # 403
+    "not_found",  # 404
+    "too_large",  # 413
+    "rate_limit",  # 429
+    "server",  # 500
+    "unavailable",  # 503
+    "timeout",  # 504
+    "overloaded",  # 529
+]
+"""The kinds of failure that a wire has words for."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed request, as a client is told of it."""
+
+    kind: FailureKind
+    """What happened. A wire maps it to its own type and status."""
+    message: str
+    """The text for people."""
+    param: str | None = None
+    """The field of the request that is wrong, by the client's name for it."""
+    code: str | None = None
+    """The provider's own code, if it gave one."""
+    retry_after: float | None = None
+    """Seconds until another try may work."""
+    request_id: str | None = None
+    """The id of the call in the trace."""
+
+
+class BadRequest(Exception):
+    """A client's request that a wire can't read. `failure` has the details."""
+
+    def __init__(self, message: str, *, param: str | None = None, kind: FailureKind = "invalid_request") -> None:
+        super().__init__(message)
+        self.failure = Failure(kind=kind, message=message, param=param)
+
+
+class ClientRequest(ShortRepr, frozen=True, kw_only=True):
+    """A client's request for one reply."""
+
+    model: str
+    """The model as the client names it."""
+    request: CanonicalRequest
+    """The request in the canonical form. Its `model` is the client's name. Its ids are empty. Without a limit of
+    the client's, `default_output_limit` is set.
+    """
+    stream: bool = False
+    """Whether the client asked for a stream."""
+    body: JsonObject = msgspec.field(default_factory=dict)
+    """The body as the client sent it. A provider of the same wire gets this."""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The client's headers that belong to the request, such as ``anthropic-beta``, in lower case."""
+    losses: tuple[CallWarning, ...] = ()
+    """What the canonical form has no word for. The client is told, if another wire serves the request."""
+    session_hint: str | None = None
+    """An id of the conversation that the client sent, in a header or in its metadata; None if it sent none."""
+    options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    """Fields that only the wire's own writer needs, such as Chat's `include_usage`."""
+
+
+class ReplyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer needs to know before the reply starts."""
+
+    id: str
+    """The reply's id, without the wire's prefix. A writer adds ``msg_``, ``chatcmpl-`` or ``resp_``."""
+    model: str
+    """The model's name for the client: the name it asked for."""
+    created: int
+    """Seconds since the epoch."""
+    input_tokens: int = 0
+    """An estimate of the prompt's tokens, for wires that state them before the reply ends."""
+
+
+class ReplyWriter(Protocol):
+    """Writes one streamed reply. Each method returns the bytes to send next, which may be empty.
+
+    `start` comes first. Then come the events, one after the other, and at last either `finish` or `fail`.
+    """
+
+    def start(self) -> bytes: ...
+
+    def write(self, event: StreamEvent) -> bytes:
+        """An event of the reply. `MessageStart` and `MessageComplete` are among them."""
+        ...
+
+    def finish(self, response: CanonicalResponse) -> bytes: ...
+
+    def fail(self, failure: Failure) -> bytes:
+        """The end of a reply that failed after its first byte."""
+        ...
+
+    def ping(self) -> bytes:
+        """A sign of life for a connection that waits; empty bytes if the wire has none."""
+        ...
+
+
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of a list."""
+
+    id: str
+    """The name that a client sends."""
+    created: int = 0
+    """Seconds since the epoch."""
+    owned_by: str = "callboard"
+    """The provider."""
+    context_tokens: int | None = None
+    """Tokens of prompt and reply together."""
+    output_tokens: int | None = None
+    """Tokens of a reply."""
+
+
+class ClientWire(Protocol):
+    """One wire of clients. Each of `chat`, `responses`, `messages` and `gemini` has one, named ``WIRE``."""
+
+    name: str
+    """``chat``, ``responses``, ``messages`` or ``gemini``."""
+    protocol: str
+    """The adapters' name for the protocol: ``openai_compatible``, ``openai``, ``anthropic`` or ``gemini``."""
+
+    def read_request(
+        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
+    ) -> ClientRequest:
+        """Read a request.
+
+        Args:
+            body: The decoded body.
+            headers: The headers, names in lower case.
+            model: The model of the path, for wires that name it there.
+            stream: Whether the path asks for a stream, for wires that say so there.
+
+        Raises:
+            BadRequest: The request can't be read.
+        """
+        ...
+
+    def stream_type(self, asked: ClientRequest) -> str:
+        """The content type of a streamed reply."""
+        ...
+
+    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        """A writer of the streamed reply to a request."""
+        ...
+
+    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+        """The body of a reply that is not streamed."""
+        ...
+
+    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
+        """The status and the body of a failure before the first byte."""
+        ...
+
+    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
+        """The body of a list of models."""
+        ...
+
+    def write_model(self, model: ListedModel) -> JsonObject:
+        """The body of one model."""
+        ...
+
+    def write_token_count(self, tokens: int) -> JsonObject:
+        """The body of a count of tokens."""
+        ...
