@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TypeAlias, cast
+
+import msgspec
 
 from callboard.bus.errors import InvalidRequestError, WarningCode
 from callboard.bus.values.base import Json, JsonObject, json_size
@@ -140,12 +142,20 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
             yield _last(content)
 
 
+_PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]}')
+"""The bytes of a plain message besides its text."""
+
+
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
     """The index of the message that makes the prompt long enough; one past the end if none does."""
     if size >= least:
         return 0
     for place, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict):  # JSON already
+            size += len(cast("msgspec.Raw", message)) - _PLAIN_BYTES
+            content = None
+        else:
+            content = message.get("content")
         for block in content if isinstance(content, list) else ():
             text = block.get("text") if isinstance(block, dict) else None  # it nearly always has a text
             size += len(text) if isinstance(text, str) else _size(block)
