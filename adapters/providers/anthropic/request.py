@@ -24,7 +24,7 @@ from ...requests.fitted import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
-from ...requests.tools import fold_root
+from ...requests.tools import encoded_tool, fold_root
 from . import response
 from .data import find_model
 from .messages import (
@@ -361,9 +361,7 @@ class _Writer:
         limit, warnings = output_limit(request, self.model, self.target.provider)
         body: JsonObject = {"model": self.target.model, "max_tokens": limit}
         if request.tools:
-            body["tools"] = [
-                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
-            ]
+            body["tools"] = self._tools(request)
         merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
         tools = body.get("tools")
         choice = self._tool_choice(tools if isinstance(tools, list) else [])
@@ -385,6 +383,16 @@ class _Writer:
         body["stream"] = self.stream
         merge_options(body, extra)
         return body
+
+    def _tools(self, request: CanonicalRequest) -> list[Json]:
+        """The tools. The last one may get a breakpoint, and a choice is checked against their names."""
+        if request.tool_choice is not None or any(map(_FIELDS, request.tools)):
+            return [
+                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
+            ]
+        *others, last = request.tools
+        written = [encoded_tool(tool, "messages_json", self._tool, self.warnings) for tool in others]
+        return [*written, self._tool(last)]
 
     def _with_options(self, tool: ToolDefinition) -> JsonObject:
         options = tool_options(tool, _OPTIONS, self.target.provider)
