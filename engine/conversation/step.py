@@ -71,6 +71,7 @@ def request_for(
     asked["parallel_tool_calls"] = parallel_calls(
         entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
     )
+    caller = turn.given
     return CanonicalRequest(
         request_id=ids.request_id,
         messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
@@ -82,7 +83,9 @@ def request_for(
         system_prompt=given.system_prompt,
         stop_sequences=tuple(options.get("stop_sequences", ())),
         message_id=ids.message_id,
-        session_id=turn.state.id,
+        session_id=turn.state.id if caller is None else caller.session_id,
+        has_beginning=caller is not None and caller.has_beginning,
+        wire=None if caller is None else caller.wire,
         timeout_seconds=options.get("call_timeout"),
         stream=turn.streamed,
         **asked,
