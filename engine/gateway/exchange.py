@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from callboard.adapters import CallWarning, CanonicalResponse, MessageComplete, MessageStart
+from callboard.adapters import CallWarning, MessageComplete, MessageStart
 from callboard.adapters.contract import WireRequest
 from callboard.bus import CallboardError, ConfigurationError, Cost, StreamReset
 from callboard.bus.streams.events import (
@@ -90,7 +90,8 @@ class Exchange:
         self._passed: PassedReply | None = None
         wire_request = None
         if not runtime.middleware:  # it sees and changes the canonical form only
-            self._passed = PassedReply(wire.protocol, asked, self._served_model)
+            is_array = asked.stream and not wire.stream_type(asked).startswith("text/event-stream")
+            self._passed = PassedReply(wire.protocol, asked, self._served_model, is_array=is_array)
             wire_request = WireRequest(
                 protocol=wire.protocol,
                 body=asked.body,
@@ -105,7 +106,6 @@ class Exchange:
             model=models[0],
             session_id=session_id,
             wire=wire_request,
-            continue_broken=False if wire_request is not None else asked.request.continue_broken,
         )
         self.turn: Turn = turn_of(
             runtime, canonical, tags=tags, streamed=asked.stream, model=models if len(models) > 1 else None
@@ -265,7 +265,7 @@ class Exchange:
             id=self.id,
             model=self.asked.model,
             created=self._runtime.clock.now_us() // 1_000_000,
-            input_tokens=0 if route is None else route.option.estimated_tokens,
+            input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
 
     def headers(self, warnings: Iterable[CallWarning]) -> Headers:
@@ -327,5 +327,3 @@ def warnings_header(warnings: Iterable[CallWarning]) -> Headers:
     if len(text) > MOST_WARNING_BYTES:
         text = f"{text[: MOST_WARNING_BYTES - 3]}..."
     return [header(b"x-callboard-warnings", text)]
-
-

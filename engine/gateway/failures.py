@@ -72,10 +72,10 @@ def failure_of(error: Exception, request_id: str = "") -> Failure:
     """The failure for an exception. One that is not the client's business is logged, and its text left out."""
     if isinstance(error, BadRequest):
         return error.failure
-    kind = next((kind for known, kind in KINDS if isinstance(error, known)), "server")
+    kind: FailureKind = next((kind for known, kind in KINDS if isinstance(error, known)), "server")
     return Failure(
         kind=kind,
-        message=_text(error, kind, request_id),
+        message=_text(error, request_id),
         param=error.provider_param if isinstance(error, AdapterError) else None,
         code=error.provider_code if isinstance(error, AdapterError) else None,
         retry_after=_retry_after(error),
@@ -83,7 +83,7 @@ def failure_of(error: Exception, request_id: str = "") -> Failure:
     )
 
 
-def _text(error: Exception, kind: FailureKind, request_id: str) -> str:
+def _text(error: Exception, request_id: str) -> str:
     match error:
         case AuthError():
             lacks = "lacks a permission" if isinstance(error, AccessDeniedError) else "was refused"

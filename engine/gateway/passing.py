@@ -30,17 +30,20 @@ ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
 
 
 class PassedReply:
-    """The events of the current attempt, as the provider sent them. Its `take_in` is a `WireRequest.on_event`.
+    """The events of a reply, as the provider sent them. Its `take_in` is a `WireRequest.on_event`.
 
     Args:
         protocol: The protocol of client and provider.
         asked: The request.
         model: Returns the provider's name of the serving model.
+        is_array: Whether the stream is one JSON array, not server-sent events.
     """
 
-    def __init__(self, protocol: str, asked: ClientRequest, model: Callable[[], str]) -> None:
+    def __init__(
+        self, protocol: str, asked: ClientRequest, model: Callable[[], str], *, is_array: bool = False
+    ) -> None:
         self.seen = False
-        """Whether the current attempt's provider uses the client's protocol."""
+        """Whether anything came, which means that the provider uses the client's protocol."""
         self.body = b""
         """The whole reply; empty for a stream."""
         self.failed = False
@@ -52,19 +55,13 @@ class PassedReply:
         self._asked = asked
         self._model = model
         self._named = protocol in ("anthropic", "openai")
-        self._drops_usage = protocol == "openai_compatible" and not asked.options.get("include_usage")
-        self._is_array = protocol == "gemini" and asked.options.get("array") is True
+        self._is_array = is_array
         self._place = MODEL_PLACES[protocol]
         self._renames: bool | None = None
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
-        """Take an event; two empty values start another attempt."""
-        if not data:
-            self._frames.clear()
-            self.seen, self.body, self.failed, self.waiting_bytes = False, b"", False, 0
-            self._renames = None
-            return
+        """Take an event, or a whole reply."""
         self.seen = True
         if not self._asked.stream:
             self.body = data
@@ -73,8 +70,6 @@ class PassedReply:
             self._renames = self._model() != self._asked.model
         if name in ENDS_IN_FAILURE:
             self.failed = True
-        if self._drops_usage and _is_only_usage(data):
-            return
         frame = self._framed(name, self._renamed(name, data) if self._renames else data)
         self._frames.append(frame)
         self.waiting_bytes += len(frame)
@@ -87,7 +82,9 @@ class PassedReply:
         self._frames.clear()
         self.waiting_bytes = 0
         if self._is_array:
-            found = (b"" if self._sent_first else b"[") + (found if self._sent_first else found.removeprefix(b",\r\n"))
+            found = (b"" if self._sent_first else b"[") + (
+                found if self._sent_first else found.removeprefix(b",\r\n")
+            )
             self._sent_first = True
         return found
 
@@ -148,22 +145,3 @@ def replaced(data: bytes, place: tuple[str, ...], value: str) -> bytes:
     else:
         members[first] = msgspec.Raw(replaced(bytes(found), tuple(rest), value))
     return msgspec.json.encode(members)
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[msgspec.Raw] | None = None
-    usage: msgspec.Raw | None = None
-
-
-_chunk = msgspec.json.Decoder(_Chunk)
-
-
-def _is_only_usage(data: bytes) -> bool:
-    """Whether a chunk of Chat Completions has nothing but the usage, for which only Callboard asked."""
-    if b'"usage"' not in data:
-        return False
-    try:
-        chunk = _chunk.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return chunk.usage is not None and bytes(chunk.usage) != b"null" and not chunk.choices
