@@ -20,7 +20,18 @@ from callboard.bus.values.base import JsonObject
 from ..engine import Engine
 from .exchange import Exchange, send_failure
 from .failures import failure_of
-from .http import Bodies, ClientGone, GatewayLimits, Incoming, Receive, Scope, Send, answer
+from .http import (
+    UNSUPPORTED_MEDIA_TYPE,
+    Bodies,
+    ClientGone,
+    GatewayLimits,
+    Incoming,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+)
 from .wire import BadRequest, ClientWire, Failure, ListedModel
 
 if TYPE_CHECKING:
@@ -51,6 +62,26 @@ def wires() -> Mapping[str, ClientWire]:
     for name in WIRES:
         found[name] = import_module(f".{name}", __package__).WIRE
     return found
+
+
+class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was answered, for a log."""
+
+    method: str
+    path: str
+    status: int
+    """The HTTP status; 0 if the client left before it."""
+    seconds: float
+    client: str = ""
+    """The client's name; empty without keys."""
+    model: str = ""
+    """The model as the client named it."""
+    served_by: str = ""
+    """The ``provider:name`` of the model that served it."""
+    nano_usd: int | None = None
+    """The cost; None if there is none, or it is unknown."""
+    request_id: str = ""
+    """The id of its call in the trace."""
 
 
 class Call(NamedTuple):
@@ -87,6 +118,8 @@ class Gateway:
         """Whether the call of a client that leaves is cancelled."""
         self.clients = clients
         self.conversations = conversations
+        self.on_request: Callable[[ServedRequest], object] | None = None
+        """Is called after each request."""
         self._keyless = keyless
         self._hosts = frozenset(hosts)
         self._bodies = Bodies(limits)
@@ -103,12 +136,40 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
+            case "http" if self.on_request is not None:
+                await self._logged(Incoming(scope, receive, send), self.on_request)
             case "http":
                 await self._http(Incoming(scope, receive, send))
             case "lifespan":
                 await self._lifespan(receive, send)
             case "websocket":
                 await send({"type": "websocket.close", "code": 1008})
+
+    async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
+        send, loop = request.send, asyncio.get_running_loop()
+        begun, status = loop.time(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        request.send = noting
+        try:
+            await self._http(request)
+        finally:
+            exchange = request.exchange
+            tell(
+                ServedRequest(
+                    method=request.method,
+                    path=request.path,
+                    status=status,
+                    seconds=loop.time() - begun,
+                    client=request.client_name,
+                    **({} if exchange is None else exchange.summary()),
+                )
+            )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Start the engine. Its owner closes it."""
@@ -140,12 +201,14 @@ class Gateway:
                 raise BadRequest(f"{method} is not an address of this gateway", kind="not_found")
             self._check_origin(request)
             client = await self._authenticate(request)
+            if client is not None:
+                request.client_name = client.name
             await found[1](Call(request, wire, client, *found[2:]))
         except ClientGone:
             pass
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
-            status = 415 if failure.code == "unsupported_media_type" else None
+            status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
             await send_failure(request, wire, failure, [], status=status)
 
     # --- Addresses ---
@@ -212,7 +275,8 @@ class Gateway:
         if self.clients is not None and client is not None:
             self.clients.require_model(client, asked.model)
             tags = self.clients.tags(client)
-        await Exchange(self, wire, asked, request, tags=tags).answer()
+        request.exchange = Exchange(self, wire, asked, request, tags=tags)
+        await request.exchange.answer()
 
     async def _count_tokens(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)

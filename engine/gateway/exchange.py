@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -129,6 +129,16 @@ class Exchange:
         route = self.turn.route
         return "" if route is None else route.option.named.entry.wire_name
 
+    def summary(self) -> dict[str, Any]:
+        """The facts of the call, for a `ServedRequest`."""
+        route = self.turn.route
+        return {
+            "model": self.asked.model,
+            "served_by": "" if route is None else route.decision.model,
+            "nano_usd": self.turn.cost.nano_usd,
+            "request_id": self.request_id,
+        }
+
     async def answer(self) -> None:
         """Answer the client."""
         await (self._stream() if self.asked.stream else self._whole())
@@ -187,6 +197,8 @@ class Exchange:
                 if not batch:
                     break
                 if not started:
+                    if not any(isinstance(event, MessageStart) for event in batch):
+                        continue  # the end of a turn that failed before its reply
                     started = True
                     if passed is not None and not passed.seen:
                         passed = None

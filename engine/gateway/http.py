@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -19,9 +20,13 @@ from callboard.bus.values.base import JsonObject
 
 from .wire import BadRequest, Failure
 
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
 Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 _log = Log("gateway")
@@ -49,8 +54,8 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a stream has a sign of life."""
 
 
-class BodyTooLarge(Exception):
-    """A body is larger than allowed."""
+UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+"""The code of a failure that has the status 415."""
 
 
 class ClientGone(Exception):
@@ -70,6 +75,10 @@ class Incoming:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
+        self.client_name = ""
+        """The name of the authenticated client."""
+        self.exchange: Exchange | None = None
+        """The call that the request became."""
         self._scope = scope
 
     @cached_property
@@ -111,10 +120,29 @@ class Bodies:
 
     async def read_json(self, request: Incoming) -> JsonObject:
         """The body of a request, a JSON object. Raises BadRequest or ClientGone."""
-        encoding = request.headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            raise BadRequest(f"content-encoding {encoding!r} is not supported. Send the body uncompressed")
-        return json_object(await self._read(request))
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            raise BadRequest(
+                f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip",
+                code=UNSUPPORTED_MEDIA_TYPE,
+            )
+        body = await self._read(request)
+        if encoding in ("gzip", "deflate"):
+            body = self._unpacked(body)
+        return json_object(body)
+
+    def _unpacked(self, body: bytes) -> bytes:
+        """A body without its compression. It is unpacked no further than the bound of a body."""
+        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
+        try:
+            unpacked = decompressor.decompress(body, self._limits.body_bytes)
+        except zlib.error as error:
+            raise BadRequest(f"the body is not what its content-encoding says: {error}") from None
+        if decompressor.unconsumed_tail:
+            raise BadRequest(_too_large(self._limits), kind="too_large")
+        if not decompressor.eof:
+            raise BadRequest("the compressed body is not complete")
+        return unpacked
 
     async def _read(self, request: Incoming) -> bytes:
         limits = self._limits
