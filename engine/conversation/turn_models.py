@@ -25,7 +25,7 @@ from callboard.adapters import (
     ToolDefinition,
     ToolResultBlock,
 )
-from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.contract import ProviderAdapter, WireRequest
 from callboard.adapters.requests.content import current_turn
 from callboard.bus import (
     ContextOverflowError,
@@ -97,6 +97,8 @@ class TurnContext:
 
     log: StreamLog[TurnEvent]
     """The turn's stream, from the moment at which the turn is queued."""
+    wire: WireRequest | None = None
+    """The request as a client wrote it, for adapters of the same protocol."""
     takes_up: OpenReply | None = None
     """The reply that is being made in the background, with which the turn starts in place of a new one."""
     on_accepted: Callable[[bool], object] | None = None

@@ -37,6 +37,7 @@ def turn_of(
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,
     )
+    turn.wire = request.wire
     turn.steering.close("a CanonicalRequest has one reply. To steer, use stream(model, messages=[...])")
     return turn
 
