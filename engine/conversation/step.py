@@ -22,6 +22,7 @@ from callboard.adapters import (
     MessageMetadata,
     Role,
     StopReason,
+    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -36,7 +37,7 @@ from ..calls.call import Call
 from ..calls.events import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
 from ..models.entries import ModelEntry, first_choice, parallel_calls
-from ..routing.candidates import Route, asks_for_length, may_fall_back
+from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.context import idempotency_key
@@ -85,8 +86,23 @@ def request_for(
         session_id=turn.state.id,
         timeout_seconds=options.get("call_timeout"),
         stream=turn.streamed,
-        wire=turn.wire,
+        wire=None if turn.wire is None or _is_refitted(turn, route.option, choice) else turn.wire,
         **asked,
+    )
+
+
+def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
+    """Whether the configuration or a budget gives the model another request than the one that was made.
+
+    Default settings of a model are no part of it: a client that leaves a setting out means the provider's default.
+    """
+    given, options = option.input, turn.options
+    assert given is not None
+    limit = options.get("max_output_tokens")
+    return (
+        (given.tools, given.system_prompt) != (turn.state.definitions, turn.state.system_prompt or None)
+        or (given.schema, choice) != (options.get("output_schema"), options.get("tool_choice"))
+        or (limit is not None and option.max_output_tokens < limit)
     )
 
 
