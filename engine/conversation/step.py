@@ -72,6 +72,7 @@ def request_for(
     asked["parallel_tool_calls"] = parallel_calls(
         entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
     )
+    caller = turn.given
     return CanonicalRequest(
         request_id=ids.request_id,
         messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
@@ -83,10 +84,11 @@ def request_for(
         system_prompt=given.system_prompt,
         stop_sequences=tuple(options.get("stop_sequences", ())),
         message_id=ids.message_id,
-        session_id=turn.state.id,
+        session_id=turn.state.id if caller is None else caller.session_id,
+        has_beginning=caller is not None and caller.has_beginning,
+        wire=None if caller is None or _is_refitted(turn, option, choice) else caller.wire,
         timeout_seconds=options.get("call_timeout"),
         stream=turn.streamed,
-        wire=None if turn.wire is None or _is_refitted(turn, route.option, choice) else turn.wire,
         **asked,
     )
 
@@ -102,7 +104,7 @@ def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -
     return (
         (given.tools, given.system_prompt) != (turn.state.definitions, turn.state.system_prompt or None)
         or (given.schema, choice) != (options.get("output_schema"), options.get("tool_choice"))
-        or (limit is not None and option.max_output_tokens < limit)
+        or (option.max_output_tokens < limit if limit is not None else asks_for_length(option.named.entry))
     )
 
 
@@ -259,7 +261,9 @@ class Step:
         """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
-        if turn.wire is not None:  # the client has the provider's own reply, and asks again itself
+        if (
+            turn.given is not None and turn.given.wire is not None
+        ):  # the client has the provider's own reply, and asks again itself
             return False
         return empty and turn.takes_up is None and not turn.scope.cancelled
 

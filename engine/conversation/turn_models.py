@@ -16,6 +16,7 @@ import msgspec
 from callboard.adapters import (
     AdapterError,
     CallWarning,
+    CanonicalRequest,
     CapabilityError,
     ContentBlock,
     Message,
@@ -25,7 +26,7 @@ from callboard.adapters import (
     ToolDefinition,
     ToolResultBlock,
 )
-from callboard.adapters.contract import ProviderAdapter, WireRequest
+from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.requests.content import current_turn
 from callboard.bus import (
     ContextOverflowError,
@@ -97,10 +98,10 @@ class TurnContext:
 
     log: StreamLog[TurnEvent]
     """The turn's stream, from the moment at which the turn is queued."""
-    wire: WireRequest | None = None
-    """The request as a client wrote it, for adapters of the same protocol."""
     takes_up: OpenReply | None = None
     """The reply that is being made in the background, with which the turn starts in place of a new one."""
+    given: CanonicalRequest | None = None
+    """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
 
