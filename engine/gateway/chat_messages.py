@@ -6,17 +6,11 @@ LiteLLM send back. A part without a canonical block becomes an `OpaqueBlock`, wh
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import msgspec
-
-from callboard.adapters import CallWarning
 from callboard.adapters.replies.decoders import parse_object
 from callboard.adapters.requests.settings import CUSTOM, INPUT
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -25,7 +19,6 @@ from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
-    RedactedThinkingBlock,
     ResultPart,
     TextBlock,
     ThinkingBlock,
@@ -34,141 +27,14 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
+from .chat_reasoning import PROTOCOL, as_list, flat_text, read_reasoning
+from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
 from .wire import BadRequest
-
-PROTOCOL = "openai_compatible"
-"""The adapters' name for the protocol. It marks the fields that only this protocol understands."""
 
 MARK = "cache_control"
 """A mark of the prompt cache. A model without such marks loses nothing."""
 
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
-
-# --- Errors in the vendor's words ---
-
-
-def kind_of(value: Json) -> str:
-    """A value's type, as the vendor's errors name it."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int():
-            return "an integer"
-        case float():
-            return "a decimal"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
-
-
-def wrong_type(param: str, expected: str, value: Json) -> BadRequest:
-    said = f"Invalid type for '{param}': expected {expected}, but got {kind_of(value)} instead."
-    return BadRequest(said, param=param, code="invalid_type")
-
-
-def missing(param: str) -> BadRequest:
-    return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-
-
-def wrong_value(param: str, value: object, allowed: Iterable[str]) -> BadRequest:
-    listed = ", ".join(f"'{each}'" for each in allowed)
-    said = f"Invalid value: '{value}'. Supported values are: {listed}."
-    return BadRequest(said, param=param, code="invalid_value")
-
-
-def an_object(value: Json, param: str) -> JsonObject:
-    """The value. Raises BadRequest if it is not an object."""
-    if not isinstance(value, dict):
-        raise wrong_type(param, "an object", value)
-    return value
-
-
-def a_list(value: Json, param: str) -> list[Json]:
-    """The value. Raises BadRequest if it is not an array."""
-    if not isinstance(value, list):
-        raise wrong_type(param, "an array", value)
-    return value
-
-
-def a_text(value: Json, param: str) -> str:
-    """The value. Raises BadRequest if it is not a string."""
-    if value is None:
-        raise missing(param)
-    if not isinstance(value, str):
-        raise wrong_type(param, "a string", value)
-    return value
-
-
-class LossReport:
-    """The parts of a request that other protocols don't get, each once."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], None] = {}
-
-    def content(self, what: str, why: str = "only this protocol has it") -> None:
-        self._found[WarningCode.CONTENT_DROPPED, f"{what} is not sent to another protocol: {why}"] = None
-
-    def parameter(self, what: str, why: str = "only this protocol has it") -> None:
-        self._found[WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}"] = None
-
-    def changed(self, said: str) -> None:
-        self._found[WarningCode.PARAMETER_CHANGED, said] = None
-
-    def __iter__(self) -> Iterator[CallWarning]:
-        return (CallWarning(code, message) for code, message in self._found)
-
-
-# --- Names of tools ---
-
-_VALID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-
-
-class ToolNames:
-    """The clients' names of tools, and names that every provider accepts. Each maps to exactly one other."""
-
-    def __init__(self) -> None:
-        self._canonical: dict[str, str] = {}
-        self._taken: set[str] = set()
-
-    def canonical(self, name: str) -> str:
-        """The name for providers. It is the client's own name, if that is valid."""
-        known = self._canonical.get(name)
-        if known is None:
-            known = self._free(name)
-            self._canonical[name] = known
-            self._taken.add(known)
-        return known
-
-    def _free(self, name: str) -> str:
-        valid = name if _VALID.fullmatch(name) else _valid_name(name)
-        number = 0
-        while valid in self._taken:
-            number += 1
-            valid = _with_digest(valid, f"{name} {number}")
-        return valid
-
-    @property
-    def changed(self) -> dict[str, Json]:
-        """The clients' names by the canonical ones, where they differ."""
-        return {canonical: name for name, canonical in self._canonical.items() if name != canonical}
-
-
-def _valid_name(name: str) -> str:
-    plain = re.sub("[^A-Za-z0-9_-]", "_", name)
-    if not plain[:1].isalpha():
-        plain = f"t{plain}"
-    return plain if len(plain) <= 64 else _with_digest(plain, name)
-
-
-def _with_digest(valid: str, name: str) -> str:
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{valid[:55]}_{digest[:8]}"
-
 
 # --- Messages ---
 
@@ -365,12 +231,12 @@ class _Reader:
             blocks += _with_mark(self._reply_parts(content, f"{where}.content"), message)
         if isinstance(said, str) and said:
             blocks.append(TextBlock(said))
-        for place, image in enumerate(_list(message.get("images"))):
+        for place, image in enumerate(as_list(message.get("images"))):
             found = self._part(image, f"{where}.images[{place}]")
             blocks.append(found if isinstance(found, ImageBlock | OpaqueBlock) else TextBlock(""))
         if message.get("audio") is not None:
             self.losses.content(f"{where}.audio")
-        for place, call in enumerate(_list(message.get("tool_calls"))):
+        for place, call in enumerate(as_list(message.get("tool_calls"))):
             blocks.append(self._call(an_object(call, f"{where}.tool_calls[{place}]"), where, place))
         legacy = message.get("function_call")
         if isinstance(legacy, dict):
@@ -383,7 +249,7 @@ class _Reader:
         for place, part in enumerate(a_list(content, where)):
             match part:
                 case {"type": "thinking", "thinking": thinking}:
-                    yield ThinkingBlock(_flat(thinking), provider_raw=ProviderRaw(PROTOCOL, {}))
+                    yield ThinkingBlock(flat_text(thinking), provider_raw=ProviderRaw(PROTOCOL, {}))
                 case str():
                     yield TextBlock(part)
                 case _:
@@ -461,6 +327,7 @@ _AUDIO = {"mp3": "mpeg"}
 
 _REPLY_FIELDS = (
     *("role", "content", "refusal", "name", "tool_calls", "function_call", "audio", "images", "annotations"),
+    "extra_content",
     *("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "prefix", "partial", MARK),
 )
 _CALL_FIELDS = ("id", "type", "function", CUSTOM, "index")
@@ -507,104 +374,3 @@ def _arguments(arguments: Json) -> JsonObject | None:
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     return parse_object(arguments) if isinstance(arguments, str) else None
-
-
-def _list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []
-
-
-def _flat(value: Json) -> str:
-    if isinstance(value, list):
-        return "".join(map(_flat, value))
-    if isinstance(value, dict):
-        return _flat(value.get("text"))
-    return value if isinstance(value, str) else ""
-
-
-# --- Reasoning that clients send back ---
-
-
-def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """The reasoning of a reply in the history, in the most exact of its forms."""
-    text = message.get("reasoning_content") or message.get("reasoning")
-    said = text if isinstance(text, str) else ""
-    blocks = _list(message.get("thinking_blocks"))
-    details = _merged(_list(message.get("reasoning_details")))
-    if blocks:
-        yield from _thinking_blocks(blocks)
-    elif details:
-        yield from _details(details, said)
-    elif said:
-        field: JsonObject = {} if message.get("reasoning_content") else {"reasoning_field": "reasoning"}
-        yield ThinkingBlock(said, provider_raw=ProviderRaw(PROTOCOL, field))
-
-
-def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """LiteLLM's form of Anthropic's blocks."""
-    for block in blocks:
-        match block:
-            case {"type": "redacted_thinking", "data": str(data)}:
-                yield RedactedThinkingBlock(data)
-            case {"thinking": str(text), "signature": str(signature)} if signature:
-                yield ThinkingBlock(text, signature)
-            case {"thinking": str(text)}:
-                yield ThinkingBlock(text)
-            case _:
-                pass
-
-
-ANTHROPIC_FORMAT = "anthropic-claude-v1"
-"""OpenRouter's name for Anthropic's reasoning."""
-
-
-def _details(details: list[JsonObject], said: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """OpenRouter's form. Anthropic's signatures are read as such, other details stay together."""
-    others: list[Json] = []
-    signed = [detail for detail in details if detail.get("signature")]
-    for detail in details:
-        signature, data = detail.get("signature"), detail.get("data")
-        if detail.get("format") != ANTHROPIC_FORMAT or not (signature or data):
-            others.append(detail)
-        elif isinstance(signature, str):
-            text = _detail_text(detail)
-            yield ThinkingBlock(text or (said if len(signed) == 1 else ""), signature)
-        else:
-            yield RedactedThinkingBlock(str(data))
-    if others:
-        text = "".join(_detail_text(detail) for detail in others if isinstance(detail, dict))
-        raw = ProviderRaw(PROTOCOL, {"reasoning_details": others})
-        last = others[-1]
-        mark = last.get("signature") if isinstance(last, dict) else None
-        yield ThinkingBlock(text, mark if isinstance(mark, str) and mark else None, raw)
-
-
-def _detail_text(detail: JsonObject) -> str:
-    text = detail.get("text") or detail.get("summary")
-    return text if isinstance(text, str) else ""
-
-
-def _merged(details: list[Json]) -> list[JsonObject]:
-    """The details of one block, joined where the client sends the pieces of a stream."""
-    merged: list[JsonObject] = []
-    for detail in details:
-        if not isinstance(detail, dict):
-            continue
-        last = merged[-1] if merged else None
-        joins = last is not None and "data" not in detail and not last.get("signature")
-        if last is None or not joins or any(last.get(name) != detail.get(name) for name in ("type", "index")):
-            merged.append(dict(detail))
-            continue
-        for name, value in detail.items():
-            old = last.get(name)
-            if name in ("text", "summary") and isinstance(value, str) and isinstance(old, str):
-                last[name] = old + value
-            elif value is not None:
-                last[name] = value
-    return merged
-
-
-def encode_arguments(block: ToolUseBlock) -> str:
-    """The arguments of a call as the model wrote them, or as JSON."""
-    if block.raw_arguments is not None:
-        return block.raw_arguments
-    return msgspec.json.encode(block.input).decode()

@@ -13,18 +13,9 @@ from callboard.adapters.requests.settings import CUSTOM, EFFORTS, INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .chat_messages import (
-    PROTOCOL,
-    LossReport,
-    ToolNames,
-    a_list,
-    a_text,
-    an_object,
-    missing,
-    read_messages,
-    wrong_type,
-    wrong_value,
-)
+from .chat_messages import read_messages
+from .chat_reasoning import PROTOCOL
+from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
 from .wire import BadRequest, ClientRequest
 
 DEFAULT_OUTPUT_TOKENS = 16_384
