@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -91,11 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
         keyless = ipaddress.ip_address(arguments.bind).is_loopback and not arguments.clients
     except ValueError:
         raise ConfigurationError(f"--host {arguments.bind!r} is not an IP address") from None
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(f'the gateway needs {error.name}: pip install "callboard[web]"') from None
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f'the gateway needs {package}: pip install "callboard[web]"')
     anyio.run(_serve, arguments, keyless)
     return 0
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from callboard.bus import CallboardError, ConfigurationError, Log
+from callboard.bus import CallboardError, ConfigurationError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from .exchange import Exchange, send_failure
+from .exchange import Exchange, Serving, send_failure
 from .failures import failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
     from .clients import Clients
     from .conversations import Conversations
 
-WIRES = ("chat", "responses", "messages", "gemini")
-"""The modules of the wires."""
-
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
 
@@ -58,10 +54,15 @@ Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
 @cache
 def wires() -> Mapping[str, ClientWire]:
     """The wires of clients by their names."""
-    found: dict[str, ClientWire] = {}
-    for name in WIRES:
-        found[name] = import_module(f".{name}", __package__).WIRE
-    return found
+    from . import chat_replies, gemini_replies, messages_replies, responses_replies
+
+    kinds: Sequence[ClientWire] = (
+        chat_replies.WIRE,
+        responses_replies.WIRE,
+        messages_replies.WIRE,
+        gemini_replies.WIRE,
+    )
+    return {wire.name: wire for wire in kinds}
 
 
 class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +114,7 @@ class Gateway:
     ) -> None:
         self.engine = engine
         self.limits = limits
-        self.log = Log("gateway")
-        self.cancels = on_disconnect == "cancel"
-        """Whether the call of a client that leaves is cancelled."""
+        self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
         self.clients = clients
         self.conversations = conversations
         self.on_request: Callable[[ServedRequest], object] | None = None
@@ -159,7 +158,6 @@ class Gateway:
         try:
             await self._http(request)
         finally:
-            exchange = request.exchange
             tell(
                 ServedRequest(
                     method=request.method,
@@ -167,7 +165,7 @@ class Gateway:
                     status=status,
                     seconds=loop.time() - begun,
                     client=request.client_name,
-                    **({} if exchange is None else exchange.summary()),
+                    **({} if request.summary is None else request.summary()),
                 )
             )
 
@@ -275,8 +273,9 @@ class Gateway:
         if self.clients is not None and client is not None:
             self.clients.require_model(client, asked.model)
             tags = self.clients.tags(client)
-        request.exchange = Exchange(self, wire, asked, request, tags=tags)
-        await request.exchange.answer()
+        exchange = Exchange(self._serving, wire, asked, request, tags=tags)
+        request.summary = exchange.summary
+        await exchange.answer()
 
     async def _count_tokens(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from callboard.adapters import CallWarning, MessageComplete, MessageStart
 from callboard.adapters.contract import WireRequest
-from callboard.bus import CallboardError, ConfigurationError, Cost, StreamReset
+from callboard.bus import CallboardError, ConfigurationError, Cost, Log, StreamReset
 from callboard.bus.streams.events import (
     ProviderBlock,
     ProviderEvent,
@@ -34,13 +34,11 @@ from callboard.bus.streams.events import (
 from ..conversation.turn import Turn, own
 from ..generation.arguments import turn_of
 from ..generation.streaming import TurnStream
+from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
-from .http import ClientGone, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
+from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
 from .passing import PassedReply
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
-
-if TYPE_CHECKING:
-    from .application import Gateway
 
 MOST_WAITING_BYTES = 8 * 1024 * 1024
 """The bytes of a stream that wait for a client that reads slowly, before its call is cancelled."""
@@ -54,11 +52,23 @@ _OF_REPLY = (
 )  # fmt: skip
 
 
+_log = Log("gateway")
+
+
+class Serving(NamedTuple):
+    """What all requests of a gateway share."""
+
+    runtime: Runtime
+    limits: GatewayLimits
+    cancels: bool
+    """Whether the call of a client that leaves is cancelled."""
+
+
 class Exchange:
     """One request and its reply.
 
     Args:
-        gateway: The application.
+        serving: What all requests share.
         wire: The client's wire.
         asked: The request.
         request: The request as HTTP.
@@ -68,7 +78,7 @@ class Exchange:
 
     def __init__(
         self,
-        gateway: Gateway,
+        serving: Serving,
         wire: ClientWire,
         asked: ClientRequest,
         request: Incoming,
@@ -76,8 +86,8 @@ class Exchange:
         tags: Mapping[str, str],
         session_id: str = "",
     ) -> None:
-        runtime = gateway.engine._runtime
-        self.gateway = gateway
+        runtime = serving.runtime
+        self._serving = serving
         self.wire = wire
         self.asked = asked
         self.request = request
@@ -87,17 +97,8 @@ class Exchange:
         message_id = runtime.clock.new_id("msg")
         self.id = message_id.removeprefix("msg_")
         self.request_id = f"req_{self.id}"
-        self._passed: PassedReply | None = None
-        wire_request = None
-        if not runtime.middleware:  # it sees and changes the canonical form only
-            is_array = asked.stream and not wire.stream_type(asked).startswith("text/event-stream")
-            self._passed = PassedReply(wire.protocol, asked, self._served_model, is_array=is_array)
-            wire_request = WireRequest(
-                protocol=wire.protocol,
-                body=asked.body,
-                headers=asked.headers,
-                on_event=self._passed.take_in,
-            )
+        is_array = asked.stream and not wire.stream_type(asked).startswith("text/event-stream")
+        self._passed = PassedReply(wire.protocol, asked, self._served_model, is_array=is_array)
         models = self._models()
         canonical = msgspec.structs.replace(
             asked.request,
@@ -105,7 +106,9 @@ class Exchange:
             message_id=message_id,
             model=models[0],
             session_id=session_id,
-            wire=wire_request,
+            wire=WireRequest(
+                protocol=wire.protocol, body=asked.body, headers=asked.headers, on_event=self._passed.take_in
+            ),
         )
         self.turn: Turn = turn_of(
             runtime, canonical, tags=tags, streamed=asked.stream, model=models if len(models) > 1 else None
@@ -157,7 +160,7 @@ class Exchange:
             watch.cancel()
         response = self.turn.steps[-1].response
         passed = self._passed
-        if passed is not None and passed.seen and passed.body:
+        if passed.body:
             body = passed.whole()
             warnings: Iterable[CallWarning] = response.warnings
         else:
@@ -180,12 +183,12 @@ class Exchange:
 
         writer: ReplyWriter | None = None
         out = StreamedAnswer(
-            self.request.send, self.gateway.limits, lambda: b"" if writer is None else writer.ping(), give_up
+            self.request.send, self._serving.limits, lambda: b"" if writer is None else writer.ping(), give_up
         )
         out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
         out.headers += self.headers(())
         watch = asyncio.ensure_future(self._watch())
-        passed = self._passed
+        passed: PassedReply | None = self._passed
         started = False
         try:
             while True:
@@ -228,7 +231,7 @@ class Exchange:
             if not self._unread:
                 raise
             task.uncancel()
-            self.gateway.log.warning("client_stopped_reading", request_id=self.request_id, why=self._unread)
+            _log.warning("client_stopped_reading", request_id=self.request_id, why=self._unread)
         except ClientGone:
             pass
         except Exception as error:
@@ -300,7 +303,7 @@ class Exchange:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        if self.gateway.cancels:
+        if self._serving.cancels:
             with contextlib.suppress(CallboardError):
                 self.turn.cancel()
 

@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -19,9 +19,6 @@ from callboard.bus import Log
 from callboard.bus.values.base import JsonObject
 
 from .wire import BadRequest, Failure
-
-if TYPE_CHECKING:
-    from .exchange import Exchange
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -77,8 +74,8 @@ class Incoming:
         self.path = path[len(root) :] if root and path.startswith(root) else path
         self.client_name = ""
         """The name of the authenticated client."""
-        self.exchange: Exchange | None = None
-        """The call that the request became."""
+        self.summary: Callable[[], dict[str, Any]] | None = None
+        """The facts of the call that the request became, for a log."""
         self._scope = scope
 
     @cached_property
