@@ -45,7 +45,7 @@ THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
 
-_GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>[^:]+):(?P<action>\w+)")
+_GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>.+):(?P<action>[A-Za-z]+)")
 _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
