@@ -17,7 +17,7 @@ from callboard.bus import CallboardError, ConfigurationError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from .exchange import Exchange, Serving, send_failure
+from .exchange import Exchange, Serving, id_headers, send_failure
 from .failures import failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
@@ -192,7 +192,7 @@ class Gateway:
         wire = wires()[found[0] if found is not None else self._wire_of(request)]
         try:
             if (wrong := request.check_headers(self.limits)) is not None:
-                await send_failure(request, wire, Failure(kind="invalid_request", message=wrong), [], status=431)
+                await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
                 return
             if found is None:
                 method = f"{request.method} {request.path[:200]}"
@@ -207,7 +207,18 @@ class Gateway:
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
             status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
-            await send_failure(request, wire, failure, [], status=status)
+            await self._refuse(request, wire, failure, status)
+
+    async def _refuse(
+        self, request: Incoming, wire: ClientWire, failure: Failure, status: int | None = None
+    ) -> None:
+        """Answer a request that came to no call."""
+        request_id = self.engine.clock.new_id("req")
+        headers = id_headers(request_id)
+        if not request.is_read:
+            headers.append((b"connection", b"close"))  # else the server reads the rest of the body
+        failure = msgspec.structs.replace(failure, request_id=request_id)
+        await send_failure(request, wire, failure, headers, status=status)
 
     # --- Addresses ---
 

@@ -179,6 +179,7 @@ class Exchange:
 
         def give_up(why: str) -> None:
             self._gone, self._unread = True, why
+            self.request.abort()
             task.cancel()
 
         writer: ReplyWriter | None = None
@@ -285,13 +286,11 @@ class Exchange:
 
     def headers(self, warnings: Iterable[CallWarning]) -> Headers:
         """The headers of a reply."""
-        request_id = self.request_id.encode()
-        found: Headers = [
-            (b"x-callboard-call-id", request_id),
-            (b"request-id", request_id),
-            (b"x-request-id", request_id),
+        return [
+            (b"x-callboard-call-id", self.request_id.encode()),
+            *id_headers(self.request_id),
+            *warnings_header(warnings),
         ]
-        return found + warnings_header(warnings)
 
     async def _fail(self, error: Exception) -> None:
         failure = failure_of(error, self.request_id)
@@ -310,6 +309,11 @@ class Exchange:
 
 _STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that no proxy holds a stream back."""
+
+
+def id_headers(request_id: str) -> Headers:
+    """The id of a request, under the names that the SDKs read."""
+    return [(b"request-id", request_id.encode()), (b"x-request-id", request_id.encode())]
 
 
 async def send_failure(

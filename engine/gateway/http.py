@@ -72,6 +72,10 @@ class Incoming:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
+        self.abort: Callable[[], object] = scope.get(ABORT, lambda: None)
+        """Closes the connection without sending what waits, if the server offers it."""
+        self.is_read = self.method in ("GET", "HEAD")
+        """Whether the whole body was read."""
         self.client_name = ""
         """The name of the authenticated client."""
         self.summary: Callable[[], dict[str, Any]] | None = None
@@ -124,6 +128,7 @@ class Bodies:
                 code=UNSUPPORTED_MEDIA_TYPE,
             )
         body = await self._read(request)
+        request.is_read = True
         if encoding in ("gzip", "deflate"):
             body = self._unpacked(body)
         return json_object(body)
@@ -197,6 +202,9 @@ def json_object(body: bytes) -> JsonObject:
 
 
 # --- Answers ---
+
+ABORT = "callboard.abort"
+"""The key of an ASGI scope for that function."""
 
 JSON_TYPE = b"application/json"
 
