@@ -58,6 +58,7 @@ class PassedReply:
         self._is_array = is_array
         self._place = MODEL_PLACES[protocol]
         self._renames: bool | None = None
+        self._known: tuple[bytes, bytes] | None = None  # the member with the model's name, and what replaces it
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
@@ -100,11 +101,17 @@ class PassedReply:
         return replaced(self.body, (MODEL_FIELDS[self._protocol],), self._asked.model)
 
     def _renamed(self, name: str, data: bytes) -> bytes:
-        if self._named and name not in _NAMING_EVENTS and not name.startswith("response."):
+        if self._named and name not in _NAMING_EVENTS:
             return data
-        if name.startswith("response.") and name not in _NAMING_EVENTS:
-            return data
-        return replaced(data, self._place, self._asked.model)
+        known = self._known
+        if known is not None and data.count(known[0]) == 1:  # the usual case, without decoding
+            return data.replace(*known)
+        renamed = replaced(data, self._place, self._asked.model)
+        if len(self._place) == 1 and renamed is not data:
+            found = _members.decode(data)[self._place[0]]
+            key = b'"%s":' % self._place[0].encode()
+            self._known = key + bytes(found), key + msgspec.json.encode(self._asked.model)
+        return renamed
 
     def _framed(self, name: str, data: bytes) -> bytes:
         if self._is_array:
