@@ -49,7 +49,7 @@ def wires() -> Mapping[str, ClientWire]:
     """The wires of clients by their names."""
     found: dict[str, ClientWire] = {}
     for name in WIRES:
-        found[name] = import_module(f".{name}", __package__).WIRE
+        found[name] = import_module(f".{name}_replies", __package__).WIRE
     return found
 
 
