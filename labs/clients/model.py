@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -12,9 +13,9 @@ SECRET = re.compile(r"code-[0-9a-f]{8}")
 """The word in the file that only its reader knows."""
 OLD, NEW = "the draft", "the final text"
 
-READERS = ("Read", "read_file", "read", "exec_command", "shell_command", "shell", "container.exec")
-EDITORS = ("Edit", "replace", "edit", "apply_patch", "functions.apply_patch")
-"""The names of the clients' tools, best first."""
+READERS = ("Read", "read_file", "read", "exec_command", "shell_command", "shell", "exec")
+EDITORS = ("Edit", "replace", "edit", "apply_patch", "exec")
+"""The names of the clients' tools, best first. ``exec`` of Codex runs JavaScript that calls its other tools."""
 
 
 class Offered(NamedTuple):
@@ -69,11 +70,11 @@ class ScriptedModel:
             return "A title"  # a request beside the conversation
         match len(asked.results):
             case 0:
-                return Call(reader, self._input(reader, f"cat {self.path}"))
+                return Call(reader, self._input(reader, reads=True))
             case 1:
                 if not SECRET.search(asked.results[0]):
                     self.faults.append(f"the result of {reader.name} is {asked.results[0][:300]!r}")
-                return Call(editor, self._input(editor, ""))
+                return Call(editor, self._input(editor, reads=False))
             case 2:
                 found = SECRET.search(asked.results[0])
                 return f"The file has {found[0] if found else 'no code'}, and is final now."
@@ -86,15 +87,23 @@ class ScriptedModel:
             f"*** Begin Patch\n*** Update File: {self.path}\n@@\n-This is {OLD}.\n+This is {NEW}.\n*** End Patch\n"
         )
 
-    def _input(self, tool: Offered, command: str) -> JsonObject | str:
+    def _text(self, tool: Offered, *, reads: bool) -> str:
+        """The input of a free-form tool."""
+        if _base(tool) != "exec":
+            return self._patch()
+        argument = json.dumps({"cmd": f"cat {self.path}"} if reads else self._patch())
+        return f"text(await tools.{'exec_command' if reads else 'apply_patch'}({argument}));"
+
+    def _input(self, tool: Offered, *, reads: bool) -> JsonObject | str:
         """The arguments, by the names that the tool's schema has."""
         if tool.free_form:
-            return self._patch()
+            return self._text(tool, reads=reads)
+        command = f"cat {self.path}"
         known: Mapping[str, Json] = {
             **dict.fromkeys(("file_path", "absolute_path", "filePath", "path"), self.path),
             **dict.fromkeys(("old_string", "oldString"), OLD),
             **dict.fromkeys(("new_string", "newString"), NEW),
-            **dict.fromkeys(("patchText", "patch", "input"), self._patch()),
+            **dict.fromkeys(("patchText", "patch", "input"), self._text(tool, reads=reads)),
             **dict.fromkeys(("instruction", "description"), "Make it final."),
             "cmd": command,
         }
@@ -106,16 +115,19 @@ class ScriptedModel:
         return given
 
 
+def _base(tool: Offered) -> str:
+    """The name of a tool without its namespace, in any of the forms in which wires join them."""
+    return re.split(r"__|\.|/", tool.name)[-1]
+
+
 def _pick(tools: Sequence[Offered], names: Sequence[str]) -> Offered | None:
-    by_name = {tool.name: tool for tool in tools}
+    by_name = {_base(tool): tool for tool in tools}
     return next((by_name[name] for name in names if name in by_name), None)
 
 
 def _json_of(schema: JsonObject) -> str:
     """The least JSON that follows a schema of plain objects."""
-    import msgspec
-
-    return msgspec.json.encode(_least(schema)).decode()
+    return json.dumps(_least(schema))
 
 
 def _least(schema: Any) -> Json:

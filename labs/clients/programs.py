@@ -34,7 +34,6 @@ class Program(NamedTuple):
     name: str
     wire: str
     """The protocol that it speaks, as the adapters name it."""
-    package: str
     binary: str
     model: str
     """The model that it asks for."""
@@ -146,13 +145,13 @@ def _ask_opencode(place: Place, prompt: str) -> list[str]:
     return ["run", prompt]
 
 
+# A model that Codex knows has its own tools: ``gpt-5.5`` a free-form ``apply_patch``, ``gpt-5.6`` only JavaScript.
 PROGRAMS = (
-    Program(
-        "claude", "anthropic", "@anthropic-ai/claude-code", "claude", "claude-sonnet-4-5", _claude, _ask_claude
-    ),
-    Program("codex", "openai", "@openai/codex", "codex", "gpt-5.2", _codex, _ask_codex),
-    Program("gemini", "gemini", "@google/gemini-cli", "gemini", "gemini-2.5-pro", _gemini, _ask_gemini),
-    Program("opencode", "openai_compatible", "opencode-ai", "opencode", "lab-chat", _opencode, _ask_opencode),
+    Program("claude", "anthropic", "claude", "claude-sonnet-4-5", _claude, _ask_claude),
+    Program("codex", "openai", "codex", "gpt-5.5", _codex, _ask_codex),
+    Program("codex-code", "openai", "codex", "gpt-5.6-terra", _codex, _ask_codex),
+    Program("gemini", "gemini", "gemini", "gemini-2.5-pro", _gemini, _ask_gemini),
+    Program("opencode", "openai_compatible", "opencode", "lab-chat", _opencode, _ask_opencode),
 )
 
 

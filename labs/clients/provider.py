@@ -105,7 +105,8 @@ def read_responses(body: Data, path: str) -> Asked:
         if item.get("type") in ("function_call_output", "custom_tool_call_output")
     ]
     tools: list[Offered] = []
-    for tool in body.get("tools") or []:
+    added = [tool for item in items if item.get("type") == "additional_tools" for tool in item["tools"]]
+    for tool in [*(body.get("tools") or []), *added]:
         inner = tool["tools"] if tool["type"] == "namespace" else [tool]
         space = tool["name"] if tool["type"] == "namespace" else ""
         for each in inner:
@@ -124,10 +125,10 @@ def write_responses(reply: Reply, number: int) -> tuple[Data, Events]:
         item = {"type": "custom_tool_call", "name": reply.tool.name, "input": _arguments(reply)}
     else:
         item = {"type": "function_call", "name": reply.tool.name, "arguments": _arguments(reply)}
-        if reply.tool.namespace:
-            item["namespace"] = reply.tool.namespace
     if not isinstance(reply, str):
         item["call_id"] = f"call_{number:04}"
+        if reply.tool.namespace:
+            item["namespace"] = reply.tool.namespace
     item |= {"id": f"it_{number:04}", "status": "completed"}
     usage = {
         "input_tokens": INPUT_TOKENS, "input_tokens_details": {"cached_tokens": CACHED_TOKENS},
