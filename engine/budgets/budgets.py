@@ -107,7 +107,7 @@ _LOAN_SECONDS = 2.0
 """How long a call waits for what was reserved for another node, before it is refused."""
 
 _SHARED_NAP_SECONDS = 1.0
-"""How long a call waits at most before it asks again what other nodes have given back."""
+"""The longest wait of a call before it checks again what other nodes have returned."""
 
 
 class SharedBudgets(Protocol):
@@ -358,7 +358,7 @@ class Budgets:
         return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
 
     def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
-        """Raise for the first refusal that waiting can't or shall not help."""
+        """Raise for the first refusal that no waiting can or may resolve."""
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:
                 self._tell(

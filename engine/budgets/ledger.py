@@ -7,7 +7,7 @@ A reservation is in exactly one state:
                            └──── lose ─────► unknown ── settle ──► spent
 
 `held` and `unknown` count at the most that the call can cost, `spent` at its actual cost. A call counts in the
-slot in which it was reserved, whenever it ends. So the accounts agree with sums over the trace, where each row
+slot of its reservation, even if it ends later. So the accounts agree with sums over the trace, where each row
 counts at its start. A reservation takes room in all accounts of the call, or in none.
 """
 
@@ -59,10 +59,10 @@ class Refusal(msgspec.Struct, frozen=True):
     asked: Amount
     """The room that the call needs."""
     fits_at_us: int | None
-    """The moment at which the window alone makes room enough, in microseconds since the Unix epoch; None for
+    """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
     never."""
     held: Amount
-    """The room that calls in progress give back at most when they end."""
+    """The most that calls in progress can release when they end."""
 
     @property
     def may_fit(self) -> bool:
@@ -461,7 +461,7 @@ class BudgetExceededError(CallboardError):
         self.asked_tokens: int = refusal.asked.tokens
         """The most tokens that the call can use."""
         self.fits_at: datetime | None = _moment(refusal.fits_at_us)
-        """The time, UTC, at which the window alone makes room; None if it never does."""
+        """The time, UTC, at which the window has room; None if it never does."""
         super().__init__(_text(self, refusal))
 
 
