@@ -130,6 +130,8 @@ class TurnContext:
         """The tags of the turn's calls: the session's, and over them the turn's own."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
+        if self.caller is not None and self.caller.carried and runtime.node is not None:
+            runtime.node.reach(self.caller)
         """The run of a tool that has started the turn; None for a root."""
         limits = options.get("limits")
         self.node: TreeNode | None = None
