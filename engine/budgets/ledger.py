@@ -231,6 +231,10 @@ class Account:
             return self._refusal("tokens", asked, now_us)
         return None
 
+    async def secure(self, asked: Amount, now_us: int) -> bool:
+        """Ask another node for more room, if it has the turn of this account. Returns whether it gave some."""
+        return False
+
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
         """The reason why an amount would have no room, without side effects; None if it has room."""
         return self.refuses(asked, now_us)
@@ -354,9 +358,12 @@ class Ledger:
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call. Returns why not, and then takes none."""
+        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us)
+
+    def reserve_in(self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int) -> list[Refusal]:
+        """Take room in these accounts. Returns why not, and then takes none."""
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")
-        accounts = self.accounts(payer)
         refusals = [refusal for account in accounts if (refusal := account.refuses(asked, now_us)) is not None]
         if refusals:
             return refusals

@@ -85,7 +85,7 @@ LATE_PARTS = {
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),
     "engine": (
-        *("cli", "type_schema", "watching.health", "watching.preview", "web_view"),
+        *("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
         *(
             "functions.objects",
             "generation.object_stream",
