@@ -13,7 +13,7 @@ from callboard.adapters.requests.settings import CUSTOM, EFFORTS, INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .chat_messages import read_messages
+from .chat_messages import MARK, read_messages
 from .chat_reasoning import PROTOCOL
 from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
 from .wire import BadRequest, ClientRequest
@@ -265,10 +265,11 @@ class _Reader:
         if beside or inside:
             own: JsonObject = {**beside, **({"function": inside} if inside else {})}
             options[PROTOCOL] = own
-            options |= _marks(beside | inside)
         for each in (*beside, *inside):
-            if each != "cache_control":
-                self.losses.parameter(f"{each!r} of the tool {name!r}")
+            if each == MARK:
+                self.losses.parameter(MARK, "adapters of other protocols set their own marks")
+            else:
+                self.losses.parameter(f"{where}.{each}")
         return ToolDefinition(
             name,
             _said(function.get("description")),
@@ -288,8 +289,8 @@ class _Reader:
             return {"type": "object", "properties": {}}
         known = properties if isinstance(properties, dict) else {}
         schema = {**schema, "type": "object", "properties": known}
-        if required is not None and not isinstance(required, list):
-            schema = {name: value for name, value in schema.items() if name != "required"}
+        if "required" in schema and not isinstance(required, list):
+            del schema["required"]
         elif isinstance(required, list) and any(name not in known for name in required):
             self.losses.changed(f"{where} requires properties that it doesn't define. They aren't required")
             schema["required"] = [name for name in required if name in known]
@@ -444,12 +445,6 @@ def _others(fields: JsonObject, known: tuple[str, ...]) -> JsonObject:
     return {name: value for name, value in fields.items() if name not in known and value is not None}
 
 
-def _marks(fields: JsonObject) -> JsonObject:
-    """The options of a tool for Anthropic's protocol, if it has a mark of the prompt cache."""
-    mark = fields.get("cache_control")
-    return {} if mark is None else {"anthropic": {"cache_control": mark}}
-
-
 def _named_schema(told: JsonObject) -> JsonObject:
     """The schema of the reply. The format's name and description are its title and its description."""
     given = told.get("schema")
@@ -458,7 +453,7 @@ def _named_schema(told: JsonObject) -> JsonObject:
         schema = an_object(given, "response_format.json_schema.schema")
     for name, field in (("name", "title"), ("description", "description")):
         value = told.get(name)
-        if isinstance(value, str) and value and field not in schema:
+        if isinstance(value, str) and value and value != "response" and field not in schema:
             schema = {**schema, field: value}
     return schema
 
