@@ -1,7 +1,8 @@
 """Clients of the gateway: their keys, the models they may use, their budgets, and their rates.
 
 A key is 256 random bits, so one SHA-256 of it is enough: a slow hash protects passwords, which can be guessed.
-Only the hash is stored. The registry looks for changes by other processes with one small query, at most once a second.
+Only the hash is stored. The registry looks for changes by other processes with one small query, at most once a
+second.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import anyio
 from callboard.adapters import TokenUsage
 from callboard.tracestore.gateway import Client
 
-from ..engine import Engine
+from ..runtime.runtime import Runtime
 from .wire import Failure
 
 CLIENT_TAG = "client"
@@ -51,10 +52,10 @@ class Clients:
     """The clients of one gateway, read from the trace store of its engine.
 
     Args:
-        engine: The engine. In a cluster the shared store has the clients, else the engine's own.
+        runtime: The engine's parts. In a cluster the shared store has the clients, else the engine's own.
     """
 
-    def __init__(self, engine: Engine) -> None: ...
+    def __init__(self, runtime: Runtime) -> None: ...
 
     async def authenticate(self, key: str | None) -> Client:
         """The client with a key. Its budget is in force when this returns.
