@@ -25,7 +25,7 @@ def kept(name: str, session_id: str = "s", ts_us: int = T0, body: bytes = b"{}",
 
 @pytest.fixture
 def tables(store: Store) -> GatewayTables:
-    return store.gateway  # type: ignore[attr-defined]
+    return store.gateway  # type: ignore[attr-defined, no-any-return]
 
 
 async def test_a_client_is_added_once_and_changed_as_a_whole(tables: GatewayTables) -> None:
