@@ -53,16 +53,25 @@ def loader(
         if store is None:
             return Counted([])
         await settle()
-        queries = [query_of(budget, now_us) for budget in budgets]
-        if own_run:
-            queries = [msgspec.structs.replace(query, run_id=run_id) for query in queries]
-        spending = await store.spending(queries, run_id)
-        entries = [
-            (budget, row, now_us if query.slot_us is None else (query.since_us or 0) + row.slot * query.slot_us)
-            for budget, query, rows in zip(budgets, queries, spending.rows, strict=True)
-            for row in rows
+        asked: dict[SpendingQuery, list[Budget]] = {}
+        for budget in budgets:  # One query has the sums of all values, so budgets of many values share it.
+            query = msgspec.structs.replace(query_of(budget, now_us), run_id=run_id if own_run else None)
+            asked.setdefault(msgspec.structs.replace(query, value=None), []).append(budget)
+        queries = [
+            msgspec.structs.replace(query, value=some[0].of) if len(some) == 1 else query
+            for query, some in asked.items()
         ]
-        return Counted(entries, spending.committed_seq)
+        spending = await store.spending(queries, run_id)
+        counted = Counted([], spending.committed_seq)
+        for query, some, rows in zip(queries, asked.values(), spending.rows, strict=True):
+            by_value: dict[str | None, list[Budget]] = {}
+            for budget in some:
+                by_value.setdefault(budget.of, []).append(budget)
+            for row in rows:
+                at_us = now_us if query.slot_us is None else (query.since_us or 0) + row.slot * query.slot_us
+                of_row = (*by_value.get(None, ()), *by_value.get(row.value, ()))
+                counted.entries.extend((budget, row, at_us) for budget in of_row)
+        return counted
 
     return load
 
@@ -230,7 +239,7 @@ class Budgets:
         """
         await self.loaded()
         async with self._loading:
-            known = self.ledger.budgets
+            known = frozenset(self.ledger.budgets)
             added = [each for each in dict.fromkeys(add) if each not in known]
             gone = {each for each in remove if each in known and each not in self._fixed and each not in add}
             if self._shared is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from callboard.adapters import CanonicalRequest, ContentBlock, Message
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 
-from ..runtime.runtime import Runtime
+from ..engine import Engine
 from .wire import ClientRequest
 
 
@@ -55,14 +55,12 @@ class Conversations:
     oldest go first. Deleted content is deleted here, too.
 
     Args:
-        runtime: The engine's parts.
+        engine: The engine.
         max_bytes: The bytes that are kept in memory.
         max_count: The number of entries that are kept in memory.
     """
 
-    def __init__(
-        self, runtime: Runtime, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000
-    ) -> None: ...
+    def __init__(self, engine: Engine, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000) -> None: ...
 
     async def recognise(
         self, client: str, asked: ClientRequest, *, earlier: StoredResponse | None = None
