@@ -235,7 +235,8 @@ def forget_kept_of(statements: Statements, sessions: Sequence[str]) -> int:
         gone = statements.change(
             f"DELETE FROM gateway_kept WHERE session_id IN ({placeholders(len(sessions))})", sessions
         )
-    _note(statements, "forgotten")
+    if gone:
+        note_forgotten(statements)
     return gone
 
 
@@ -243,5 +244,11 @@ def forget_kept_before(statements: Statements, before_us: int) -> int:
     """Delete and erase what was kept before a given time. The caller holds a transaction."""
     with statements.erasing():
         gone = statements.change("DELETE FROM gateway_kept WHERE ts_us < ?", (before_us,))
-    _note(statements, "forgotten")
+    if gone:
+        note_forgotten(statements)
     return gone
+
+
+def note_forgotten(statements: Statements) -> None:
+    """Count a deletion of content, so that gateways forget what they have in memory."""
+    _note(statements, "forgotten")
