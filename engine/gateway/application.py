@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
 
-SESSION_TAG = "session"
-"""The tag of the conversation that a call belongs to."""
-
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
 
@@ -139,13 +136,13 @@ class Gateway:
         limits: GatewayLimits,
         on_disconnect: str,
         clients: Clients | None,
-        conversations: Conversations | None,
+        conversations: Conversations,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
         self.clients = clients
-        self.conversations = conversations
+        self._conversations = conversations
         self.on_request: Callable[[ServedRequest], object] | None = None
         """Is called after each request."""
         self._keyless = keyless
@@ -313,22 +310,23 @@ class Gateway:
 
     async def _exchange(self, call: Call, asked: ClientRequest, guest: Guest) -> None:
         """Make the call of a request, and answer."""
-        canonical, tags = asked.request, guest.tags
-        conversation = None
-        if self.conversations is not None:
-            conversation = await self.conversations.recognise(guest.name, asked)
-            canonical = conversation.request
-            tags = {**tags, SESSION_TAG: conversation.session_id}
+        conversation = await self._conversations.recognise(guest.name, asked)
         exchange = Exchange(
-            self._serving, call.wire, asked, canonical, call.request, tags=tags, headers=guest.headers
+            self._serving,
+            call.wire,
+            asked,
+            conversation.request,
+            call.request,
+            tags=guest.tags,
+            headers=guest.headers,
         )
         call.request.summary = exchange.summary
         try:
             await exchange.answer(guest.revoked)
         finally:
             guest.usage = exchange.usage
-        if self.conversations is not None and conversation is not None and exchange.response is not None:
-            await self.conversations.keep(conversation, exchange.response.content)
+        if exchange.response is not None:
+            await self._conversations.keep(conversation, exchange.response.content)
 
     @asynccontextmanager
     async def _admitted(self, call: Call, asked: ClientRequest) -> AsyncIterator[Guest]:
