@@ -209,6 +209,8 @@ class PlainCalls(Generic[A]):
             if caller is None:
                 with runtime.in_flight.call():
                     return await work()
+            if caller.carried and runtime.node is not None:
+                runtime.node.reach(caller)
             with runtime.in_flight.call(PARENT_ENDED) as cancel:
                 caller.start(self, cancel)
                 return await work()
