@@ -16,6 +16,7 @@ import msgspec
 from callboard.adapters import (
     AdapterError,
     CallWarning,
+    CanonicalRequest,
     CapabilityError,
     ContentBlock,
     Message,
@@ -99,6 +100,8 @@ class TurnContext:
     """The turn's stream, from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
     """The reply that is being made in the background, with which the turn starts in place of a new one."""
+    given: CanonicalRequest | None = None
+    """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
 
