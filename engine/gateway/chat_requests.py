@@ -15,7 +15,7 @@ from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .chat_messages import MARK, read_messages
 from .chat_reasoning import PROTOCOL
-from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .reading import LossReport, ToolNames, a_list, a_text, an_integer, an_object, missing, wrong_type, wrong_value
 from .wire import BadRequest, ClientRequest
 
 DEFAULT_OUTPUT_TOKENS = 16_384
@@ -86,7 +86,7 @@ class _Reader:
             top_p=self._number("top_p"),
             frequency_penalty=self._number("frequency_penalty"),
             presence_penalty=self._number("presence_penalty"),
-            seed=self._integer("seed"),
+            seed=an_integer(self.body.get("seed"), "seed"),
             user=self._text("user") or self._text("safety_identifier"),
             verbosity=self._text("verbosity"),
             reasoning_effort=effort,
@@ -125,14 +125,6 @@ class _Reader:
             return value
         raise wrong_type(name, "a decimal", value)
 
-    def _integer(self, name: str) -> int | None:
-        value = self.body.get(name)
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
-        raise wrong_type(name, "an integer", value)
-
     def _flag(self, name: str) -> bool | None:
         value = self.body.get(name)
         if value is None or isinstance(value, bool):
@@ -145,13 +137,9 @@ class _Reader:
 
     def _limit(self) -> int | None:
         for name in ("max_completion_tokens", "max_tokens"):
-            limit = self._integer(name)
-            if limit is None or (limit == -1 and name == "max_tokens"):  # local servers: no limit
-                continue
-            if limit < 1:
-                said = f"Invalid '{name}': integer below minimum value. Expected a value >= 1, but got {limit}"
-                raise BadRequest(f"{said} instead.", param=name, code="integer_below_min_value")
-            return limit
+            given = self.body.get(name)
+            if given is not None and given != -1:  # local servers' word for no limit
+                return an_integer(given, name, least=1)
         return None
 
     def _stop(self) -> tuple[str, ...]:

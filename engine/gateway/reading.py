@@ -75,6 +75,20 @@ def a_text(value: Json, param: str) -> str:
     return value
 
 
+def an_integer(value: Json, param: str, *, least: int | None = None) -> int | None:
+    """The value; None if there is none. Raises BadRequest if it is not an integer, or too small."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type(param, "an integer", value)
+    if least is not None and value < least:
+        said = f"Invalid '{param}': integer below minimum value. Expected a value >= {least}, but got {value}"
+        raise BadRequest(f"{said} instead.", param=param, code="integer_below_min_value")
+    return value
+
+
 class LossReport:
     """The parts of a request that other protocols don't get. Each kind is reported once, without its place."""
 
