@@ -12,10 +12,8 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import anyio
 import msgspec
 
-from callboard.adapters import TokenUsage
 from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
@@ -27,7 +25,6 @@ from .http import (
     Bodies,
     ClientGone,
     GatewayLimits,
-    Headers,
     Incoming,
     Message,
     Receive,
@@ -36,13 +33,14 @@ from .http import (
     answer,
     rate_headers,
 )
+from .stored_responses import StoredResponses
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
 
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
 
     from .clients import Clients
-    from .conversations import Conversations
+    from .conversations import Conversations, Earlier
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
@@ -51,6 +49,7 @@ MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
 
 _GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>.+):(?P<action>[A-Za-z]+)")
+_RESPONSE = re.compile(r"/v1/responses/(?P<id>[^/]+)(?:/(?P<action>cancel|input_items))?")
 _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
@@ -98,30 +97,14 @@ class Call(NamedTuple):
     client: Client | None
     """The client; None for a gateway without keys."""
     model: str = ""
-    """The model in the path; empty if there is none."""
+    """The model in the path, or the id there; empty if there is none."""
     stream: bool = False
     """Whether the path asks for a stream."""
 
-
-class Guest:
-    """A client's request while it is in progress.
-
-    Args:
-        name: The client's name; empty for a gateway without keys.
-        tags: The tags of its calls.
-        headers: The client's rate limits, as headers of the answer.
-    """
-
-    def __init__(
-        self, name: str = "", tags: Mapping[str, str] | None = None, headers: Headers | None = None
-    ) -> None:
-        self.name = name
-        self.tags = dict(tags or {})
-        self.headers: Headers = headers or []
-        self.revoked: anyio.Event | None = None
-        """Is set when the client's key is revoked."""
-        self.usage: TokenUsage | None = None
-        """The tokens that the request has used; None if they are unknown."""
+    @property
+    def client_name(self) -> str:
+        """The client's name; empty for a gateway without keys."""
+        return "" if self.client is None else self.client.name
 
 
 class Gateway:
@@ -143,6 +126,7 @@ class Gateway:
         self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
         self.clients = clients
         self._conversations = conversations
+        self._stored = StoredResponses(engine._runtime, conversations)
         self.on_request: Callable[[ServedRequest], object] | None = None
         """Is called after each request."""
         self._keyless = keyless
@@ -151,7 +135,8 @@ class Gateway:
         self._models: tuple[float, object, list[ListedModel]] | None = None
         self._routes: dict[tuple[str, str], tuple[str, Handler]] = {
             ("POST", "/v1/chat/completions"): ("chat", self._reply),
-            ("POST", "/v1/responses"): ("responses", self._reply),
+            ("POST", "/v1/responses"): ("responses", self._respond),
+            ("POST", "/v1/responses/input_tokens"): ("responses", self._count_tokens),
             ("POST", "/v1/messages"): ("messages", self._reply),
             ("POST", "/v1/messages/count_tokens"): ("messages", self._count_tokens),
             ("GET", "/v1/models"): ("", self._list_models),
@@ -262,6 +247,15 @@ class Gateway:
             }
             handler = handlers.get(action)
             return None if handler is None else ("gemini", handler, model, action == "streamGenerateContent")
+        if (match := _RESPONSE.fullmatch(path)) is not None:
+            known: Mapping[tuple[str, str | None], Handler] = {
+                ("GET", None): self._show_response,
+                ("DELETE", None): self._delete_response,
+                ("POST", "cancel"): self._cancel_response,
+                ("GET", "input_items"): self._list_items,
+            }
+            found = known.get((request.method, match["action"]))
+            return None if found is None else ("responses", found, match["id"], False)
         if request.method == "GET" and (match := _MODEL.fullmatch(path)):
             name = "gemini" if match["version"] != "v1" else self._wire_of(request)
             return name, self._show_model, match["model"], False
@@ -305,47 +299,59 @@ class Gateway:
     async def _reply(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
         asked = call.wire.read_request(body, call.request.headers, model=call.model or None, stream=call.stream)
-        async with self._admitted(call, asked) as guest:
-            await self._exchange(call, asked, guest)
+        async with self._exchange(call, asked) as exchange:
+            call.request.summary = exchange.summary
+            await exchange.answer()
 
-    async def _exchange(self, call: Call, asked: ClientRequest, guest: Guest) -> None:
-        """Make the call of a request, and answer."""
-        conversation = await self._conversations.recognise(guest.name, asked)
-        exchange = Exchange(
-            self._serving,
-            call.wire,
-            asked,
-            conversation.request,
-            call.request,
-            tags=guest.tags,
-            headers=guest.headers,
-        )
-        call.request.summary = exchange.summary
-        try:
-            await exchange.answer(guest.revoked)
-        finally:
-            guest.usage = exchange.usage
-        if exchange.response is not None:
-            await self._conversations.keep(conversation, exchange.response.content)
+    async def _respond(self, call: Call) -> None:
+        """A reply of the Responses API, which may continue a stored one, and be stored."""
+        body = await self._bodies.read_json(call.request)
+        continued = await self._stored.read(call.wire, call.client_name, body, call.request)
+        exchanging = self._exchange(call, continued.asked, continued.earlier)
+        if body.get("background") is True and not continued.asked.stream:
+            await self._answer(call, await self._stored.begin(call.client_name, continued, exchanging))
+            return
+        async with exchanging as exchange:
+            call.request.summary = exchange.summary
+            exchange.on_reply.append(lambda: self._stored.store(call.client_name, continued, exchange))
+            await exchange.answer()
 
     @asynccontextmanager
-    async def _admitted(self, call: Call, asked: ClientRequest) -> AsyncIterator[Guest]:
-        """The time of a request of a client that may make it. Raises ClientRefused."""
+    async def _exchange(
+        self, call: Call, asked: ClientRequest, earlier: Earlier | None = None
+    ) -> AsyncIterator[Exchange]:
+        """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
         if clients is None or client is None:
-            yield Guest()
+            yield await self._new_exchange(call, asked, earlier)
             return
         clients.require_model(client, asked.model)
-        limited = client.tokens_per_minute is not None
-        admission = await clients.admit(
-            client, self._estimate(asked) if limited else 0, asked.request.max_output_tokens
-        )
-        guest = Guest(client.name, clients.tags(client), rate_headers(call.wire.name, admission.rates))
+        sent = 0 if client.tokens_per_minute is None else self._estimate(asked)
+        admission = await clients.admit(client, sent, asked.request.max_output_tokens)
+        usage = None
         try:
-            with clients.in_progress(client) as guest.revoked:
-                yield guest
+            with clients.in_progress(client) as revoked:
+                exchange = await self._new_exchange(call, asked, earlier)
+                exchange.tags = clients.tags(client)
+                exchange.more_headers = rate_headers(call.wire.name, admission.rates)
+                exchange.revoked = revoked
+                try:
+                    yield exchange
+                finally:
+                    usage = exchange.usage
         finally:
-            admission.over(guest.usage)
+            admission.over(usage)
+
+    async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+        conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
+        exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
+
+        async def keep() -> None:
+            if exchange.response is not None:
+                await self._conversations.keep(conversation, exchange.response.content)
+
+        exchange.on_reply.append(keep)
+        return exchange
 
     def _estimate(self, asked: ClientRequest) -> int:
         """An estimate of the input tokens of a request. Raises BadRequest."""
@@ -366,6 +372,22 @@ class Gateway:
         if self.clients is not None and call.client is not None:
             self.clients.require_model(call.client, asked.model)
         await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
+
+    # --- Stored responses ---
+
+    async def _show_response(self, call: Call) -> None:
+        if call.request.query.get("stream") == "true":
+            raise BadRequest("a stored response can't be streamed again", param="stream")
+        await self._answer(call, await self._stored.show(call.client_name, call.model))
+
+    async def _delete_response(self, call: Call) -> None:
+        await self._answer(call, await self._stored.delete(call.client_name, call.model))
+
+    async def _cancel_response(self, call: Call) -> None:
+        await self._answer(call, await self._stored.cancel(call.client_name, call.model))
+
+    async def _list_items(self, call: Call) -> None:
+        await self._answer(call, await self._stored.items(call.client_name, call.model, call.request.query))
 
     # --- Models ---
 
