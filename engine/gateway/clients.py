@@ -40,9 +40,6 @@ CLIENT_TAG = "client"
 LOOK_US = 1_000_000
 """The age up to which the last look at the clients is good enough, in microseconds."""
 
-UNKNOWN_LOOK_US = 100_000
-"""The same for an unknown key, so that guesses don't become one query each."""
-
 SHARE_SECONDS = 0.5
 """Seconds that a request waits in a cluster for this node's share of its client's rate."""
 
@@ -193,6 +190,8 @@ class Clients:
         self._known = _Known()
         self._budgets: frozenset[Budget] = frozenset()
         self._looked_us: int | None = None
+        self._looks = 0
+        """The looks that were begun."""
         self._looking = anyio.Lock()
         self._gates: dict[str, LiveGate] = {}
         self._revoked: dict[str, anyio.Event] = {}
@@ -211,10 +210,10 @@ class Clients:
             raise ClientRefused(
                 "authentication", "the request has no API key. Send one that `callboard clients add` has made"
             )
-        await self._look(LOOK_US)
+        await self._look()
         digest = hash_of(key)
         if digest not in self._known.keys:
-            await self._look(UNKNOWN_LOOK_US)
+            await self._look_again()  # it may be new
         found = self._known.keys.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest):
             raise ClientRefused("authentication", "the API key is unknown or was revoked")
@@ -228,26 +227,29 @@ class Clients:
             raise ClientRefused("unavailable", "the client's budget can't be counted now", retry_after=1.0)
         return client
 
-    async def _look(self, fresh_us: int) -> None:
-        """Read the clients, unless they were looked at so recently."""
-        if self._is_fresh(fresh_us):
-            return
+    async def _look(self) -> None:
+        """Read the clients, unless they were looked at within the last second."""
+        looked = self._looked_us
+        if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
+            await self._look_again()
+        if self._runtime.node is not None:
+            self._watch()
+
+    async def _look_again(self) -> None:
+        """Read the clients. Requests that come together share a look that begins after them."""
+        begun = self._looks
         async with self._looking:
-            if self._is_fresh(fresh_us):
+            if self._looks > begun:
                 return
+            self._looks += 1
             try:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
+                    self._looks = begun  # those that wait try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
-        if self._runtime.node is not None:
-            self._watch()
-
-    def _is_fresh(self, fresh_us: int) -> bool:
-        looked = self._looked_us
-        return looked is not None and 0 <= self._runtime.clock.now_us() - looked < fresh_us
 
     async def _read(self) -> None:
         tables = await tables_of(self._runtime)
@@ -362,7 +364,7 @@ class Clients:
         try:
             while self._in_progress or self._runtime.node is not None:
                 await anyio.sleep(LOOK_US / 1e6)
-                await self._look(0)
+                await self._look_again()
             self._revoked.clear()
         finally:
             self._watching = False
