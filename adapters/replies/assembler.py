@@ -41,6 +41,7 @@ from .usage import usage_until_now
 
 if TYPE_CHECKING:
     from ..http.classify import ErrorType
+    from ..http.fidelity import EventRelay
     from .block import RawKept
 
 
@@ -83,6 +84,9 @@ class Assembler:
         estimate_usage: Estimates the usage of a reply from its output, for providers that report none.
         request: The request, for protocols whose replies depend on it.
     """
+
+    relay: EventRelay | None = None
+    """Passes the provider's events on, if a client asked in this protocol."""
 
     def __init__(
         self,
