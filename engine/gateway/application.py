@@ -7,31 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+import anyio
 import msgspec
 
-from callboard.bus import CallboardError, ConfigurationError
+from callboard.adapters import TokenUsage
+from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from .exchange import Exchange, Serving, id_headers, send_failure
+from .exchange import Exchange, Serving, id_headers, models_of, send_failure, unknown_model
 from .failures import failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
     Bodies,
     ClientGone,
     GatewayLimits,
+    Headers,
     Incoming,
     Message,
     Receive,
     Scope,
     Send,
     answer,
+    rate_headers,
 )
-from .wire import BadRequest, ClientWire, Failure, ListedModel
+from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
 
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
@@ -98,6 +103,27 @@ class Call(NamedTuple):
     """Whether the path asks for a stream."""
 
 
+class Guest:
+    """A client's request while it is in progress.
+
+    Args:
+        name: The client's name; empty for a gateway without keys.
+        tags: The tags of its calls.
+        headers: The client's rate limits, as headers of the answer.
+    """
+
+    def __init__(
+        self, name: str = "", tags: Mapping[str, str] | None = None, headers: Headers | None = None
+    ) -> None:
+        self.name = name
+        self.tags = dict(tags or {})
+        self.headers: Headers = headers or []
+        self.revoked: anyio.Event | None = None
+        """Is set when the client's key is revoked."""
+        self.usage: TokenUsage | None = None
+        """The tokens that the request has used; None if they are unknown."""
+
+
 class Gateway:
     """An engine for the clients of four wires, made by `gateway`: an ASGI application."""
 
@@ -110,13 +136,13 @@ class Gateway:
         limits: GatewayLimits,
         on_disconnect: str,
         clients: Clients | None,
-        conversations: Conversations | None,
+        conversations: Conversations,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
         self.clients = clients
-        self.conversations = conversations
+        self._conversations = conversations
         self.on_request: Callable[[ServedRequest], object] | None = None
         """Is called after each request."""
         self._keyless = keyless
@@ -277,16 +303,58 @@ class Gateway:
     # --- Replies ---
 
     async def _reply(self, call: Call) -> None:
-        request, wire, client = call.request, call.wire, call.client
-        body = await self._bodies.read_json(request)
-        asked = wire.read_request(body, request.headers, model=call.model or None, stream=call.stream)
-        tags: dict[str, str] = {}
-        if self.clients is not None and client is not None:
-            self.clients.require_model(client, asked.model)
-            tags = self.clients.tags(client)
-        exchange = Exchange(self._serving, wire, asked, request, tags=tags)
-        request.summary = exchange.summary
-        await exchange.answer()
+        body = await self._bodies.read_json(call.request)
+        asked = call.wire.read_request(body, call.request.headers, model=call.model or None, stream=call.stream)
+        async with self._admitted(call, asked) as guest:
+            await self._exchange(call, asked, guest)
+
+    async def _exchange(self, call: Call, asked: ClientRequest, guest: Guest) -> None:
+        """Make the call of a request, and answer."""
+        conversation = await self._conversations.recognise(guest.name, asked)
+        exchange = Exchange(
+            self._serving,
+            call.wire,
+            asked,
+            conversation.request,
+            call.request,
+            tags=guest.tags,
+            headers=guest.headers,
+        )
+        call.request.summary = exchange.summary
+        try:
+            await exchange.answer(guest.revoked)
+        finally:
+            guest.usage = exchange.usage
+        if exchange.response is not None:
+            await self._conversations.keep(conversation, exchange.response.content)
+
+    @asynccontextmanager
+    async def _admitted(self, call: Call, asked: ClientRequest) -> AsyncIterator[Guest]:
+        """The time of a request of a client that may make it. Raises ClientRefused."""
+        clients, client = self.clients, call.client
+        if clients is None or client is None:
+            yield Guest()
+            return
+        clients.require_model(client, asked.model)
+        limited = client.tokens_per_minute is not None
+        admission = await clients.admit(
+            client, self._estimate(asked) if limited else 0, asked.request.max_output_tokens
+        )
+        guest = Guest(client.name, clients.tags(client), rate_headers(call.wire.name, admission.rates))
+        try:
+            with clients.in_progress(client) as guest.revoked:
+                yield guest
+        finally:
+            admission.over(guest.usage)
+
+    def _estimate(self, asked: ClientRequest) -> int:
+        """An estimate of the input tokens of a request. Raises BadRequest."""
+        runtime, canonical = self.engine._runtime, asked.request
+        entry = runtime.registry.resolve(models_of(runtime, asked.model)[0]).model
+        adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
+        return adapter.estimate_input_tokens(
+            canonical.messages, canonical.tools, canonical.system_prompt, model=entry.wire_name
+        )
 
     async def _count_tokens(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
@@ -297,17 +365,7 @@ class Gateway:
         asked = call.wire.read_request(body, call.request.headers, model=call.model or None)
         if self.clients is not None and call.client is not None:
             self.clients.require_model(call.client, asked.model)
-        runtime = self.engine._runtime
-        try:
-            entry = runtime.registry.resolve(runtime.registry.serving(asked.model)[0]).model
-        except ConfigurationError:
-            raise _unknown(asked.model) from None
-        adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
-        canonical = asked.request
-        tokens = adapter.estimate_input_tokens(
-            canonical.messages, canonical.tools, canonical.system_prompt, model=entry.wire_name
-        )
-        await self._answer(call, call.wire.write_token_count(tokens))
+        await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
 
     # --- Models ---
 
@@ -317,7 +375,7 @@ class Gateway:
     async def _show_model(self, call: Call) -> None:
         found = next((model for model in self._models_for(call.client) if model.id == call.model), None)
         if found is None:
-            raise _unknown(call.model)
+            raise unknown_model(call.model)
         await self._answer(call, call.wire.write_model(found))
 
     def _models_for(self, client: Client | None) -> list[ListedModel]:
@@ -353,10 +411,6 @@ class Gateway:
 
     async def _answer(self, call: Call, body: JsonObject) -> None:
         await answer(call.request.send, 200, msgspec.json.encode(body))
-
-
-def _unknown(model: str) -> BadRequest:
-    return BadRequest(f"the model {model[:200]!r} does not exist", kind="not_found", param="model")
 
 
 def key_of(request: Incoming) -> str | None:

@@ -9,8 +9,9 @@ import asyncio
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -313,3 +314,48 @@ class StreamedAnswer:
             await self.start()
         if ping and not self._writing:
             await self.write(ping)
+
+
+# --- Rate limits ---
+
+
+class Rates(Protocol):
+    """The limits of a client by the minute; None for a limit that it doesn't have."""
+
+    @property
+    def limit_requests(self) -> int | None: ...
+    @property
+    def remaining_requests(self) -> int | None: ...
+    @property
+    def reset_requests(self) -> float: ...
+    @property
+    def limit_tokens(self) -> int | None: ...
+    @property
+    def remaining_tokens(self) -> int | None: ...
+    @property
+    def reset_tokens(self) -> float: ...
+
+
+def rate_headers(wire: str, rates: Rates) -> Headers:
+    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+    if wire == "gemini":
+        return []
+    found: Headers = []
+    kinds = (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
+    )
+    for kind, limit, remaining, reset in kinds:
+        if limit is None:
+            continue
+        if wire == "messages":
+            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+        else:
+            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
+        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
+            found.append(((names % name).encode(), value.encode()))
+    return found
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"

@@ -81,41 +81,44 @@ class ContentReader:
         given = list_at(value, "messages")
         if not given:
             raise bad("messages", "at least one message is required")
-        return [
-            message
-            for at, fields in enumerate(given)
-            for message in self._message(object_at(fields, f"messages.{at}"), f"messages.{at}")
+        turns: list[tuple[str, list[ContentBlock]]] = []
+        for at, message in enumerate(given):
+            role, blocks = self._said(object_at(message, f"messages.{at}"), f"messages.{at}")
+            if turns and turns[-1][0] == role:  # one turn for the vendor, so parallel calls may be in several
+                turns[-1][1].extend(blocks)
+            else:
+                turns.append((role, blocks))
+        return [message for role, blocks in turns for message in self._turn(role, blocks)]
+
+    def _said(self, fields: JsonObject, path: str) -> tuple[str, list[ContentBlock]]:
+        """The role and the blocks of one message."""
+        role = required(fields, "role", f"{path}.role")
+        if role not in ("user", "assistant", "system"):
+            raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")
+        at_content = f"{path}.content"
+        content = required(fields, "content", at_content)
+        if isinstance(content, str):
+            return role, [TextBlock(content)]
+        return role, [
+            self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", role)
+            for at, block in enumerate(list_at(content, at_content))
         ]
 
-    def _message(self, fields: JsonObject, path: str) -> Iterator[Message]:
-        role = required(fields, "role", f"{path}.role")
-        content = required(fields, "content", f"{path}.content")
-        blocks: list[ContentBlock]
-        if isinstance(content, str):
-            blocks = [TextBlock(content)]
+    def _turn(self, role: str, blocks: list[ContentBlock]) -> Iterator[Message]:
+        if role == "assistant":
+            yield Message(Role.ASSISTANT, tuple(blocks))
+        elif role == "user":
+            results = tuple(block for block in blocks if isinstance(block, ToolResultBlock))
+            if results:
+                yield Message(Role.TOOL, results)
+            rest = tuple(block for block in blocks if not isinstance(block, ToolResultBlock))
+            if rest or not results:
+                yield Message(Role.USER, rest)
         else:
-            at_content = f"{path}.content"
-            blocks = [
-                self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", str(role))
-                for at, block in enumerate(list_at(content, at_content))
-            ]
-        match role:
-            case "user":
-                results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-                rest = [block for block in blocks if not isinstance(block, ToolResultBlock)]
-                if results:
-                    yield Message(Role.TOOL, tuple(results))
-                if rest or not results:
-                    yield Message(Role.USER, tuple(rest))
-            case "assistant":
-                yield Message(Role.ASSISTANT, tuple(blocks))
-            case "system":
-                self.losses.changed("system message", "some providers receive it at the front of the conversation")
-                texts = tuple(block for block in blocks if isinstance(block, TextBlock))
-                if texts:
-                    yield Message(Role.DEVELOPER, texts)
-            case _:
-                raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")
+            self.losses.changed("system message", "some providers receive it at the front of the conversation")
+            texts = tuple(block for block in blocks if isinstance(block, TextBlock))
+            if texts:
+                yield Message(Role.DEVELOPER, texts)
 
     def _block(self, block: JsonObject, path: str, role: str) -> ContentBlock:
         kind = text_at(required(block, "type", f"{path}.type"), f"{path}.type")
