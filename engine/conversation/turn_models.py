@@ -154,7 +154,7 @@ class TurnContext:
     def publish(
         self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
     ) -> None:
-        self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)
+        self.runtime.bus.publish(event, session_id=self.state.calls_as or None, turn_id=self.id)
 
 
 # --- Steering messages ---
@@ -181,7 +181,7 @@ class SteeringQueue:
             self._waiting.append(message)
 
     def take(self) -> tuple[Message, ...]:
-        """All messages that wait, which then wait no more."""
+        """Remove and return all waiting messages."""
         if not self._waiting:  # nearly always: without the lock
             return ()
         with self._lock:
@@ -194,7 +194,7 @@ class SteeringQueue:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Take no more messages, unless some wait. Returns whether the queue was empty, and is closed."""
+        """Refuse further messages, unless some wait. Returns whether the queue was empty, and is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why
@@ -406,7 +406,7 @@ class TurnModels:
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Take in messages that steer the turn: its models must be able to take them, too."""
+        """Add messages that steer the turn: its models must be able to take them, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:
@@ -518,7 +518,7 @@ class TurnModels:
         """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
         turn = self._turn
         budgets = turn.runtime.budgets
-        payer = payer_of(named.model, turn.state.id, turn.tags, turn.id, turn.node)
+        payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         fees = tool_fees(turn.options.get("provider_options", {}))

@@ -7,21 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+import anyio
 import msgspec
 
-from callboard.bus import CallboardError, ConfigurationError, Log
+from callboard.adapters import TokenUsage
+from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from .exchange import Exchange, send_failure
+from .exchange import Exchange, Serving, id_headers, models_of, send_failure, unknown_model
 from .failures import failure_of
-from .http import Bodies, ClientGone, GatewayLimits, Incoming, Receive, Scope, Send, answer
-from .wire import BadRequest, ClientWire, Failure, ListedModel
+from .http import (
+    UNSUPPORTED_MEDIA_TYPE,
+    Bodies,
+    ClientGone,
+    GatewayLimits,
+    Headers,
+    Incoming,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    rate_headers,
+)
+from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
 
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
@@ -29,16 +44,13 @@ if TYPE_CHECKING:
     from .clients import Clients
     from .conversations import Conversations
 
-WIRES = ("chat", "responses", "messages", "gemini")
-"""The modules of the wires."""
-
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
 
-_GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>[^:]+):(?P<action>\w+)")
+_GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>.+):(?P<action>[A-Za-z]+)")
 _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
@@ -47,10 +59,35 @@ Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
 @cache
 def wires() -> Mapping[str, ClientWire]:
     """The wires of clients by their names."""
-    found: dict[str, ClientWire] = {}
-    for name in WIRES:
-        found[name] = import_module(f".{name}_replies", __package__).WIRE
-    return found
+    from . import chat_replies, gemini_replies, messages_replies, responses_replies
+
+    kinds: Sequence[ClientWire] = (
+        chat_replies.WIRE,
+        responses_replies.WIRE,
+        messages_replies.WIRE,
+        gemini_replies.WIRE,
+    )
+    return {wire.name: wire for wire in kinds}
+
+
+class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was answered, for a log."""
+
+    method: str
+    path: str
+    status: int
+    """The HTTP status; 0 if the client left before it."""
+    seconds: float
+    client: str = ""
+    """The client's name; empty without keys."""
+    model: str = ""
+    """The model as the client named it."""
+    served_by: str = ""
+    """The ``provider:name`` of the model that served it."""
+    nano_usd: int | None = None
+    """The cost; None if there is none, or it is unknown."""
+    request_id: str = ""
+    """The id of its call in the trace."""
 
 
 class Call(NamedTuple):
@@ -66,6 +103,27 @@ class Call(NamedTuple):
     """Whether the path asks for a stream."""
 
 
+class Guest:
+    """A client's request while it is in progress.
+
+    Args:
+        name: The client's name; empty for a gateway without keys.
+        tags: The tags of its calls.
+        headers: The client's rate limits, as headers of the answer.
+    """
+
+    def __init__(
+        self, name: str = "", tags: Mapping[str, str] | None = None, headers: Headers | None = None
+    ) -> None:
+        self.name = name
+        self.tags = dict(tags or {})
+        self.headers: Headers = headers or []
+        self.revoked: anyio.Event | None = None
+        """Is set when the client's key is revoked."""
+        self.usage: TokenUsage | None = None
+        """The tokens that the request has used; None if they are unknown."""
+
+
 class Gateway:
     """An engine for the clients of four wires, made by `gateway`: an ASGI application."""
 
@@ -78,15 +136,15 @@ class Gateway:
         limits: GatewayLimits,
         on_disconnect: str,
         clients: Clients | None,
-        conversations: Conversations | None,
+        conversations: Conversations,
     ) -> None:
         self.engine = engine
         self.limits = limits
-        self.log = Log("gateway")
-        self.cancels = on_disconnect == "cancel"
-        """Whether the call of a client that leaves is cancelled."""
+        self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
         self.clients = clients
-        self.conversations = conversations
+        self._conversations = conversations
+        self.on_request: Callable[[ServedRequest], object] | None = None
+        """Is called after each request."""
         self._keyless = keyless
         self._hosts = frozenset(hosts)
         self._bodies = Bodies(limits)
@@ -103,12 +161,39 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
+            case "http" if self.on_request is not None:
+                await self._logged(Incoming(scope, receive, send), self.on_request)
             case "http":
                 await self._http(Incoming(scope, receive, send))
             case "lifespan":
                 await self._lifespan(receive, send)
             case "websocket":
                 await send({"type": "websocket.close", "code": 1008})
+
+    async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
+        send, loop = request.send, asyncio.get_running_loop()
+        begun, status = loop.time(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        request.send = noting
+        try:
+            await self._http(request)
+        finally:
+            tell(
+                ServedRequest(
+                    method=request.method,
+                    path=request.path,
+                    status=status,
+                    seconds=loop.time() - begun,
+                    client=request.client_name,
+                    **({} if request.summary is None else request.summary()),
+                )
+            )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Start the engine. Its owner closes it."""
@@ -133,20 +218,33 @@ class Gateway:
         wire = wires()[found[0] if found is not None else self._wire_of(request)]
         try:
             if (wrong := request.check_headers(self.limits)) is not None:
-                await send_failure(request, wire, Failure(kind="invalid_request", message=wrong), [], status=431)
+                await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
                 return
             if found is None:
                 method = f"{request.method} {request.path[:200]}"
                 raise BadRequest(f"{method} is not an address of this gateway", kind="not_found")
             self._check_origin(request)
             client = await self._authenticate(request)
+            if client is not None:
+                request.client_name = client.name
             await found[1](Call(request, wire, client, *found[2:]))
         except ClientGone:
             pass
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
-            status = 415 if failure.code == "unsupported_media_type" else None
-            await send_failure(request, wire, failure, [], status=status)
+            status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
+            await self._refuse(request, wire, failure, status)
+
+    async def _refuse(
+        self, request: Incoming, wire: ClientWire, failure: Failure, status: int | None = None
+    ) -> None:
+        """Answer a request that came to no call."""
+        request_id = self.engine.clock.new_id("req")
+        headers = id_headers(request_id)
+        if not request.is_read:
+            headers.append((b"connection", b"close"))  # else the server reads the rest of the body
+        failure = msgspec.structs.replace(failure, request_id=request_id)
+        await send_failure(request, wire, failure, headers, status=status)
 
     # --- Addresses ---
 
@@ -205,14 +303,58 @@ class Gateway:
     # --- Replies ---
 
     async def _reply(self, call: Call) -> None:
-        request, wire, client = call.request, call.wire, call.client
-        body = await self._bodies.read_json(request)
-        asked = wire.read_request(body, request.headers, model=call.model or None, stream=call.stream)
-        tags: dict[str, str] = {}
-        if self.clients is not None and client is not None:
-            self.clients.require_model(client, asked.model)
-            tags = self.clients.tags(client)
-        await Exchange(self, wire, asked, request, tags=tags).answer()
+        body = await self._bodies.read_json(call.request)
+        asked = call.wire.read_request(body, call.request.headers, model=call.model or None, stream=call.stream)
+        async with self._admitted(call, asked) as guest:
+            await self._exchange(call, asked, guest)
+
+    async def _exchange(self, call: Call, asked: ClientRequest, guest: Guest) -> None:
+        """Make the call of a request, and answer."""
+        conversation = await self._conversations.recognise(guest.name, asked)
+        exchange = Exchange(
+            self._serving,
+            call.wire,
+            asked,
+            conversation.request,
+            call.request,
+            tags=guest.tags,
+            headers=guest.headers,
+        )
+        call.request.summary = exchange.summary
+        try:
+            await exchange.answer(guest.revoked)
+        finally:
+            guest.usage = exchange.usage
+        if exchange.response is not None:
+            await self._conversations.keep(conversation, exchange.response.content)
+
+    @asynccontextmanager
+    async def _admitted(self, call: Call, asked: ClientRequest) -> AsyncIterator[Guest]:
+        """The time of a request of a client that may make it. Raises ClientRefused."""
+        clients, client = self.clients, call.client
+        if clients is None or client is None:
+            yield Guest()
+            return
+        clients.require_model(client, asked.model)
+        limited = client.tokens_per_minute is not None
+        admission = await clients.admit(
+            client, self._estimate(asked) if limited else 0, asked.request.max_output_tokens
+        )
+        guest = Guest(client.name, clients.tags(client), rate_headers(call.wire.name, admission.rates))
+        try:
+            with clients.in_progress(client) as guest.revoked:
+                yield guest
+        finally:
+            admission.over(guest.usage)
+
+    def _estimate(self, asked: ClientRequest) -> int:
+        """An estimate of the input tokens of a request. Raises BadRequest."""
+        runtime, canonical = self.engine._runtime, asked.request
+        entry = runtime.registry.resolve(models_of(runtime, asked.model)[0]).model
+        adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
+        return adapter.estimate_input_tokens(
+            canonical.messages, canonical.tools, canonical.system_prompt, model=entry.wire_name
+        )
 
     async def _count_tokens(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
@@ -223,17 +365,7 @@ class Gateway:
         asked = call.wire.read_request(body, call.request.headers, model=call.model or None)
         if self.clients is not None and call.client is not None:
             self.clients.require_model(call.client, asked.model)
-        runtime = self.engine._runtime
-        try:
-            entry = runtime.registry.resolve(runtime.registry.serving(asked.model)[0]).model
-        except ConfigurationError:
-            raise _unknown(asked.model) from None
-        adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
-        canonical = asked.request
-        tokens = adapter.estimate_input_tokens(
-            canonical.messages, canonical.tools, canonical.system_prompt, model=entry.wire_name
-        )
-        await self._answer(call, call.wire.write_token_count(tokens))
+        await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
 
     # --- Models ---
 
@@ -243,7 +375,7 @@ class Gateway:
     async def _show_model(self, call: Call) -> None:
         found = next((model for model in self._models_for(call.client) if model.id == call.model), None)
         if found is None:
-            raise _unknown(call.model)
+            raise unknown_model(call.model)
         await self._answer(call, call.wire.write_model(found))
 
     def _models_for(self, client: Client | None) -> list[ListedModel]:
@@ -279,10 +411,6 @@ class Gateway:
 
     async def _answer(self, call: Call, body: JsonObject) -> None:
         await answer(call.request.send, 200, msgspec.json.encode(body))
-
-
-def _unknown(model: str) -> BadRequest:
-    return BadRequest(f"the model {model[:200]!r} does not exist", kind="not_found", param="model")
 
 
 def key_of(request: Incoming) -> str | None:

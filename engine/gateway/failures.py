@@ -91,7 +91,7 @@ def _text(error: Exception, request_id: str) -> str:
             return f"the gateway's key for {error.provider or 'the provider'} {lacks}"
         case CancelledError():
             return "the request was cancelled"
-        case AdapterError():
+        case AdapterError() if type(error) is not AdapterError or error.provider_status is not None:
             return error.provider_message if error.provider_status is not None else str(error)
         case ConfigurationError() | WrongLoop():
             _log.error("request_failed", request_id=request_id, error=str(error))

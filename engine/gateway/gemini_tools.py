@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
 from .gemini_contents import camel
@@ -24,9 +25,20 @@ _RENAMED = {"ref": "$ref", "defs": "$defs"}
 def json_schema(schema: Json, where: str) -> JsonObject:
     """The JSON Schema of Google's Schema object, whose types are in capitals.
 
+    The result is shared, because the same tools come with every request. It must not be changed.
+
     Raises:
         BadRequest: It is no object.
     """
+    if isinstance(schema, dict):
+        try:
+            return _remembered(schema)
+        except BadRequest:
+            pass  # the text of the error needs the place
+    return _converted(schema, where)
+
+
+def _converted(schema: Json, where: str) -> JsonObject:
     written: JsonObject = {}
     nullable = False
     ordering: Json = None
@@ -47,14 +59,14 @@ def json_schema(schema: Json, where: str) -> JsonObject:
                 pass  # the keyword `enum` says it
             case "properties" | "$defs" | "defs", dict():
                 named: JsonObject = {
-                    key: json_schema(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
+                    key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
                 }
                 written[_RENAMED.get(name, name)] = named
             case "items" | "additionalProperties", dict():
-                written[name] = json_schema(value, f"{where}.{name}")
+                written[name] = _converted(value, f"{where}.{name}")
             case "anyOf" | "oneOf" | "allOf" | "prefixItems", list():
                 written[name] = [
-                    json_schema(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
+                    _converted(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
                 ]
             case _ if name in _COUNTS and isinstance(value, str) and value.isdigit():
                 written[name] = int(value)
@@ -66,11 +78,16 @@ def json_schema(schema: Json, where: str) -> JsonObject:
     return _or_null(written) if nullable else written
 
 
+@remembered
+def _remembered(schema: JsonObject) -> JsonObject:
+    return _converted(schema, "schema")
+
+
 def camel_keywords(schema: Json, where: str) -> JsonObject:
     """A schema with the keywords of JSON Schema in camel case."""
     if not isinstance(schema, dict):
         raise BadRequest(f"{where} must be an object", param=where)
-    if not any("_" in name for name in schema):
+    if "_" not in "".join(schema):
         return schema
     renamed: JsonObject = {}
     for name, value in schema.items():

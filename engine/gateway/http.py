@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -20,8 +22,9 @@ from callboard.bus.values.base import JsonObject
 from .wire import BadRequest, Failure
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 _log = Log("gateway")
@@ -49,8 +52,8 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a stream has a sign of life."""
 
 
-class BodyTooLarge(Exception):
-    """A body is larger than allowed."""
+UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+"""The code of a failure that has the status 415."""
 
 
 class ClientGone(Exception):
@@ -70,6 +73,14 @@ class Incoming:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
+        self.abort: Callable[[], object] = scope.get(ABORT, lambda: None)
+        """Closes the connection without sending what waits, if the server offers it."""
+        self.is_read = self.method in ("GET", "HEAD")
+        """Whether the whole body was read."""
+        self.client_name = ""
+        """The name of the authenticated client."""
+        self.summary: Callable[[], dict[str, Any]] | None = None
+        """The facts of the call that the request became, for a log."""
         self._scope = scope
 
     @cached_property
@@ -111,10 +122,30 @@ class Bodies:
 
     async def read_json(self, request: Incoming) -> JsonObject:
         """The body of a request, a JSON object. Raises BadRequest or ClientGone."""
-        encoding = request.headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            raise BadRequest(f"content-encoding {encoding!r} is not supported. Send the body uncompressed")
-        return json_object(await self._read(request))
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            raise BadRequest(
+                f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip",
+                code=UNSUPPORTED_MEDIA_TYPE,
+            )
+        body = await self._read(request)
+        request.is_read = True
+        if encoding in ("gzip", "deflate"):
+            body = self._unpacked(body)
+        return json_object(body)
+
+    def _unpacked(self, body: bytes) -> bytes:
+        """A body without its compression. It is unpacked no further than the bound of a body."""
+        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
+        try:
+            unpacked = decompressor.decompress(body, self._limits.body_bytes)
+        except zlib.error as error:
+            raise BadRequest(f"the body is not what its content-encoding says: {error}") from None
+        if decompressor.unconsumed_tail:
+            raise BadRequest(_too_large(self._limits), kind="too_large")
+        if not decompressor.eof:
+            raise BadRequest("the compressed body is not complete")
+        return unpacked
 
     async def _read(self, request: Incoming) -> bytes:
         limits = self._limits
@@ -172,6 +203,9 @@ def json_object(body: bytes) -> JsonObject:
 
 
 # --- Answers ---
+
+ABORT = "callboard.abort"
+"""The key of an ASGI scope for that function."""
 
 JSON_TYPE = b"application/json"
 
@@ -280,3 +314,48 @@ class StreamedAnswer:
             await self.start()
         if ping and not self._writing:
             await self.write(ping)
+
+
+# --- Rate limits ---
+
+
+class Rates(Protocol):
+    """The limits of a client by the minute; None for a limit that it doesn't have."""
+
+    @property
+    def limit_requests(self) -> int | None: ...
+    @property
+    def remaining_requests(self) -> int | None: ...
+    @property
+    def reset_requests(self) -> float: ...
+    @property
+    def limit_tokens(self) -> int | None: ...
+    @property
+    def remaining_tokens(self) -> int | None: ...
+    @property
+    def reset_tokens(self) -> float: ...
+
+
+def rate_headers(wire: str, rates: Rates) -> Headers:
+    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+    if wire == "gemini":
+        return []
+    found: Headers = []
+    kinds = (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
+    )
+    for kind, limit, remaining, reset in kinds:
+        if limit is None:
+            continue
+        if wire == "messages":
+            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+        else:
+            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
+        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
+            found.append(((names % name).encode(), value.encode()))
+    return found
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"

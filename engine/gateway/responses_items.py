@@ -39,6 +39,9 @@ from .wire import BadRequest
 TOKEN = "callboard:"
 """The start of the `encrypted_content` that stands for another provider's reasoning."""
 
+REFERENCE = "item_reference"
+"""The type of an item that names a stored one by its id."""
+
 ROLES = ("assistant", "system", "developer", "user")
 
 _MADE_BY_MODELS = frozenset(
@@ -88,7 +91,9 @@ class InputReader:
         return tuple(self.messages)
 
     def _item(self, item: JsonObject, place: str) -> None:
-        kind = item.get("type", "message")
+        kind = item.get("type")
+        if kind is None:
+            kind = REFERENCE if is_reference(item) else "message"
         match kind:
             case "message":
                 self._message(item, place)
@@ -299,6 +304,12 @@ class InputReader:
             self._say(block)
         else:
             self._add(Message(Role.USER, (block,)))
+
+
+def is_reference(item: JsonObject) -> bool:
+    """Whether an item names a stored one. Such an item may have no type."""
+    kind = item.get("type")
+    return kind == REFERENCE or (kind is None and "role" not in item and "id" in item)
 
 
 def _is_search_output(item: JsonObject) -> bool:

@@ -29,7 +29,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .responses_items import TOKEN
-from .responses_tools import FUNCTION, HOST_TOOLS, WireTool, call_fields
+from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
 from .wire import ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
@@ -51,6 +51,7 @@ _OPENAI_ITEMS = frozenset(
         *("mcp_list_tools", "mcp_call", "mcp_approval_request", "program", "program_output", "compaction"),
         *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
         *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+        *("additional_tools", "computer_call_output", "mcp_approval_response", "configuration_update"),
     }
 )
 """The types of items that a client of this wire knows, besides messages, reasoning and calls."""
@@ -163,8 +164,9 @@ class ItemWriter:
         """An image, or an item of OpenAI's. None for content that only another provider understands."""
         if isinstance(block, ImageBlock):
             return self.image(block)
-        if isinstance(block, OpaqueBlock) and is_openai_item(block.kind, block.provider_raw.data):
-            return block.provider_raw.data
+        if isinstance(block, OpaqueBlock):
+            raw = block.provider_raw
+            return raw.data if raw.provider == OPENAI or is_openai_item(block.kind, raw.data) else None
         return None
 
     def image(self, block: ImageBlock) -> JsonObject | None:
@@ -188,7 +190,7 @@ def own(raw: ProviderRaw | None) -> JsonObject:
         return {}
     data = raw.data
     # The adapter may have any name. The form of its data shows the protocol.
-    return data if raw.provider == "openai" or data.get("type") in _OWN_TYPES or "after" in data else {}
+    return data if raw.provider == OPENAI or data.get("type") in _OWN_TYPES or "after" in data else {}
 
 
 _OWN_TYPES = frozenset({"reasoning", REASONING_PART, CUSTOM, IMAGE_CALL, "refusal"})

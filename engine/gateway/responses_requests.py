@@ -15,7 +15,7 @@ from callboard.adapters.requests.settings import CUSTOM, EFFORTS, put
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
-from .responses_items import InputReader
+from .responses_items import InputReader, is_reference
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, ToolTable
 from .wire import BadRequest, ClientRequest
 
@@ -356,8 +356,8 @@ def joined(
     stored = {item["id"]: item for item in past if isinstance(item, dict) and isinstance(item.get("id"), str)}
     items: list[Json] = list(past)
     for item in input_items(body):
-        reference = isinstance(item, dict) and item.get("type") in ("item_reference", None) and "role" not in item
-        found = stored.get(item.get("id")) if isinstance(item, dict) and reference else None
+        named = item.get("id") if isinstance(item, dict) and is_reference(item) else None
+        found = stored.get(named) if isinstance(named, str) else None
         if found is None:
             items.append(item)
         elif found not in items:  # the past has it already

@@ -98,12 +98,14 @@ class ModelRegistry:
     def serving(self, name: str) -> tuple[str, ...]:
         """The models that serve a name of a gateway's client, the first one first.
 
-        A name that `client_names` doesn't list is served by itself. A listed name goes before a pattern, and an
-        earlier pattern before a later one.
+        A name that `client_names` doesn't list is served by itself. A listed name goes before a model's own id or
+        alias, that before a pattern, and an earlier pattern before a later one.
         """
         listed = self.client_names.get(name)
         if listed is not None:
             return listed
+        if name in self.models or name in self._aliases:
+            return (name,)
         return next((models for pattern, models in self._patterns if pattern.fullmatch(name)), (name,))
 
     @property
@@ -278,6 +280,22 @@ class ModelRegistry:
         fuller = copy.copy(self)
         fuller.adapters = {name: _with_client(entry, client) for name, entry in self.adapters.items()}
         return fuller
+
+    def with_client_names(self, names: Mapping[str, Sequence[str]]) -> ModelRegistry:
+        """This registry with other names for a gateway's clients, see `client_names`.
+
+        Raises:
+            ConfigurationError: A name leads nowhere.
+        """
+        return ModelRegistry(
+            self.adapters,
+            self.models,
+            default_model=self.default_model,
+            default_provider=self.default_provider,
+            source=self.source,
+            removed=self.removed,
+            client_names=names,
+        )
 
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
         """This registry and one more adapter, in place of one of the same name that the environment offers.
