@@ -27,6 +27,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from .messages_fields import (
+    IMAGE_LEFT_OUT,
     PROTOCOL,
     Losses,
     bad,
@@ -106,7 +107,8 @@ class ContentReader:
 
     def _turn(self, role: str, blocks: list[ContentBlock]) -> Iterator[Message]:
         if role == "assistant":
-            yield Message(Role.ASSISTANT, tuple(blocks))
+            ours = TextBlock(IMAGE_LEFT_OUT)
+            yield Message(Role.ASSISTANT, tuple(block for block in blocks if block != ours))
         elif role == "user":
             results = tuple(block for block in blocks if isinstance(block, ToolResultBlock))
             if results:
