@@ -18,13 +18,24 @@ from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from .exchange import Exchange, Serving, id_headers, models_of, send_failure, unknown_model
+from . import gemini_embeddings, openai_extras, operations
+from .exchange import (
+    Exchange,
+    Serving,
+    cost_header,
+    id_headers,
+    models_of,
+    send_failure,
+    unknown_model,
+    warnings_header,
+)
 from .failures import failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
     Bodies,
     ClientGone,
     GatewayLimits,
+    Headers,
     Incoming,
     Message,
     Receive,
@@ -44,6 +55,9 @@ if TYPE_CHECKING:
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
+
+CHARACTERS_OF_TOKEN = 4
+"""A guess for the tokens of texts to embed, for the rates of a client."""
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
@@ -98,8 +112,8 @@ class Call(NamedTuple):
     """The client; None for a gateway without keys."""
     model: str = ""
     """The model in the path, or the id there; empty if there is none."""
-    stream: bool = False
-    """Whether the path asks for a stream."""
+    action: str = ""
+    """The method of Gemini's API that the path names."""
 
     @property
     def client_name(self) -> str:
@@ -139,6 +153,8 @@ class Gateway:
             ("POST", "/v1/responses/input_tokens"): ("responses", self._count_tokens),
             ("POST", "/v1/messages"): ("messages", self._reply),
             ("POST", "/v1/messages/count_tokens"): ("messages", self._count_tokens),
+            ("POST", "/v1/embeddings"): ("chat", self._embed_openai),
+            ("POST", "/v1/images/generations"): ("chat", self._make_images),
             ("GET", "/v1/models"): ("", self._list_models),
             ("GET", "/v1beta/models"): ("gemini", self._list_models),
             ("GET", "/v1alpha/models"): ("gemini", self._list_models),
@@ -233,20 +249,22 @@ class Gateway:
 
     # --- Addresses ---
 
-    def _find(self, request: Incoming) -> tuple[str, Handler, str, bool] | None:
-        """The name of the wire, the handler, the model of the path, and whether the path asks for a stream."""
+    def _find(self, request: Incoming) -> tuple[str, Handler, str, str] | None:
+        """The name of the wire, the handler, the model or id in the path, and the method that it names."""
         path = request.path.rstrip("/")
         if (route := self._routes.get((request.method, path))) is not None:
-            return (route[0] or self._wire_of(request)), route[1], "", False
+            return (route[0] or self._wire_of(request)), route[1], "", ""
         if request.method == "POST" and (match := _GEMINI.fullmatch(path)):
             model, action = match["model"], match["action"]
             handlers: Mapping[str, Handler] = {
                 "generateContent": self._reply,
                 "streamGenerateContent": self._reply,
                 "countTokens": self._count_tokens,
+                "embedContent": self._embed_gemini,
+                "batchEmbedContents": self._embed_gemini,
             }
             handler = handlers.get(action)
-            return None if handler is None else ("gemini", handler, model, action == "streamGenerateContent")
+            return None if handler is None else ("gemini", handler, model, action)
         if (match := _RESPONSE.fullmatch(path)) is not None:
             known: Mapping[tuple[str, str | None], Handler] = {
                 ("GET", None): self._show_response,
@@ -255,10 +273,10 @@ class Gateway:
                 ("GET", "input_items"): self._list_items,
             }
             found = known.get((request.method, match["action"]))
-            return None if found is None else ("responses", found, match["id"], False)
+            return None if found is None else ("responses", found, match["id"], "")
         if request.method == "GET" and (match := _MODEL.fullmatch(path)):
             name = "gemini" if match["version"] != "v1" else self._wire_of(request)
-            return name, self._show_model, match["model"], False
+            return name, self._show_model, match["model"], ""
         return None
 
     def _wire_of(self, request: Incoming) -> str:
@@ -298,7 +316,9 @@ class Gateway:
 
     async def _reply(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
-        asked = call.wire.read_request(body, call.request.headers, model=call.model or None, stream=call.stream)
+        asked = call.wire.read_request(
+            body, call.request.headers, model=call.model or None, stream=call.action == "streamGenerateContent"
+        )
         async with self._exchange(call, asked) as exchange:
             call.request.summary = exchange.summary
             await exchange.answer()
@@ -372,6 +392,46 @@ class Gateway:
         if self.clients is not None and call.client is not None:
             self.clients.require_model(call.client, asked.model)
         await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
+
+    # --- Embeddings and images ---
+
+    async def _embed_openai(self, call: Call) -> None:
+        asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
+        sent = sum(map(len, asked.request.inputs)) // CHARACTERS_OF_TOKEN
+        await self._make(
+            call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
+        )
+
+    async def _embed_gemini(self, call: Call) -> None:
+        body = await self._bodies.read_json(call.request)
+        asked = gemini_embeddings.read_embeddings(body, model=call.model, single=call.action == "embedContent")
+        sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
+        await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
+
+    async def _make_images(self, call: Call) -> None:
+        asked = openai_extras.read_images(await self._bodies.read_json(call.request))
+        await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
+
+    async def _make(
+        self, call: Call, model: str, sent: int, make: Callable[[Mapping[str, str]], Awaitable[operations.Made]]
+    ) -> None:
+        """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
+        headers: Headers = []
+        if self.clients is None or call.client is None:
+            made = await make({})
+        else:
+            self.clients.require_model(call.client, model)
+            admission = await self.clients.admit(call.client, sent, 0)
+            usage = None
+            try:
+                made = await make(self.clients.tags(call.client))
+                usage = made.usage
+            finally:
+                admission.over(usage)
+            headers = rate_headers(call.wire.name, admission.rates)
+        headers += [(b"x-callboard-call-id", made.call_id.encode()), *id_headers(made.call_id)]
+        headers += [*cost_header(made.cost), *warnings_header(made.warnings)]
+        await answer(call.request.send, 200, made.body, headers, kind=made.kind)
 
     # --- Stored responses ---
 
