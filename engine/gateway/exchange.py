@@ -32,7 +32,7 @@ from ..generation.arguments import turn_of
 from ..generation.streaming import TurnStream
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
-from .http import GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
+from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
 from .passing import PassedReply, TooFarBehind
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
@@ -265,6 +265,8 @@ class Exchange:
         try:
             try:
                 await self._deliver(stream, writer, out)
+            except ClientGone:
+                self._gone = True
             except TooFarBehind as error:
                 self._give_up(str(error))
             except Exception as error:
