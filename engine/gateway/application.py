@@ -282,6 +282,7 @@ class Gateway:
             await self._answer(call, await self._stored.begin(call.client_name, continued, exchanging))
             return
         async with exchanging as exchange:
+            exchange.body = continued.body
             call.request.summary = exchange.summary
             exchange.on_reply.append(lambda: self._stored.store(call.client_name, continued, exchange))
             await exchange.answer()

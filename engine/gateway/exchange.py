@@ -95,6 +95,8 @@ class Exchange:
         """What went wrong, once the call has failed."""
         self.on_reply: list[Callable[[], Awaitable[object]]] = []
         """Are awaited when the reply has ended well, before the client gets its last bytes."""
+        self.body = asked.body
+        """The body for a provider of the client's wire."""
         self.tags: Mapping[str, str] = {}
         """The tags of the call."""
         self.more_headers: Headers = []
@@ -119,17 +121,21 @@ class Exchange:
             request_id=f"req_{self.id}",
             message_id=message_id,
             model=models[0],
-            wire=WireRequest(
-                protocol=wire.protocol, body=asked.body, headers=asked.headers, on_event=self.passed.take_in
-            ),
         )
-        self._sent = sent
+        self._canonical = sent
         self._models = models if len(models) > 1 else None
 
     @cached_property
     def turn(self) -> Turn:
         """The turn of the engine that gives the reply."""
-        return turn_of(self._runtime, self._sent, tags=self.tags, streamed=self.asked.stream, model=self._models)
+        sent = WireRequest(
+            protocol=self.wire.protocol,
+            body=self.body,
+            headers=self.asked.headers,
+            on_event=self.passed.take_in,
+        )
+        request = msgspec.structs.replace(self._canonical, wire=sent)
+        return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
 
     def _is_array(self) -> bool:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
