@@ -16,6 +16,7 @@ import msgspec
 from callboard.adapters import (
     AdapterError,
     CallWarning,
+    CanonicalRequest,
     CapabilityError,
     ContentBlock,
     Message,
@@ -99,6 +100,8 @@ class TurnContext:
     """The turn's stream, from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
     """The reply that is being made in the background, with which the turn starts in place of a new one."""
+    given: CanonicalRequest | None = None
+    """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
 
@@ -153,7 +156,7 @@ class TurnContext:
     def publish(
         self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
     ) -> None:
-        self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)
+        self.runtime.bus.publish(event, session_id=self.state.calls_as or None, turn_id=self.id)
 
 
 # --- Steering messages ---
@@ -517,7 +520,7 @@ class TurnModels:
         """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
         turn = self._turn
         budgets = turn.runtime.budgets
-        payer = payer_of(named.model, turn.state.id, turn.tags, turn.id, turn.node)
+        payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         fees = tool_fees(turn.options.get("provider_options", {}))

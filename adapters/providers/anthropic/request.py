@@ -290,7 +290,7 @@ class _Writer:
 
     def write(self, options: Mapping[str, Json]) -> WireCall:
         extra = joined_options(self.request, _OPTIONS, self.target.provider)
-        betas = _names(options.get(BETA_HEADERS)) + _names(extra.pop(BETA_HEADERS, None))
+        betas = beta_names(options.get(BETA_HEADERS)) + beta_names(extra.pop(BETA_HEADERS, None))
         auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
         ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
         if ttl not in TTLS:
@@ -479,6 +479,6 @@ def _object(value: Json) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _names(value: Json) -> list[str]:
+def beta_names(value: Json) -> list[str]:
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return [name.strip() for name in given if isinstance(name, str) and name.strip()]
