@@ -322,7 +322,9 @@ def test_texts_with_other_settings_are_requests_of_their_own() -> None:
         (("c",), "document"),
     ]
     assert asked.requests[1].provider_options == {"gemini": {"title": "T"}}
-    assert [warning.message for warning in asked.losses] == ["title was not sent: only Gemini has it"]
+    assert [warning.message for warning in asked.losses] == [
+        "title is not sent to another protocol: only this protocol has it"
+    ]
 
 
 def test_one_text_has_one_vector() -> None:
