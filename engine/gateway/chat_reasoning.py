@@ -25,11 +25,8 @@ def as_list(value: Json) -> list[Json]:
 
 def flat_text(value: Json) -> str:
     """The text in a string, in a text part, or in a list of them."""
-    if isinstance(value, list):
-        return "".join(map(flat_text, value))
-    if isinstance(value, dict):
-        return flat_text(value.get("text"))
-    return value if isinstance(value, str) else ""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in [value, *as_list(value)]]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:

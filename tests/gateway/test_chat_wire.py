@@ -273,6 +273,19 @@ def test_citations_of_every_protocol_are_annotations_with_their_place_in_the_tex
     assert message_of(reply)["annotations"] == [{"type": "url_citation", "url_citation": citation}]
 
 
+def test_geminis_grounding_is_annotations_with_places_in_characters() -> None:
+    metadata: JsonObject = {
+        "groundingChunks": [{"web": {"uri": "https://x.test", "title": "X"}}, {"maps": {"uri": "m"}}],
+        "groundingSupports": [
+            {"segment": {"startIndex": 5, "endIndex": 10, "text": "Cited"}, "groundingChunkIndices": [0, 1, 9]}
+        ],
+    }
+    grounding = OpaqueBlock("groundingMetadata", ProviderRaw("gemini", {"groundingMetadata": metadata}))
+    citation = {"url": "https://x.test", "title": "X", "start_index": 3, "end_index": 8}
+    reply = response(TextBlock("☃ .Cited"), grounding)
+    assert message_of(reply)["annotations"] == [{"type": "url_citation", "url_citation": citation}]
+
+
 def test_a_tool_has_the_clients_name_whole_and_streamed() -> None:
     request = asked(tools=[{"type": "function", "function": {"name": "fs.read"}}])
     (tool,) = request.request.tools
