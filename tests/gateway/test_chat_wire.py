@@ -211,7 +211,7 @@ def test_a_signature_of_anthropics_goes_to_the_client_and_comes_back() -> None:
     raw = ProviderRaw("anthropic", {})
     reply = response(ThinkingBlock("Hm", "c2ln", raw), RedactedThinkingBlock("ZGF0YQ", raw), TextBlock("Hi"))
     back = asked(messages=[{"role": "user", "content": "Hi"}, message_of(reply)]).request.messages[1].content
-    assert back == (ThinkingBlock("Hm", "c2ln"), RedactedThinkingBlock("ZGF0YQ"), TextBlock("Hi"))
+    assert in_general(back) == in_general(reply.content)
 
 
 def test_a_streamed_signature_comes_back_with_the_text_that_it_signs() -> None:
@@ -229,7 +229,7 @@ def test_a_streamed_signature_comes_back_with_the_text_that_it_signs() -> None:
                 if isinstance(value, str | list) and name != "role":
                     message[name] = message.get(name, type(value)()) + value
     back = asked(messages=[{"role": "user", "content": "Hi"}, message]).request.messages[1].content
-    assert back == (ThinkingBlock("Hm", "c2ln"), TextBlock("Hi"))
+    assert in_general(back) == in_general(reply.response.content)
 
 
 def test_a_refusal_has_the_vendors_field() -> None:
