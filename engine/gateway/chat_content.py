@@ -291,6 +291,11 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
         "message": failure.message,
         "type": kind,
         "param": param,
-        "code": code if code is not None else failure.code,
+        "code": code if code is not None else _vendors_code(failure.code),
     }
     return status, {"error": error}
+
+
+def _vendors_code(code: str | None) -> str | None:
+    """A provider's code, unless it is the type of an error in another vendor's words."""
+    return None if code is None or code.endswith("_error") or code.isupper() else code

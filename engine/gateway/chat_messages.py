@@ -264,7 +264,9 @@ class _Reader:
     def _call(self, call: JsonObject, where: str, place: int) -> ToolUseBlock:
         given = call.get("id")
         wire_id = given if isinstance(given, str) and given else f"call_{len(self.messages)}_{place}"
-        data = {name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None}
+        data: JsonObject = {
+            name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
+        }
         self._note_others(data, ("extra_content", MARK), f"{where}.tool_calls[{place}]")
         free_form = call.get(CUSTOM)
         if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):

@@ -450,6 +450,12 @@ def test_an_invalid_request_names_the_clients_field() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("code", ["invalid_request_error", "INVALID_ARGUMENT", None])
+def test_another_vendors_type_of_an_error_is_no_code(code: str | None) -> None:
+    body: Any = WIRE.write_failure(Failure(kind="invalid_request", message="Why", code=code))[1]
+    assert body["error"]["code"] is None
+
+
 # --- OpenAI's SDK ---
 
 
