@@ -28,7 +28,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import CallWarning, Message, cached_form
 
 from ..contract import AdapterCapabilities
-from .content import WEB, encode_json, is_empty, media_type_of
+from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
 
 _log = Log("adapters.history")
 
@@ -91,7 +91,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the provider accepts its model's images back, as the model's own."""
     keeps_developer: bool = False
     adopts_signatures: bool = False
-    """Whether a signature of unstated origin counts as the provider's own."""
+    """Whether a signature of unstated origin counts as the provider's own; see `is_unowned`."""
     begins_with_user: bool = False
     """Whether the provider rejects a history that starts with an assistant's message."""
     keeps_own_blanks: bool = False
@@ -279,7 +279,7 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
     raw = block.provider_raw
     origin = raw.provider if raw is not None else None
     unsigned = isinstance(block, ThinkingBlock) and block.signature is None
-    if origin is None and target.adopts_signatures and not unsigned:
+    if target.adopts_signatures and not unsigned and is_unowned(raw):
         origin = target.provider
     if origin != target.provider:
         return "its provider is unknown" if origin is None else f"only {origin} accepts it"

@@ -18,6 +18,7 @@ from callboard.bus.values.content import (
     DocumentBlock,
     ImageBlock,
     OpaqueBlock,
+    RedactedThinkingBlock,
     ResultPart,
     TextBlock,
     ThinkingBlock,
@@ -306,7 +307,8 @@ class _Writer:
         for block in message.content:
             if isinstance(block, TextBlock | ToolUseBlock):
                 continue
-            data = block.provider_raw.data if isinstance(block, ThinkingBlock) and block.provider_raw else {}
+            raw = block.provider_raw if isinstance(block, ThinkingBlock | RedactedThinkingBlock) else None
+            data = raw.data if raw is not None else {}
             match self.quirks.replays:
                 case "tool_loop" if isinstance(block, ThinkingBlock) and in_tool_turn:
                     wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
@@ -320,7 +322,7 @@ class _Writer:
                     wire[field] = f"{wire.get(field, '')}{block.text}"
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
-                case _ if isinstance(block, ThinkingBlock):
+                case _ if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                     self._lose(message, block, "this server does not accept this reasoning")
                 case _ if isinstance(block, OpaqueBlock):
                     self._lose(message, block, "this protocol does not support it")
