@@ -151,7 +151,7 @@ def test_the_events_of_a_stream_come_in_the_vendors_order_and_form() -> None:
         "completed",
     ]
     for event in events:
-        TypeAdapter(ResponseStreamEvent).validate_python(event)  # type: ignore[arg-type]
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
 
 
 def test_an_item_keeps_its_id_and_index_from_its_start_to_the_response() -> None:
