@@ -343,6 +343,8 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
     current: bool = False
     """Whether the current costs count, and not those at call time."""
+    run_id: str | None = None
+    """The only run whose calls count; None is every run."""
 
 
 class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):

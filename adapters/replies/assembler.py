@@ -278,6 +278,11 @@ class Assembler:
         """Call `count` for the usage on demand, for providers that report it with every delta."""
         self._count_usage = count
 
+    def place(self, key: Key) -> int:
+        """The index of a block in the reply, or the index that a block without content would have now."""
+        block = self._by_key.get(key)
+        return len(self._done) + (self._open is not None) + len(self._held) if block is None else block.index
+
     def provider_event(self, kind: str, raw: Json) -> None:
         """Add the provider's other data. They are held until the reply starts."""
         if not self.complete:

@@ -32,9 +32,6 @@ LOCAL_MODEL = "local-tools"
 VIEW_PATH = "/callboard"
 _VIEW = b"/callboard/"
 
-DRAIN_SECONDS = 10
-"""Seconds for open requests to end after Ctrl-C. A second Ctrl-C ends them now."""
-
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -101,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
     from ..gateway.application import gateway
+    from ..gateway.server import server_options
 
     registry = served_models(load_registry(arguments.models_file))
     store = _store(named_trace(arguments))
@@ -173,11 +171,6 @@ class Beside:
             await self._gateway(scope, receive, send)
 
 
-def server_options() -> dict[str, Any]:
-    """The bounds of the server, as options of uvicorn."""
-    return {"timeout_graceful_shutdown": DRAIN_SECONDS, "timeout_keep_alive": 75, "backlog": 2048}
-
-
 # --- What is printed ---
 
 
@@ -220,7 +213,7 @@ def log_line(served: ServedRequest) -> str:
     model = served.model
     if served.served_by not in ("", model):
         model = f"{model} -> {served.served_by}"
-    cost = "" if served.nano_usd is None else f"{exact(served.nano_usd)} USD"
+    cost = "" if served.nano_usd is None else exact(served.nano_usd)
     parts = (
         served.client,
         f"{served.method} {served.path}",

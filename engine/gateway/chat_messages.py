@@ -32,7 +32,7 @@ from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, 
 from .wire import BadRequest
 
 MARK = "cache_control"
-"""A mark of the prompt cache. A model without such marks loses nothing."""
+"""A mark of the prompt cache, which OpenRouter and LiteLLM accept."""
 
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
@@ -206,13 +206,15 @@ class _Reader:
 
     def _others(self, part: JsonObject, known: tuple[str, ...], where: str) -> ProviderRaw | None:
         """The fields of a part that have no canonical word."""
-        if len(part) == 1 + len(known):
-            return None
         others = {name: value for name, value in part.items() if name != "type" and name not in known}
+        if not others:
+            return None
         self._note_others(others, (MARK,), where)
         return _own(others)
 
     def _note_others(self, fields: JsonObject, known: tuple[str, ...], where: str) -> None:
+        if fields.get(MARK) is not None:
+            self.losses.parameter(MARK, "adapters of other protocols set their own marks")
         if fields.keys() - known:
             for name, value in fields.items():
                 if name not in known and value not in (None, False, [], {}):

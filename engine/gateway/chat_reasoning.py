@@ -119,7 +119,8 @@ def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> li
         raw = block.provider_raw
         said: JsonObject = {"format": ANTHROPIC_FORMAT, "index": len(details)}
         if raw is not None and "reasoning_details" in raw.data:
-            details += as_list(raw.data["reasoning_details"])
+            given = as_list(raw.data["reasoning_details"])
+            details += given if with_text else _without_text(given)
         elif raw is not None and raw.provider != ANTHROPIC:
             continue  # only this provider has a form for its signatures
         elif isinstance(block, RedactedThinkingBlock):
@@ -128,6 +129,13 @@ def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> li
             text: JsonObject = {"text": block.text} if with_text else {}
             details.append({"type": "reasoning.text", **text, "signature": block.signature, **said})
     return details
+
+
+def _without_text(details: list[Json]) -> Iterator[JsonObject]:
+    """The opaque parts of details whose text was streamed before. A detail without such parts is left out."""
+    for detail in details:
+        if isinstance(detail, dict) and (detail.get("signature") or detail.get("data")):
+            yield {name: value for name, value in detail.items() if name not in ("text", "summary")}
 
 
 def signed_message(content: Iterable[ContentBlock]) -> JsonObject:

@@ -13,9 +13,9 @@ from callboard.adapters.requests.settings import CUSTOM, EFFORTS, INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .chat_messages import read_messages
+from .chat_messages import MARK, read_messages
 from .chat_reasoning import PROTOCOL
-from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .reading import LossReport, ToolNames, a_list, a_text, an_integer, an_object, missing, wrong_type, wrong_value
 from .wire import BadRequest, ClientRequest
 
 DEFAULT_OUTPUT_TOKENS = 16_384
@@ -86,7 +86,7 @@ class _Reader:
             top_p=self._number("top_p"),
             frequency_penalty=self._number("frequency_penalty"),
             presence_penalty=self._number("presence_penalty"),
-            seed=self._integer("seed"),
+            seed=an_integer(self.body.get("seed"), "seed"),
             user=self._text("user") or self._text("safety_identifier"),
             verbosity=self._text("verbosity"),
             reasoning_effort=effort,
@@ -125,14 +125,6 @@ class _Reader:
             return value
         raise wrong_type(name, "a decimal", value)
 
-    def _integer(self, name: str) -> int | None:
-        value = self.body.get(name)
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
-        raise wrong_type(name, "an integer", value)
-
     def _flag(self, name: str) -> bool | None:
         value = self.body.get(name)
         if value is None or isinstance(value, bool):
@@ -145,13 +137,9 @@ class _Reader:
 
     def _limit(self) -> int | None:
         for name in ("max_completion_tokens", "max_tokens"):
-            limit = self._integer(name)
-            if limit is None or (limit == -1 and name == "max_tokens"):  # local servers: no limit
-                continue
-            if limit < 1:
-                said = f"Invalid '{name}': integer below minimum value. Expected a value >= 1, but got {limit}"
-                raise BadRequest(f"{said} instead.", param=name, code="integer_below_min_value")
-            return limit
+            given = self.body.get(name)
+            if given is not None and given != -1:  # local servers' word for no limit
+                return an_integer(given, name, least=1)
         return None
 
     def _stop(self) -> tuple[str, ...]:
@@ -265,10 +253,11 @@ class _Reader:
         if beside or inside:
             own: JsonObject = {**beside, **({"function": inside} if inside else {})}
             options[PROTOCOL] = own
-            options |= _marks(beside | inside)
         for each in (*beside, *inside):
-            if each != "cache_control":
-                self.losses.parameter(f"{each!r} of the tool {name!r}")
+            if each == MARK:
+                self.losses.parameter(MARK, "adapters of other protocols set their own marks")
+            else:
+                self.losses.parameter(f"{where}.{each}")
         return ToolDefinition(
             name,
             _said(function.get("description")),
@@ -288,8 +277,8 @@ class _Reader:
             return {"type": "object", "properties": {}}
         known = properties if isinstance(properties, dict) else {}
         schema = {**schema, "type": "object", "properties": known}
-        if required is not None and not isinstance(required, list):
-            schema = {name: value for name, value in schema.items() if name != "required"}
+        if "required" in schema and not isinstance(required, list):
+            del schema["required"]
         elif isinstance(required, list) and any(name not in known for name in required):
             self.losses.changed(f"{where} requires properties that it doesn't define. They aren't required")
             schema["required"] = [name for name in required if name in known]
@@ -444,12 +433,6 @@ def _others(fields: JsonObject, known: tuple[str, ...]) -> JsonObject:
     return {name: value for name, value in fields.items() if name not in known and value is not None}
 
 
-def _marks(fields: JsonObject) -> JsonObject:
-    """The options of a tool for Anthropic's protocol, if it has a mark of the prompt cache."""
-    mark = fields.get("cache_control")
-    return {} if mark is None else {"anthropic": {"cache_control": mark}}
-
-
 def _named_schema(told: JsonObject) -> JsonObject:
     """The schema of the reply. The format's name and description are its title and its description."""
     given = told.get("schema")
@@ -458,7 +441,7 @@ def _named_schema(told: JsonObject) -> JsonObject:
         schema = an_object(given, "response_format.json_schema.schema")
     for name, field in (("name", "title"), ("description", "description")):
         value = told.get(name)
-        if isinstance(value, str) and value and field not in schema:
+        if isinstance(value, str) and value and value != "response" and field not in schema:
             schema = {**schema, field: value}
     return schema
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from callboard.adapters.contract import CanonicalResponse
+from callboard.adapters.providers.gemini.contents import REPLY_KINDS
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.errors import WarningCode
 from callboard.bus.streams.events import (
@@ -89,7 +90,7 @@ def _end(response: CanonicalResponse) -> JsonObject:
     said = next((one.message for one in response.warnings if one.code in _EXPLAINED), None)
     if said is not None:
         end["finishMessage"] = said.removeprefix(f"{raw}: ")
-    elif own is None and reason != "STOP" and raw and reason.lower() != raw.lower():
+    elif own is None and raw and reason in ("SAFETY", "OTHER"):
         end["finishMessage"] = f"The provider stopped with {raw!r}."
     return end
 
@@ -160,7 +161,7 @@ class GeminiWriter:
         self._separator = b"["
         self._provider = ""
         self._next = 0  # the first block that may have unwritten content
-        self._text = -1  # the last text that was written
+        self._text = -1  # the last block that was written, if it is a text
         self._waits = False  # content waits for the end of the reply
         self._unwritten: list[int] = []  # earlier blocks of other providers' own kinds
         usage: JsonObject = {}
@@ -187,7 +188,7 @@ class GeminiWriter:
             case ToolUseStart():
                 self._waits = True
             case ThinkingDelta() if not self._waits:
-                self._next = event.content_block_index + 1
+                self._next, self._text = event.content_block_index + 1, -1
                 return self._chunks(self._reply.parts.thought(event.text, event.signature, self._provider))
             case ProviderBlock() if not self._waits:
                 return self._block(event)
@@ -211,6 +212,9 @@ class GeminiWriter:
     def _block(self, event: ProviderBlock) -> bytes:
         """A block outside the catalogue. Gemini's own are parts; the others are known when the reply is whole."""
         self._next = event.content_block_index + 1
+        if event.kind in REPLY_KINDS:
+            return b""
+        self._text = -1
         if self._provider != GEMINI or not isinstance(event.raw, dict):
             self._unwritten.append(event.content_block_index)
             return b""

@@ -9,8 +9,9 @@ import asyncio
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -72,6 +73,10 @@ class Incoming:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
+        self.abort: Callable[[], object] = scope.get(ABORT, lambda: None)
+        """Closes the connection without sending what waits, if the server offers it."""
+        self.is_read = self.method in ("GET", "HEAD")
+        """Whether the whole body was read."""
         self.client_name = ""
         """The name of the authenticated client."""
         self.summary: Callable[[], dict[str, Any]] | None = None
@@ -124,6 +129,7 @@ class Bodies:
                 code=UNSUPPORTED_MEDIA_TYPE,
             )
         body = await self._read(request)
+        request.is_read = True
         if encoding in ("gzip", "deflate"):
             body = self._unpacked(body)
         return json_object(body)
@@ -197,6 +203,9 @@ def json_object(body: bytes) -> JsonObject:
 
 
 # --- Answers ---
+
+ABORT = "callboard.abort"
+"""The key of an ASGI scope for that function."""
 
 JSON_TYPE = b"application/json"
 
@@ -305,3 +314,48 @@ class StreamedAnswer:
             await self.start()
         if ping and not self._writing:
             await self.write(ping)
+
+
+# --- Rate limits ---
+
+
+class Rates(Protocol):
+    """The limits of a client by the minute; None for a limit that it doesn't have."""
+
+    @property
+    def limit_requests(self) -> int | None: ...
+    @property
+    def remaining_requests(self) -> int | None: ...
+    @property
+    def reset_requests(self) -> float: ...
+    @property
+    def limit_tokens(self) -> int | None: ...
+    @property
+    def remaining_tokens(self) -> int | None: ...
+    @property
+    def reset_tokens(self) -> float: ...
+
+
+def rate_headers(wire: str, rates: Rates) -> Headers:
+    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+    if wire == "gemini":
+        return []
+    found: Headers = []
+    kinds = (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
+    )
+    for kind, limit, remaining, reset in kinds:
+        if limit is None:
+            continue
+        if wire == "messages":
+            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+        else:
+            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
+        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
+            found.append(((names % name).encode(), value.encode()))
+    return found
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"

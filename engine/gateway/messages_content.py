@@ -10,6 +10,7 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Iterator
 
+from callboard.adapters.providers.anthropic.messages import IN_WORDS, in_words
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -26,6 +27,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from .messages_fields import (
+    IMAGE_LEFT_OUT,
     PROTOCOL,
     Losses,
     bad,
@@ -38,6 +40,9 @@ from .messages_fields import (
     required,
     text_at,
 )
+
+_BILLING = "x-anthropic-billing-header:"
+"""The start of Claude Code's first system block. It differs in each request (anthropics/claude-code#68900)."""
 
 
 class ContentReader:
@@ -64,6 +69,11 @@ class ContentReader:
             self._text(object_at(part, f"system.{at}"), f"system.{at}")
             for at, part in enumerate(list_at(given, "system"))
         ]
+        if parts and parts[0].text.startswith(_BILLING):
+            self.losses.content(
+                "system block of billing", "it differs in each request, which defeats prompt caches"
+            )
+            del parts[0]
         if any(part.provider_raw is not None for part in parts):
             return None, [Message(Role.SYSTEM, (part,)) for part in parts]
         return "\n\n".join(part.text for part in parts if part.text.strip()) or None, []
@@ -72,40 +82,45 @@ class ContentReader:
         given = list_at(value, "messages")
         if not given:
             raise bad("messages", "at least one message is required")
-        return [
-            message
-            for at, fields in enumerate(given)
-            for message in self._message(object_at(fields, f"messages.{at}"), f"messages.{at}")
+        turns: list[tuple[str, list[ContentBlock]]] = []
+        for at, message in enumerate(given):
+            role, blocks = self._said(object_at(message, f"messages.{at}"), f"messages.{at}")
+            if turns and turns[-1][0] == role:  # one turn for the vendor, so parallel calls may be in several
+                turns[-1][1].extend(blocks)
+            else:
+                turns.append((role, blocks))
+        return [message for role, blocks in turns for message in self._turn(role, blocks)]
+
+    def _said(self, fields: JsonObject, path: str) -> tuple[str, list[ContentBlock]]:
+        """The role and the blocks of one message."""
+        role = required(fields, "role", f"{path}.role")
+        if role not in ("user", "assistant", "system"):
+            raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")
+        at_content = f"{path}.content"
+        content = required(fields, "content", at_content)
+        if isinstance(content, str):
+            return role, [TextBlock(content)]
+        return role, [
+            self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", role)
+            for at, block in enumerate(list_at(content, at_content))
         ]
 
-    def _message(self, fields: JsonObject, path: str) -> Iterator[Message]:
-        role = required(fields, "role", f"{path}.role")
-        content = required(fields, "content", f"{path}.content")
-        blocks: list[ContentBlock]
-        if isinstance(content, str):
-            blocks = [TextBlock(content)]
+    def _turn(self, role: str, blocks: list[ContentBlock]) -> Iterator[Message]:
+        if role == "assistant":
+            ours = TextBlock(IMAGE_LEFT_OUT)
+            yield Message(Role.ASSISTANT, tuple(block for block in blocks if block != ours))
+        elif role == "user":
+            results = tuple(block for block in blocks if isinstance(block, ToolResultBlock))
+            if results:
+                yield Message(Role.TOOL, results)
+            rest = tuple(block for block in blocks if not isinstance(block, ToolResultBlock))
+            if rest or not results:
+                yield Message(Role.USER, rest)
         else:
-            at_content = f"{path}.content"
-            blocks = [
-                self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", str(role))
-                for at, block in enumerate(list_at(content, at_content))
-            ]
-        match role:
-            case "user":
-                results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-                rest = [block for block in blocks if not isinstance(block, ToolResultBlock)]
-                if results:
-                    yield Message(Role.TOOL, tuple(results))
-                if rest or not results:
-                    yield Message(Role.USER, tuple(rest))
-            case "assistant":
-                yield Message(Role.ASSISTANT, tuple(blocks))
-            case "system":
-                self.losses.changed("system message", "it is sent at the front of the conversation")
-                texts = [block for block in blocks if isinstance(block, TextBlock)]
-                yield from (Message(Role.SYSTEM, (text,)) for text in texts)
-            case _:
-                raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")
+            self.losses.changed("system message", "some providers receive it at the front of the conversation")
+            texts = tuple(block for block in blocks if isinstance(block, TextBlock))
+            if texts:
+                yield Message(Role.DEVELOPER, texts)
 
     def _block(self, block: JsonObject, path: str, role: str) -> ContentBlock:
         kind = text_at(required(block, "type", f"{path}.type"), f"{path}.type")
@@ -117,6 +132,8 @@ class ContentReader:
                 return self._image(block, path)
             case "document", "user":
                 return self._document(block, path)
+            case "search_result", "user":
+                return self._search_result(block)
             case "tool_result", "user":
                 return self._tool_result(block, path)
             case "tool_use", "assistant":
@@ -138,6 +155,14 @@ class ContentReader:
         if "cache_control" in block:
             self.losses.field("cache_control")
         return OpaqueBlock(kind, ProviderRaw(PROTOCOL, block))
+
+    def _search_result(self, block: JsonObject) -> TextBlock | OpaqueBlock:
+        """A search result in words, for other providers. A provider of the Messages API receives the block."""
+        words = in_words(block)
+        if words is None:
+            return self._opaque(block, "search_result")
+        self.losses.changed("search_result", "other providers receive it as text, without citations")
+        return TextBlock(words, ProviderRaw(PROTOCOL, {IN_WORDS: block}))
 
     def _raw(self, block: JsonObject, *known: str) -> ProviderRaw | None:
         """The fields of a block without a place in the canonical form."""
@@ -193,6 +218,8 @@ class ContentReader:
                 return self._image(block, path)
             case "document":
                 return self._document(block, path)
+            case "search_result":
+                return self._search_result(block)
             case _:
                 return self._opaque(block, kind)
 
@@ -230,6 +257,11 @@ class ContentReader:
             case {"type": "url", "url": str(url)}:
                 raw = self._raw(block, "source", "title")
                 return DocumentBlock(url=url, media_type="application/pdf", name=name, provider_raw=raw)
+            case {"type": "content"} if (words := in_words(block)) and words.strip():
+                self.losses.changed("document with source content", "other providers receive it as a text file")
+                raw = ProviderRaw(PROTOCOL, {IN_WORDS: block})
+                content = words.encode("utf-8", "replace")
+                return DocumentBlock(data=content, media_type="text/plain", name=name, provider_raw=raw)
             case {"type": "base64" | "text" | "url"} | {"type": None}:
                 raise bad(f"{path}.source", "Field required")
             case {"type": kind}:

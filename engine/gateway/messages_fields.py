@@ -153,6 +153,11 @@ def canonical_tool_name(name: str) -> str:
     return f"{legal[:55]}_{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
+# --- Blocks that a reply has no place for ---
+
+IMAGE_LEFT_OUT = "[The model made an image. The Messages API has no place for it in a reply.]"
+"""Replaces an image in a reply. It is left out when it comes back."""
+
 # --- Signatures of thinking ---
 
 UNSIGNED = "callboard-unsigned"

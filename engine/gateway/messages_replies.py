@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 import msgspec
 
 from callboard.adapters import CanonicalResponse
-from callboard.adapters.providers.anthropic.response import CONTAINER, STOP_REASONS, token_usage
+from callboard.adapters.providers.anthropic.response import CITATION, CONTAINER, STOP_REASONS, token_usage
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
+    ProviderEvent,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
@@ -37,14 +38,11 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
-from .messages_fields import PROTOCOL, client_signature, client_tool_id
+from .messages_fields import IMAGE_LEFT_OUT, PROTOCOL, client_signature, client_tool_id
 from .messages_requests import TOOL_NAMES, read_request
 from .wire import ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
 
 # --- Content ---
-
-IMAGE_LEFT_OUT = "[The model made an image. The Messages API has no place for it in a reply.]"
-"""Replaces an image in a reply."""
 
 _WITH_INPUT = ("tool_use", "server_tool_use", "mcp_tool_use")
 _OWN_KINDS = frozenset({"server_tool_use", "mcp_tool_use", "container_upload", "compaction", "fallback"})
@@ -256,6 +254,7 @@ class MessagesWriter(ReplyWriter):
         self._place = -1  # of the open block in the reply
         self._kind: str | None = None  # of the open block; None if no block is open
         self._signed = False
+        self._cited = False
         self._arguments = False
 
     def start(self) -> bytes:
@@ -304,6 +303,10 @@ class MessagesWriter(ReplyWriter):
             case ProviderBlock(kind=kind, raw=raw, content_block_index=place):
                 written = _wire_block(kind, raw)
                 return b"" if written is None else self._whole(place, written)
+            case ProviderEvent(kind=kind, raw={"block": int(place), "citation": dict(citation)}) if (
+                kind == CITATION
+            ):
+                return self._citation(place, citation)
             case MessageStart(provider=provider):
                 self._provider = provider
                 return b""
@@ -327,7 +330,7 @@ class MessagesWriter(ReplyWriter):
     def _begin(self, place: int, block: JsonObject) -> bytes:
         ended = self._end()
         self._index += 1
-        self._place, self._kind, self._signed = place, str(block["type"]), False
+        self._place, self._kind, self._signed, self._cited = place, str(block["type"]), False, False
         return ended + _event("content_block_start", {"index": self._index, "content_block": block})
 
     def _delta(self, kind: str, name: str, value: Json) -> bytes:
@@ -376,9 +379,21 @@ class MessagesWriter(ReplyWriter):
             case _:
                 return self._begin(place, block) + self._end()
 
+    def _citation(self, place: int, citation: JsonObject) -> bytes:
+        """A citation, which may come before its text."""
+        if (
+            citation.get("type") not in _CITATIONS
+            or place < self._place
+            or (place == self._place and self._kind != "text")
+        ):
+            return b""
+        begun = self._begin(place, {"type": "text", "text": ""}) if place > self._place else b""
+        self._cited = True
+        return begun + self._delta("citations_delta", "citation", citation)
+
     def _cite(self, content: Sequence[ContentBlock]) -> bytes:
-        """The citations of the open text, which arrive with its end."""
-        if self._kind != "text" or not 0 <= self._place < len(content):
+        """The citations of the last text, if none has been sent."""
+        if self._cited or self._kind != "text" or not 0 <= self._place < len(content):
             return b""
         block = content[self._place]
         cited = _citations(block) if isinstance(block, TextBlock) else []

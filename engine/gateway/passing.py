@@ -29,6 +29,17 @@ ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
 """The events by which a provider itself reports the failure of a reply."""
 
 
+MOST_WAITING_BYTES = 8 * 1024 * 1024
+"""The bytes of a stream that may wait for a client that reads slowly."""
+
+
+class TooFarBehind(Exception):
+    """A client reads so slowly that the rest of its stream was not kept."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is more than {MOST_WAITING_BYTES} bytes behind")
+
+
 class PassedReply:
     """The events of a reply, as the provider sent them. Its `take_in` is a `WireRequest.on_event`.
 
@@ -46,11 +57,12 @@ class PassedReply:
         """Whether anything came, which means that the provider uses the client's protocol."""
         self.body = b""
         """The whole reply; empty for a stream."""
+        self.final = b""
+        """The last event of a stream of the Responses API, which has the whole response."""
         self.failed = False
         """Whether the provider reported a failure in the stream."""
-        self.waiting_bytes = 0
-        """The bytes that wait for the client."""
         self._frames: list[bytes] = []
+        self._waiting_bytes = 0
         self._protocol = protocol
         self._asked = asked
         self._model = model
@@ -58,6 +70,7 @@ class PassedReply:
         self._is_array = is_array
         self._place = MODEL_PLACES[protocol]
         self._renames: bool | None = None
+        self._known: tuple[bytes, bytes] | None = None  # the member with the model's name, and what replaces it
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
@@ -68,19 +81,25 @@ class PassedReply:
             return
         if self._renames is None:
             self._renames = self._model() != self._asked.model
+        if name in _FINAL_EVENTS:
+            self.final = data
         if name in ENDS_IN_FAILURE:
             self.failed = True
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            return
         frame = self._framed(name, self._renamed(name, data) if self._renames else data)
         self._frames.append(frame)
-        self.waiting_bytes += len(frame)
+        self._waiting_bytes += len(frame)
 
     def take(self) -> bytes:
-        """The bytes for the client that have arrived."""
+        """The bytes for the client that have arrived. Raises TooFarBehind."""
         if not self._frames:
             return b""
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            raise TooFarBehind
         found = b"".join(self._frames)
         self._frames.clear()
-        self.waiting_bytes = 0
+        self._waiting_bytes = 0
         if self._is_array:
             found = (b"" if self._sent_first else b"[") + (
                 found if self._sent_first else found.removeprefix(b",\r\n")
@@ -100,11 +119,17 @@ class PassedReply:
         return replaced(self.body, (MODEL_FIELDS[self._protocol],), self._asked.model)
 
     def _renamed(self, name: str, data: bytes) -> bytes:
-        if self._named and name not in _NAMING_EVENTS and not name.startswith("response."):
+        if self._named and name not in _NAMING_EVENTS:
             return data
-        if name.startswith("response.") and name not in _NAMING_EVENTS:
-            return data
-        return replaced(data, self._place, self._asked.model)
+        known = self._known
+        if known is not None and data.count(known[0]) == 1:  # the usual case, without decoding
+            return data.replace(*known)
+        renamed = replaced(data, self._place, self._asked.model)
+        if len(self._place) == 1 and renamed is not data:
+            found = _members.decode(data)[self._place[0]]
+            key = b'"%s":' % self._place[0].encode()
+            self._known = key + bytes(found), key + msgspec.json.encode(self._asked.model)
+        return renamed
 
     def _framed(self, name: str, data: bytes) -> bytes:
         if self._is_array:
@@ -115,6 +140,8 @@ class PassedReply:
             return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
         return b"data: %s\r\n\r\n" % data if self._protocol == "gemini" else b"data: %s\n\n" % data
 
+
+_FINAL_EVENTS = frozenset({"response.completed", "response.incomplete"})
 
 _NAMING_EVENTS = frozenset(
     {

@@ -75,23 +75,43 @@ def a_text(value: Json, param: str) -> str:
     return value
 
 
+def an_integer(value: Json, param: str, *, least: int | None = None) -> int | None:
+    """The value; None if there is none. Raises BadRequest if it is not an integer, or too small."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type(param, "an integer", value)
+    if least is not None and value < least:
+        said = f"Invalid '{param}': integer below minimum value. Expected a value >= {least}, but got {value}"
+        raise BadRequest(f"{said} instead.", param=param, code="integer_below_min_value")
+    return value
+
+
 class LossReport:
-    """The parts of a request that other protocols don't get, each once."""
+    """The parts of a request that other protocols don't get. Each kind is reported once, without its place."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], None] = {}
 
     def content(self, what: str, why: str = "only this protocol has it") -> None:
-        self._found[WarningCode.CONTENT_DROPPED, f"{what} is not sent to another protocol: {why}"] = None
+        self._add(WarningCode.CONTENT_DROPPED, f"{what} is not sent to another protocol: {why}")
 
     def parameter(self, what: str, why: str = "only this protocol has it") -> None:
-        self._found[WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}"] = None
+        self._add(WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}")
 
     def changed(self, said: str) -> None:
-        self._found[WarningCode.PARAMETER_CHANGED, said] = None
+        self._add(WarningCode.PARAMETER_CHANGED, said)
+
+    def _add(self, code: WarningCode, said: str) -> None:
+        self._found[code, _PLACE.sub("[]", said)] = None
 
     def __iter__(self) -> Iterator[CallWarning]:
         return (CallWarning(code, message) for code, message in self._found)
+
+
+_PLACE = re.compile(r"\[\d+\]")
 
 
 # --- Names of tools ---

@@ -36,7 +36,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
     "starlette": ("engine/web_view/", "engine/cli/web.py"),
-    "uvicorn": ("engine/cli/web.py",),
+    "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 

@@ -38,14 +38,23 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Role, ToolChoice
+from callboard.bus.values.messages import Message, Role, ToolChoice
 from callboard.bus.values.usage import StopReason, TokenUsage
-from callboard.engine.gateway.messages_fields import canonical_tool_id, client_tool_id
-from callboard.engine.gateway.messages_replies import IMAGE_LEFT_OUT, WIRE
+from callboard.engine.gateway.messages_fields import IMAGE_LEFT_OUT, canonical_tool_id, client_tool_id
+from callboard.engine.gateway.messages_replies import WIRE
 from callboard.engine.gateway.wire import BadRequest, ClientRequest, Failure, ListedModel, ReplyInfo
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE: Json = {"type": "base64", "media_type": "image/png", "data": PNG}
+PICTURE: JsonObject = {"type": "image", "source": IMAGE}
+SAID: JsonObject = {"type": "text", "text": "Words"}
+SEARCH_RESULT: JsonObject = {
+    "type": "search_result",
+    "source": "https://a.example",
+    "title": "A",
+    "content": [SAID, SAID],
+    "citations": {"enabled": True},
+}
 PDF = "JVBERi0xLjQK"
 INFO = ReplyInfo(id="01J", model="claude-opus-4-6", created=0, input_tokens=7)
 USAGE = TokenUsage(input_tokens=10, output_tokens=5)
@@ -210,6 +219,9 @@ WEATHER: JsonObject = {"name": "weather", "description": "The weather", "input_s
         },
         {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "file_1"}})]},
         {"messages": [user({"type": "document", "source": {"type": "content", "content": "Words"}})]},
+        {"messages": [user({"type": "document", "source": {"type": "content", "content": [SAID]}, "title": "A"})]},
+        {"messages": [user({"type": "document", "source": {"type": "content", "content": [PICTURE]}})]},
+        {"messages": [user(SEARCH_RESULT)]},
         {
             "tools": [WEATHER],
             "messages": [
@@ -322,6 +334,35 @@ def test_beta_headers_go_along() -> None:
 def test_what_other_wires_can_not_carry_is_a_loss(fields: JsonObject, lost: str) -> None:
     losses = WIRE.read_request(body(**fields) | fields, {}).losses
     assert [loss.message.partition(":")[0] for loss in losses] == [lost]
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (SEARCH_RESULT, "A\nhttps://a.example\n\nWords\nWords"),
+        ({"type": "document", "source": {"type": "content", "content": [SAID, SAID]}}, "Words\nWords"),
+    ],
+)
+def test_other_wires_get_search_results_and_chosen_content_in_words(block: JsonObject, text: str) -> None:
+    [shown] = read(user(block)).request.messages[0].content
+    assert (shown.text if isinstance(shown, TextBlock) else shown.data.decode()) == text  # type: ignore[union-attr]
+
+
+def test_a_search_result_with_a_changed_text_is_sent_with_that() -> None:
+    asked = read(user(SEARCH_RESULT))
+    [shown] = asked.request.messages[0].content
+    redacted = Message(Role.USER, (msgspec.structs.replace(shown, text="[redacted]"),))
+    request = msgspec.structs.replace(asked.request, messages=(redacted,))
+    sent = written_again(msgspec.structs.replace(asked, request=request))
+    assert sent["messages"] == [user({"type": "text", "text": "[redacted]"})]
+
+
+def test_the_number_that_claude_code_sends_first_is_not_for_the_model() -> None:
+    billing: Json = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.37; cch=fa690;"}
+    asked = read(system=[billing, {"type": "text", "text": "You are Claude Code."}])
+    assert asked.request.system_prompt == "You are Claude Code."
+    assert len(asked.losses) == 1
+    assert asked.body["system"] == [billing, {"type": "text", "text": "You are Claude Code."}]
 
 
 def test_a_request_without_foreign_words_loses_nothing() -> None:
@@ -486,6 +527,13 @@ def test_thinking_comes_back_with_its_signature(
     assert message["content"][0]["signature"]
     asked = read({"role": "user", "content": "Hi"}, {"role": "assistant", "content": message["content"]})
     assert asked.request.messages[1].content == (back, TextBlock("So"))
+
+
+def test_the_words_for_an_image_are_no_words_of_the_model() -> None:
+    image = ImageBlock(data=b"\x89PNG\r\n\x1a\n", provider_raw=ProviderRaw("gemini", {}))
+    content = WIRE.write_reply(read(), INFO, response(TextBlock("So"), image))["content"]
+    asked = read({"role": "user", "content": "Hi"}, {"role": "assistant", "content": content})
+    assert asked.request.messages[1].content == (TextBlock("So"),)
 
 
 def test_thinking_that_the_messages_api_did_not_sign_is_not_in_the_body() -> None:

@@ -43,6 +43,7 @@ SQLITE = (
     "45c311fe2c0ea49d",  # 19: call rows
     "97eb17b40a19baa2",  # 20: triggers of sums
     "fe86912e74da6a12",  # 21: trees of turns
+    "bb80874bb78894bd",  # 22: gateway
 )
 
 POSTGRES = (
@@ -56,6 +57,7 @@ POSTGRES = (
     "359b34649bfab417",  # 8: call rows
     "dfb5d88f21c01189",  # 9: early databases
     "59217b12813456ea",  # 10: trees of turns
+    "ad98686e05152b37",  # 11: gateway
 )
 
 

@@ -11,8 +11,10 @@ import anyio
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
+from ..gateway import GatewayTables
 from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
+from ..sql.gateway import SqlGateway
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, Reach
 from .schema import migrate
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 WANTED_SECONDS = 30.0
-"""The time for which a node waits for a session at most; a wish that is older counts no more."""
+"""The time for which a node waits for a session at most; an older request is ignored."""
 
 FORGOTTEN_SECONDS = 86_400.0
 """The time after which a node that has stopped is forgotten."""
@@ -224,7 +226,7 @@ def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
 
 
 def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
-    """Let an engine outside of any cluster have a session, if a node has or had it."""
+    """Give a session that a node has or had to an engine outside of any cluster."""
     owner = _owner(statements, session_id, lock=True)
     if owner is None:
         return True
@@ -270,6 +272,11 @@ class SharedDatabase:
         """
         await self._open()
         return await self._database.brief(work)
+
+    @property
+    def gateway(self) -> GatewayTables:
+        """The rows of gateways in this database."""
+        return SqlGateway(self.brief, self.brief)
 
     async def close(self) -> None:
         """Close the connection. The next work makes another."""

@@ -20,6 +20,7 @@ from ..sql.expiry import (
     references_in,
     sweep_bodies,
 )
+from ..sql.gateway import forget_kept_before
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
@@ -77,6 +78,7 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
             while after := erase_old_words(statements, erasure.before_us, after, origin.name):
                 pass
             forget_names(statements, erasure.before_us, origin.name)
+            forget_kept_before(statements, erasure.before_us)  # the nodes of a cluster keep it here
             for table in ("session_messages", "session_setups"):
                 statements.run(
                     f"DELETE FROM {table} WHERE ts_us < ? AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",
@@ -275,7 +277,7 @@ class ContentStoring:
         return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
 
     def _name_for(self, message: Row, number: int, session_here: str | None) -> str | None:
-        """The name of the session in which a message is kept; None if it is there already, or was deleted."""
+        """The name of the session that a message is kept in; None if it is there already, or was deleted."""
         session_id, position, run_id, seq, ts_us, digest, message_id, *_, epoch = message
         if not epoch:
             return session_here or str(session_id)

@@ -17,6 +17,7 @@ from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 
 from ..call_columns import CallFilter, SearchFilter
+from ..gateway import GatewayTables
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
@@ -25,6 +26,7 @@ from ..rows import FoundMessage
 from ..sql.batches import Batch, Delivered, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
+from ..sql.gateway import SqlGateway
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
 from ..writing.overflow import (
@@ -136,8 +138,13 @@ class PostgresStore(SqlStore):
         return self._database.readonly
 
     @property
+    def gateway(self) -> GatewayTables:
+        """The rows of gateways in this database. Their transactions don't wait for writers of the trace."""
+        return SqlGateway(self._database.look, self._database.brief)
+
+    @property
     def waiting(self) -> LateEvents:
-        """The events of dead processes of this machine that the database could not take in."""
+        """The events of this machine's dead processes that the database could not store."""
         return self._waiting
 
     async def __aenter__(self) -> Self:

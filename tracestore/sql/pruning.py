@@ -25,6 +25,7 @@ import msgspec
 from ..reports import PruneReport
 from .connection import Database, Row, SqlValue, Statements, placeholders
 from .expiry import allowed, delete_sessions, delete_spared, delete_unneeded, needed_bodies
+from .gateway import forget_kept_before
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
@@ -152,6 +153,7 @@ class Pruning(ABC):
             pass
         await self._step(partial(self._delete_runs, before_us=before_us))
         await self._delete_bodies(before_us)
+        await self._step(lambda statements: {"bodies": forget_kept_before(statements, before_us)})
         return self._report.events + self._report.attempts - began
 
     def _delete_calls(self, statements: Statements, before_us: int) -> dict[str, int]:
@@ -208,7 +210,7 @@ class Pruning(ABC):
             await self._step(lambda statements: {"bodies": delete_spared(statements, before_us, needed.spared)})
 
     async def _step(self, work: Callable[[Statements], dict[str, int]]) -> bool:
-        """One transaction, and then as long a pause as it took, in which others can write."""
+        """One transaction, then a pause of the same length, so that others can write."""
         began = time.monotonic()
         gone = await self._database.write(work)
         if not any(gone.values()):

@@ -1,15 +1,12 @@
-"""The schemas and the names of a Gemini client's tools. Pure."""
+"""Google's schemas as JSON Schema. Pure."""
 
 from __future__ import annotations
 
-import re
-
+from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
 from .gemini_contents import camel
 from .wire import BadRequest
-
-# --- Schemas ---
 
 _CAMEL_KEYWORDS = frozenset(
     {"anyOf", "oneOf", "allOf", "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
@@ -24,9 +21,20 @@ _RENAMED = {"ref": "$ref", "defs": "$defs"}
 def json_schema(schema: Json, where: str) -> JsonObject:
     """The JSON Schema of Google's Schema object, whose types are in capitals.
 
+    The result is shared, because the same tools come with every request. It must not be changed.
+
     Raises:
         BadRequest: It is no object.
     """
+    if isinstance(schema, dict):
+        try:
+            return _remembered(schema)
+        except BadRequest:
+            pass  # the text of the error needs the place
+    return _converted(schema, where)
+
+
+def _converted(schema: Json, where: str) -> JsonObject:
     written: JsonObject = {}
     nullable = False
     ordering: Json = None
@@ -47,14 +55,14 @@ def json_schema(schema: Json, where: str) -> JsonObject:
                 pass  # the keyword `enum` says it
             case "properties" | "$defs" | "defs", dict():
                 named: JsonObject = {
-                    key: json_schema(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
+                    key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
                 }
                 written[_RENAMED.get(name, name)] = named
             case "items" | "additionalProperties", dict():
-                written[name] = json_schema(value, f"{where}.{name}")
+                written[name] = _converted(value, f"{where}.{name}")
             case "anyOf" | "oneOf" | "allOf" | "prefixItems", list():
                 written[name] = [
-                    json_schema(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
+                    _converted(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
                 ]
             case _ if name in _COUNTS and isinstance(value, str) and value.isdigit():
                 written[name] = int(value)
@@ -66,11 +74,16 @@ def json_schema(schema: Json, where: str) -> JsonObject:
     return _or_null(written) if nullable else written
 
 
+@remembered
+def _remembered(schema: JsonObject) -> JsonObject:
+    return _converted(schema, "schema")
+
+
 def camel_keywords(schema: Json, where: str) -> JsonObject:
     """A schema with the keywords of JSON Schema in camel case."""
     if not isinstance(schema, dict):
         raise BadRequest(f"{where} must be an object", param=where)
-    if not any("_" in name for name in schema):
+    if "_" not in "".join(schema):
         return schema
     renamed: JsonObject = {}
     for name, value in schema.items():
@@ -99,43 +112,3 @@ def _or_null(schema: JsonObject) -> JsonObject:
     elif "$ref" in schema:
         return {"anyOf": [schema, {"type": "null"}]}
     return schema
-
-
-# --- Names of tools ---
-
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-
-
-class ToolNames:
-    """Callboard's names of a request's tools. Gemini also allows dots, colons and longer names."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def of(self, name: str) -> str:
-        """Callboard's name of a tool, by the client's."""
-        found = self._known.get(name)
-        if found is None:
-            found = name if _NAME.fullmatch(name) else _legal(name)
-            if found in self._known.values():
-                found = _marked(found, name)
-            self._known[name] = found
-        return found
-
-    @property
-    def changed(self) -> JsonObject:
-        """The client's names by Callboard's, where they differ."""
-        return {ours: theirs for theirs, ours in self._known.items() if ours != theirs}
-
-
-def _legal(name: str) -> str:
-    bare = re.sub("[^A-Za-z0-9_-]", "_", name)
-    if not bare[:1].isalpha():
-        bare = f"t{bare}"
-    return bare if len(bare) <= 64 else _marked(bare, name)
-
-
-def _marked(bare: str, name: str) -> str:
-    import hashlib
-
-    return f"{bare[:55]}_{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
