@@ -132,7 +132,7 @@ class Filtering:
         return cast("R", result)
 
     def cut(self) -> None:
-        """Filter no more: the call is cancelled."""
+        """Stop filtering: the call is cancelled."""
         self._cut = True
         if self._all_arrived and self._scope is not None:
             self._scope.cancel()
@@ -384,7 +384,7 @@ class Call(CallEvents):
         self._log.extend(events)
 
     def _deliver(self, events: Sequence[StreamEvent]) -> None:
-        """Take in what middleware lets pass. A whole reply has its content from the filter, and no stream."""
+        """Process what middleware lets through. A whole reply has its content from the filter, and no stream."""
         if self.streamed:
             self._take_in(events)
 

@@ -42,13 +42,13 @@ class ReplyStore(Protocol):
     """The place where a `Cache` keeps replies. All times are microseconds since the epoch."""
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of a key; None if there is none that is still good at `now_us`."""
+        """The reply of a key; None if no valid one exists at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
         """Keep a reply until `until_us`, in place of an earlier one. Replies that are over at `now_us` may go."""
 
     async def aclose(self) -> None:
-        """Let go of everything that is held. The store may be used again."""
+        """Release everything that is held. The store may be used again."""
 
 
 class MemoryReplies:

@@ -74,7 +74,7 @@ def own_blocks(history: FittedHistory) -> OwnBlocks:
 
 
 def open_container(history: FittedHistory) -> str | None:
-    """The container in which tools of the last turn wait, which the request must name.
+    """The container with the waiting tools of the last turn. The request must name it.
 
     None after a user message: no tool waits then, and an expired container would be refused.
     """

@@ -121,7 +121,7 @@ class OwnItems:
         return other is not None and not any((other, call_id) in self._pairs for _, call_id in _pair_keys(block))
 
     def _is_ours(self, block: OpaqueBlock) -> bool:
-        """Whether no other model's reasoning led to an item. A compaction is for all models."""
+        """Whether an item may go to this model. Another model's reasoning may not. A compaction is for all models."""
         return block.kind == COMPACTION or block.provider_raw.model in (None, self._model)
 
 
