@@ -20,6 +20,7 @@ from ..rows import FoundMessage
 from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
+from ..sql.imports import ImportConflict, ImportedFile, Revision, note_import
 from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
@@ -132,6 +133,15 @@ class TraceStore(SqlStore):
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         await self._file.write(envelopes)
+
+    async def write_import(
+        self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
+    ) -> bool:
+        try:
+            await self._file.write(envelopes, lambda statements: note_import(statements, revisions, files))
+        except ImportConflict:
+            return False
+        return True
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         return named_lock(self.path, name)
