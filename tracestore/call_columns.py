@@ -29,7 +29,7 @@ DIMENSIONS = (
     *("served_model", "error_class", "stop_reason", "operation", "key", "root", "origin"),
 )
 """Columns of a call. ``tag:KEY`` is one more: the value of that tag. ``root`` is the turn at the root of the tree,
-which is the call's own turn if no tool made it. ``origin`` is empty for Callboard's own calls."""
+which is the call's own turn if no tool made it. ``origin`` is ``callboard`` for its own calls."""
 
 
 class CallRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,10 @@ from .rows import (
     CountedCall,
     ErrorRow,
     FoundMessage,
+    Imported,
+    ImportedFile,
     OpenReply,
+    Revision,
     SavedSession,
     SessionRow,
     Spending,
@@ -34,7 +37,6 @@ from .rows import (
     StoredJob,
 )
 from .sql.batches import Delivered
-from .sql.imports import Imported, ImportedFile, Revision
 
 
 class Opening(Protocol):

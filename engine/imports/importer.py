@@ -27,7 +27,7 @@ from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionCreated
 from callboard.bus.values.usage import Cost, CostSource
 from callboard.tracestore import PriceTable, Store
-from callboard.tracestore.sql.imports import Imported, ImportedFile, Revision
+from callboard.tracestore.rows import Imported, ImportedFile, Revision
 
 from .source import EARLIEST_US, LATEST_US, START, ImportedCall, Mark, Source, SourceFile, Unread, source_named
 
@@ -107,7 +107,7 @@ OnImport = Callable[[ImportReport], object]
 
 
 async def import_calls(
-    store: Store,
+    store: Store | None,
     source: Source | str,
     places: Sequence[Path | str] | Path | str | None = None,
     *,
@@ -121,7 +121,7 @@ async def import_calls(
     """Import the calls that another program recorded. A call that the trace has already is not stored again.
 
     Args:
-        store: The open store to write to.
+        store: The open store to write to. A dry run only reads it, and None stands for an empty one.
         source: The program, by its name or as a `Source`.
         places: Files or folders; None takes the places where the program keeps them.
         prices: The prices of the calls, each at its own time; None takes those of Callboard's home folder.
@@ -154,7 +154,7 @@ class Importer:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | None,
         source: Source | str,
         places: Sequence[Path | str] | Path | str | None = None,
         *,
@@ -165,6 +165,8 @@ class Importer:
         clock: Clock = SYSTEM_CLOCK,
         progress: OnImport | None = None,
     ) -> None:
+        if store is None and not dry_run:
+            raise ValueError("an import without dry_run=True needs a store")
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
         given = [places] if isinstance(places, str | Path) else places
@@ -189,7 +191,7 @@ class Importer:
 
             self._prices = price_table(home_folder())
         if self._read is None:
-            self._read = await self._store.imported_files(self._source.name)
+            self._read = {} if self._store is None else await self._store.imported_files(self._source.name)
         reading = _Reading(
             self._source, self._places, self._read, report, content=self._content, since=self._since
         )
@@ -201,10 +203,12 @@ class Importer:
             if self._progress is not None:
                 self._progress(report)
 
-    async def watch(self, seconds: float = 1.0) -> None:
-        """Import for ever, what is new and as it comes."""
+    async def watch(self, seconds: float = 1.0, changed: OnImport = lambda report: None) -> None:
+        """Import for ever, what is new and as it comes. `changed` is called with each report of new calls."""
         while True:
-            await self.run()
+            report = await self.run()
+            if report.changed:
+                changed(report)
             await anyio.sleep(seconds)
 
     # --- Writing ---
@@ -219,7 +223,7 @@ class Importer:
             }
             known = await self._known([*chunk.calls, *sessions])
             plan = self._plan(chunk, sessions, known)
-            if self._dry_run:
+            if self._dry_run or self._store is None:
                 self._seen |= {each.request_id: Imported(each.after, True) for each in plan.revisions}
             elif (plan.revisions or files) and not await self._store.write_import(
                 plan.envelopes, plan.revisions, files
@@ -232,7 +236,7 @@ class Importer:
         raise StoreError("other importers write the same calls all the time")
 
     async def _known(self, names: list[str]) -> dict[str, Imported]:
-        known = await self._store.imported_calls(names) if names else {}
+        known = await self._store.imported_calls(names) if names and self._store is not None else {}
         if self._dry_run:
             known |= {name: self._seen[name] for name in names if name in self._seen}
         return known
@@ -276,7 +280,7 @@ class Importer:
     def _envelope(self, plan: _Plan, event: Event, ts_us: int, **ids: object) -> Envelope:
         if self._run_id is None:
             self._run_id = self._clock.new_id("run")
-            if not self._dry_run:
+            if self._store is not None and not self._dry_run:
                 self._store.hold_run(self._run_id)
         seq = self._seq + len(plan.envelopes) + 1
         return Envelope(seq, self._run_id, ts_us, self._clock.monotonic_ns(), event, **ids)  # type: ignore[arg-type]

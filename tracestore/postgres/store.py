@@ -21,11 +21,11 @@ from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
 from ..reports import Check, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..rows import FoundMessage
+from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, Delivered, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
-from ..sql.imports import ImportConflict, ImportedFile, Revision, note_import
+from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
 from ..writing.overflow import (

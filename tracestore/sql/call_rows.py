@@ -477,6 +477,8 @@ def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
             values.append(name.removeprefix(_TAG))
         elif name == "operation":  # NULL is what earlier versions wrote
             columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
+        elif name == "origin":
+            columns.append(f"coalesce({row}.origin, '{OWN}') AS g{number}")
         elif name == "root":
             columns.append(f"coalesce({row}.root_turn_id, {row}.turn_id) AS g{number}")
         elif name in DIMENSIONS:

@@ -9,57 +9,12 @@ files each call comes from one, and a kill leaves either both or neither.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import msgspec
-
+from ..rows import Imported, ImportedFile, Revision
 from .connection import Database, SqlValue, Statements, placeholders
 
 _AT_ONCE = 400
 """Rows of one statement. SQLite takes 999 parameters in its oldest versions."""
-
-
-class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a file was read."""
-
-    source: str
-    """The source that read it."""
-    path: str
-    """The file."""
-    size: int
-    """Its bytes when it was read."""
-    mtime_ns: int
-    """Its last change when it was read."""
-    inode: int
-    """Its number in the file system."""
-    read_to: int = 0
-    """The number of bytes that need not be read again."""
-    line: int = 0
-    """The number of lines in these bytes."""
-    digest: str = ""
-    """A hash of the first and of the last of these bytes. A file with another one was rewritten."""
-    state: str = ""
-    """The source's own state at that place."""
-
-
-class Revision(NamedTuple):
-    """A change of the ledger."""
-
-    request_id: str
-    """The call."""
-    before: int | None
-    """The revision that the ledger had when the caller read it; None for a call that was not there."""
-    after: int
-    """The revision that it gets."""
-
-
-class Imported(NamedTuple):
-    """A call in the ledger."""
-
-    revision: int
-    """The largest revision that was imported."""
-    stored: bool
-    """Whether the call is still in the trace, and was not pruned."""
 
 
 class ImportConflict(Exception):

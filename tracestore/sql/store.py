@@ -17,6 +17,8 @@ from ..rows import (
     CostRow,
     CountedCall,
     ErrorRow,
+    Imported,
+    ImportedFile,
     OpenReply,
     SavedSession,
     SessionRow,
@@ -43,7 +45,7 @@ from .events import (
     open_replies,
     owner,
 )
-from .imports import Imported, ImportedFile, imported_calls, imported_files
+from .imports import imported_calls, imported_files
 from .listing import call_row, calls_after_query, calls_query, costs, sessions
 
 

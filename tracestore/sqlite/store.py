@@ -16,11 +16,11 @@ from callboard.bus.events.envelope import Envelope
 from ..call_columns import CallFilter, SearchFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..rows import FoundMessage
+from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
-from ..sql.imports import ImportConflict, ImportedFile, Revision, note_import
+from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
