@@ -344,6 +344,8 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
     current: bool = False
     """Whether the current costs count, and not those at call time."""
+    imported: bool = False
+    """Whether imported calls count."""
 
 
 class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from .common.options import TRACE_NAME, add_trace, moment, named_trace, short
 from .common.screen import make_console
 from .common.table import Column as Shown
 from .common.table import FittingTable, add_format, figure, plural, usd, write_records
+from .upkeep import show_progress
 
 _LISTED = 20
 """Unread parts that are shown."""
@@ -98,10 +98,7 @@ async def _opened(place: TracePlace, *, dry_run: bool) -> AsyncIterator[Store | 
 
 
 def _progress(report: ImportReport) -> None:
-    if sys.stderr.isatty():
-        text = f"{report.bytes_read / 1e6:,.0f} MB, {plural(report.new, 'new call')}"
-        sys.stderr.write(f"\r\x1b[K{text}\r")
-        sys.stderr.flush()
+    show_progress(f"{report.bytes_read / 1e6:,.0f} MB, {plural(report.new, 'new call')}")
 
 
 def _tell_change(report: ImportReport) -> None:
