@@ -334,6 +334,10 @@ BOOKKEEPING: Mapping[str, str] = {
     "turn_endings": "The end of each turn in a cluster.",
     "pruned": "Rows deleted because of their age.",
     "pruning": "The time before which rows were deleted.",
+    "gateway_clients": "The clients of a gateway; see `callboard clients`.",
+    "gateway_keys": "The hashes of their keys.",
+    "gateway_kept": "The parts of replies that clients can't send back, and stored Responses.",
+    "gateway_changes": "Counts of changes, by which gateways in other processes notice them.",
     "schema_history": "The applied migrations of the schema.",
 }
 """The tables that Callboard keeps for itself. Their columns may change with any version."""

@@ -346,6 +346,8 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the current costs count, and not those at call time."""
     imported: bool = False
     """Whether imported calls count."""
+    run_id: str | None = None
+    """The only run whose calls count; None is every run."""
 
 
 class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 
 from ..call_columns import CallFilter, SearchFilter
+from ..gateway import GatewayTables
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
@@ -25,6 +26,7 @@ from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, Delivered, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
+from ..sql.gateway import SqlGateway
 from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
@@ -135,6 +137,11 @@ class PostgresStore(SqlStore):
     def readonly(self) -> bool:
         """True if it was made by `open_readonly`."""
         return self._database.readonly
+
+    @property
+    def gateway(self) -> GatewayTables:
+        """The rows of gateways in this database. Their transactions don't wait for writers of the trace."""
+        return SqlGateway(self._database.look, self._database.brief)
 
     @property
     def waiting(self) -> LateEvents:

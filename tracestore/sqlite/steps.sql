@@ -1364,7 +1364,56 @@ CREATE VIEW call_rows AS SELECT id AS call_id, run_id, request_id, attempt, sess
 ) AS priced
 ;
 
--- step 22: imported calls
+-- step 22: gateway
+
+CREATE TABLE gateway_clients (
+    name        TEXT PRIMARY KEY NOT NULL,
+    settings    TEXT NOT NULL,           -- budget, models and rates, as JSON
+    created_us  INTEGER NOT NULL,
+    revoked_us  INTEGER
+) STRICT
+;
+
+CREATE TABLE gateway_keys (
+    hash        BLOB PRIMARY KEY NOT NULL,  -- SHA-256 of the key
+    client      TEXT NOT NULL,
+    prefix      TEXT NOT NULL,           -- the beginning of the key, for people
+    created_us  INTEGER NOT NULL,
+    expires_us  INTEGER
+) STRICT
+;
+
+CREATE TABLE gateway_kept (
+    id          INTEGER PRIMARY KEY,
+    client      TEXT NOT NULL,
+    kind        TEXT NOT NULL,           -- reply, chain or response
+    key         BLOB NOT NULL,
+    session_id  TEXT NOT NULL,
+    body        BLOB NOT NULL,
+    bytes       INTEGER NOT NULL,        -- of the body
+    ts_us       INTEGER NOT NULL
+) STRICT
+;
+
+CREATE INDEX gateway_kept_by_key ON gateway_kept (client, kind, key)
+;
+
+CREATE INDEX gateway_kept_by_session ON gateway_kept (session_id)
+;
+
+CREATE INDEX gateway_kept_by_age ON gateway_kept (ts_us)
+;
+
+CREATE TABLE gateway_changes (
+    what    TEXT PRIMARY KEY NOT NULL,   -- clients, or forgotten for deleted content
+    number  INTEGER NOT NULL
+) STRICT
+;
+
+INSERT INTO gateway_changes (what, number) VALUES ('clients', 0), ('forgotten', 0)
+;
+
+-- step 23: imported calls
 
 ALTER TABLE calls ADD COLUMN origin TEXT
 ;

@@ -14,12 +14,14 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
 from callboard.bus.events.envelope import Envelope
 
 from ..call_columns import CallFilter, SearchFilter
+from ..gateway import GatewayTables
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
+from ..sql.gateway import SqlGateway
 from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
@@ -89,6 +91,11 @@ class TraceStore(SqlStore):
     def readonly(self) -> bool:
         """True if it was made by `open_readonly`."""
         return self._database.readonly
+
+    @property
+    def gateway(self) -> GatewayTables:
+        """The rows of gateways in this file."""
+        return SqlGateway(self._database.look, self._database.write)
 
     @property
     def waiting(self) -> LateEvents:
