@@ -7,6 +7,7 @@ once, from whichever file comes first, and no matter how often, by how many impo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -419,24 +420,23 @@ class _Reading:
         return chunk if chunk.calls or chunk.files else None
 
     def _all(self) -> Iterator[None]:
-        changed: list[tuple[str, int, str, SourceFile, os.stat_result]] = []
+        changed: list[tuple[str, int, str, SourceFile, _Status]] = []
         for file in self._found():
             self._report.files += 1
             try:
-                status = os.stat(file.path)
+                status = _status(file.path)
             except OSError as error:
                 self._note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
                 continue
-            if not stat.S_ISREG(status.st_mode):
+            if status is None:
                 self._note(str(file.path), Unread(line=0, why="not a regular file"))
                 continue
             known = self._read.get(str(file.path))
-            same = (status.st_size, status.st_mtime_ns, status.st_ino)
-            if known is not None and same == (known.size, known.mtime_ns, known.inode):
+            if known is not None and status == (known.size, known.mtime_ns, known.inode):
                 self._report.unchanged += 1
                 continue
             path = str(file.path)
-            changed.append((_first_moment(path), status.st_mtime_ns, path, file, status))
+            changed.append((_first_moment(path), status.mtime_ns, path, file, status))
         # The oldest first: a call that forks and copies repeat belongs to the session that made it.
         for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
             yield from self._file(path, file, status)
@@ -451,7 +451,7 @@ class _Reading:
             except OSError as error:
                 self._note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
 
-    def _file(self, path: str, file: SourceFile, status: os.stat_result) -> Iterator[None]:
+    def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
         known = self._read.get(path)
         skipped = self._report.skipped
         try:
@@ -483,16 +483,14 @@ class _Reading:
             self._chunk.mark(position)
             yield
 
-    def _position(
-        self, path: str, status: os.stat_result, mark: Mark, edges: BinaryIO, *, whole: bool
-    ) -> ImportedFile:
+    def _position(self, path: str, status: _Status, mark: Mark, edges: BinaryIO, *, whole: bool) -> ImportedFile:
         """How far a file was read. Only the end of a whole reading has the file's size and time."""
         return ImportedFile(
             source=self._source.name,
             path=path,
-            size=status.st_size if whole else -1,
-            mtime_ns=status.st_mtime_ns,
-            inode=status.st_ino,
+            size=status.size if whole else -1,
+            mtime_ns=status.mtime_ns,
+            inode=status.inode,
             read_to=mark.read_to,
             line=mark.line,
             digest=_digest(edges, mark.read_to),
@@ -516,6 +514,27 @@ class _Reading:
             self._report.faults.append(Fault(path, unread.line, unread.why))
 
 
+class _Status(NamedTuple):
+    """What changes when a file changes. A database in use changes in the log beside it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def _status(path: Path) -> _Status | None:
+    """The status of a file; None for anything but a regular file. Raises OSError."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    size, changed = found.st_size, found.st_mtime_ns
+    if path.suffix == ".db":
+        with contextlib.suppress(OSError):
+            log = os.stat(f"{path}-wal")
+            size, changed = size + log.st_size, max(changed, log.st_mtime_ns)
+    return _Status(size, changed, found.st_ino)
+
+
 def _first_moment(path: str) -> str:
     """The first time in a file, as far as its first bytes show one. It only orders files."""
     try:
@@ -526,9 +545,9 @@ def _first_moment(path: str) -> str:
     return "" if found is None else found[1].decode()
 
 
-def _start(edges: BinaryIO, known: ImportedFile | None, status: os.stat_result) -> Mark:
+def _start(edges: BinaryIO, known: ImportedFile | None, status: _Status) -> Mark:
     """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
-    if known is None or not known.read_to or known.inode != status.st_ino or status.st_size < known.read_to:
+    if known is None or not known.read_to or known.inode != status.inode or status.size < known.read_to:
         return START
     if _digest(edges, known.read_to) != known.digest:
         return START

@@ -156,6 +156,13 @@ GROUP: Final = "callboard.sources"
 SOURCES: Final[Mapping[str, str]] = {
     "claude-code": "claude_code:ClaudeCode",
     "codex": "codex:Codex",
+    "gemini-cli": "gemini_cli:GeminiCli",
+    "qwen-code": "gemini_cli:QwenCode",
+    "opencode": "opencode:OpenCode",
+    "litellm": "litellm:LiteLlm",
+    "langfuse": "langfuse:Langfuse",
+    "otlp": "otlp:Otlp",
+    "llm": "llm:Llm",
 }
 """Callboard's own sources, each as ``module:class`` in the folder ``sources``."""
 
