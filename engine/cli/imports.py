@@ -16,7 +16,7 @@ from callboard.tracestore import Store
 from callboard.tracestore.home import home_folder
 
 from ..current_prices import load_prices
-from ..imports.importer import Importer, ImportReport, ModelSum
+from ..imports.importer import ImportedModel, Importer, ImportReport
 from ..imports.source import source_names
 from ..stores import TracePlace, store_to_read, store_to_write
 from .common.options import TRACE_NAME, add_trace, moment, named_trace, short
@@ -27,7 +27,7 @@ from .upkeep import show_progress
 
 _LISTED = 20
 """Unread parts that are shown."""
-_MODEL = ("model", *ModelSum.__struct_fields__)
+_MODEL = ("model", *ImportedModel.__struct_fields__)
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -133,15 +133,15 @@ def _show(report: ImportReport, form: str, place: TracePlace) -> None:
         console.print(f"and {report.unread - _LISTED:,} more", style="yellow")
     if not report.dry_run and report.changed:
         where = f" --db {short(place)}" if isinstance(place, Path) and place != home_folder() / TRACE_NAME else ""
-        console.print(f"\nNext: callboard cost --by project --source {report.source}{where}", style="dim")
+        console.print(f"\nNext: callboard cost --by day,model --source {report.source}{where}", style="dim")
 
 
-def _columns(models: list[tuple[str, ModelSum]]) -> list[Shown[tuple[str, ModelSum]]]:
-    total = ModelSum()
+def _columns(models: list[tuple[str, ImportedModel]]) -> list[Shown[tuple[str, ImportedModel]]]:
+    total = ImportedModel()
     for _, each in models:
-        for name in ModelSum.__struct_fields__:
+        for name in ImportedModel.__struct_fields__:
             setattr(total, name, getattr(total, name) + getattr(each, name))
-    columns: list[Shown[tuple[str, ModelSum]]] = [
+    columns: list[Shown[tuple[str, ImportedModel]]] = [
         Shown("model", lambda row: row[0], folds=True, footer="all"),
         figure("calls", lambda row: f"{row[1].calls:,}", footer=f"{total.calls:,}"),
         figure("in", lambda row: f"{row[1].input_tokens:,}", may_go=2, footer=f"{total.input_tokens:,}"),
@@ -153,5 +153,5 @@ def _columns(models: list[tuple[str, ModelSum]]) -> list[Shown[tuple[str, ModelS
     return columns
 
 
-def _cost(total: ModelSum) -> str:
+def _cost(total: ImportedModel) -> str:
     return "unpriced" if total.unpriced == total.calls and total.calls else usd(total.nano_usd)

@@ -44,7 +44,7 @@ _BUFFER = 1024 * 1024
 _TRIES = 50
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ImportFault(msgspec.Struct, frozen=True):
     """A part of a file that could not be read."""
 
     path: str
@@ -55,7 +55,7 @@ class Fault(msgspec.Struct, frozen=True):
     """The reason, without any content of the file."""
 
 
-class ModelSum(msgspec.Struct, kw_only=True):
+class ImportedModel(msgspec.Struct, kw_only=True):
     """What an import found of one model."""
 
     calls: int = 0
@@ -93,9 +93,9 @@ class ImportReport(msgspec.Struct, kw_only=True):
     """The calls from before the requested time."""
     unread: int = 0
     """The parts of files that could not be read."""
-    faults: list[Fault] = msgspec.field(default_factory=list)
+    faults: list[ImportFault] = msgspec.field(default_factory=list)
     """The first of these parts."""
-    models: dict[str, ModelSum] = msgspec.field(default_factory=dict)
+    models: dict[str, ImportedModel] = msgspec.field(default_factory=dict)
     """The new calls by model."""
 
     @property
@@ -340,7 +340,7 @@ class _Plan:
         report.corrected += self.corrected
         report.known += self.known
         for event in self.new:
-            total = report.models.setdefault(event.model, ModelSum())
+            total = report.models.setdefault(event.model, ImportedModel())
             nano = None if event.cost is None else event.cost.nano_usd
             total.calls += 1
             total.nano_usd += nano or 0
@@ -511,7 +511,7 @@ class _Reading:
     def _note(self, path: str, unread: Unread) -> None:
         self._report.unread += 1
         if len(self._report.faults) < MOST_FAULTS:
-            self._report.faults.append(Fault(path, unread.line, unread.why))
+            self._report.faults.append(ImportFault(path, unread.line, unread.why))
 
 
 class _Status(NamedTuple):

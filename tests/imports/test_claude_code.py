@@ -10,8 +10,7 @@ import pytest
 from callboard.bus import StopReason, TokenUsage
 from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, SourceFile, Unread
 from callboard.engine.imports.sources.claude_code import ClaudeCode
-
-from .making import Claude, Record, stamp, usage, write
+from tests.support.session_files import Claude, Record, stamp, usage, write
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 from callboard.bus import TokenUsage, UsageSource
 from callboard.engine.imports.source import ImportedCall, Item, Unread
 from callboard.engine.imports.sources.codex import Codex as CodexFiles
-
-from .making import Codex, Record, counts, stamp, write
+from tests.support.session_files import Codex, Record, counts, stamp, write
 
 
 @pytest.fixture

@@ -25,9 +25,8 @@ from callboard.engine.imports.importer import Importer, request_id
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.postgres.store import PostgresStore
 from tests.support.postgres_server import PostgresServer
+from tests.support.session_files import Claude, Record, stamp, usage
 from tests.tracestore.test_trace_reprice_model import Opener, Ticking
-
-from .making import Claude, Record, stamp, usage
 
 MODELS = ("claude-sonnet-4-5-20250929", "claude-haiku-4-5-20251001")
 PRICES = PriceTable([PriceRow(model="anthropic:*", input=3_000_000, output=15_000_000)], "at call time")

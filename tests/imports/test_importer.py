@@ -17,10 +17,9 @@ from callboard.engine.imports.importer import Importer, import_calls, request_id
 from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, source_named
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.call_columns import IMPORTED, OWN, trees
+from tests.support.session_files import Claude, usage, write
 from tests.tracestore.contract.conftest import Place
 from tests.tracestore.trace_making import Maker
-
-from .making import Claude, usage, write
 
 pytestmark = pytest.mark.anyio
 PRICES = PriceTable(

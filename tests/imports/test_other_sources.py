@@ -15,8 +15,7 @@ import pytest
 from callboard.bus import TokenUsage
 from callboard.engine.imports.source import ImportedCall, Item, Unread, source_named
 from callboard.engine.imports.sources.otlp import read_otlp
-
-from .making import Record, write
+from tests.support.session_files import Record, write
 
 BEGAN = 1_772_355_600_000_000
 TIME = "2026-03-01T09:00:00.000Z"

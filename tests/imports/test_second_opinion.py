@@ -16,9 +16,8 @@ import pytest
 from callboard.bus.clock import iso_day
 from callboard.engine.imports.importer import import_calls
 from callboard.tracestore import CallRow, TraceStore
+from tests.support.session_files import claude_folder, codex_folder
 from tests.support.virtual_time import runs_on
-
-from .making import claude_folder, codex_folder
 
 anyio_backend = runs_on("asyncio")
 pytestmark = [

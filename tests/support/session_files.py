@@ -65,7 +65,7 @@ class Claude:
     def line(self, kind: str, message: Record | None = None, **more: Any) -> Record:
         self.count += 1
         self.now += 1
-        uuid = f"{self.session[:8]}-{self.count:04d}-4000-8000-{abs(hash(self.session)) % 10**12:012d}"
+        uuid = f"{self.session[:8]}-{self.count:04d}-4000-8000-{self.session[-12:]}"
         record = {
             "parentUuid": self.last,
             "isSidechain": False,
