@@ -336,6 +336,22 @@ class Engine(
             await budgets.refresh()
         return budgets.states()
 
+    async def change_budgets(self, *, add: Sequence[Budget] = (), remove: Sequence[Budget] = ()) -> None:
+        """Put budgets in force while the engine runs, and then others out of force.
+
+        Amounts spent before count, and so do calls in progress. To change a budget, add the new one and remove the
+        old one in one call. Budgets that were given to the constructor can't be removed.
+
+        Args:
+            add: Budgets. One that is in force already stays as it is. Without a trace a new one starts from zero.
+            remove: Budgets that were added by this method. Others are ignored.
+
+        Raises:
+            StoreError: The trace can't be read, so the amounts spent are unknown. Nothing has changed.
+        """
+        await self.start()
+        await self._runtime.budgets.change(add, remove)
+
     def statistics(self) -> EngineStatistics:
         """A snapshot of all numbers. It is cheap, and can be taken before the start and after the end, too."""
         return collect(self._runtime, self._host.life)

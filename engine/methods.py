@@ -92,7 +92,8 @@ class GenerationMethods:
         It raises the exceptions of `Session.send`.
 
         Args:
-            request: The request. It keeps its ids, unless they are empty.
+            request: The request. It keeps its ids, unless they are empty. Its `session_id` is the session of the
+                call in the trace, which need not exist.
             tags: The tags of the call, for the trace; never sent.
         """
         return await complete(self._runtime, request, tags=tags)

@@ -318,6 +318,8 @@ BOOKKEEPING: Mapping[str, str] = {
     "repriced_sums": "Sums of `call_cost` by day and model, kept in step.",
     "reprice_sum": "Sums of a repricing by model, day and session, for its report.",
     "summed_calls": "The progress of the sums.",
+    "imported_calls": "The revision of each imported call, pruned ones included.",
+    "imported_files": "How far `callboard import` has read each file.",
     "erasures": "Deleted content, so that no copy restores it.",
     "events_before": "Events from before the table had partitions.",
     "events_after": "Events since then.",
@@ -332,6 +334,10 @@ BOOKKEEPING: Mapping[str, str] = {
     "turn_endings": "The end of each turn in a cluster.",
     "pruned": "Rows deleted because of their age.",
     "pruning": "The time before which rows were deleted.",
+    "gateway_clients": "The clients of a gateway; see `callboard clients`.",
+    "gateway_keys": "The hashes of their keys.",
+    "gateway_kept": "The parts of replies that clients can't send back, and stored Responses.",
+    "gateway_changes": "Counts of changes, by which gateways in other processes notice them.",
     "schema_history": "The applied migrations of the schema.",
 }
 """The tables that Callboard keeps for itself. Their columns may change with any version."""

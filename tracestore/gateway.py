@@ -1,15 +1,22 @@
-"""What a gateway stores: its clients with their keys, and what it keeps of conversations."""
+"""What a gateway stores: its clients with their keys, and what it keeps of conversations.
+
+Clients are configuration. What is kept of conversations is content: it is deleted with its session, by age, and
+with pruned calls.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
+
+from callboard.bus.values.base import ShortRepr
 
 ClientWindow: TypeAlias = Literal["hour", "day", "month"]
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True):
+class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client of the gateway."""
 
     name: str
@@ -32,3 +39,95 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     """The time when it was added, in microseconds since the epoch."""
     revoked_us: int | None = None
     """The time when it was revoked; None while it may call."""
+
+
+class ClientKey(ShortRepr, frozen=True, kw_only=True):
+    """A key of a client. The key itself is stored nowhere."""
+
+    hash: bytes
+    """The SHA-256 of the key."""
+    client: str
+    """The client's name."""
+    prefix: str
+    """The beginning of the key, by which people recognise it."""
+    created_us: int
+    """The time when it was made, in microseconds since the epoch."""
+    expires_us: int | None = None
+    """The time from which it is refused; None is never."""
+
+
+KeptKind: TypeAlias = Literal["reply", "chain", "response"]
+"""``reply``: the blocks of a reply. ``chain``: the session of a history. ``response``: a stored Response."""
+
+
+class Kept(ShortRepr, frozen=True, kw_only=True):
+    """One thing that is kept of a conversation."""
+
+    client: str
+    """The client's name; empty for a gateway without keys."""
+    kind: KeptKind
+    key: bytes
+    """The hash or the id under which it is found."""
+    session_id: str
+    """The session of the conversation."""
+    body: bytes
+    """The content, encoded by the gateway."""
+    ts_us: int
+    """The time when it was kept, in microseconds since the epoch."""
+
+
+class GatewayChanges(msgspec.Struct, frozen=True):
+    """Counts of changes. A process that sees another count than before reads again."""
+
+    clients: int = 0
+    """The changes of clients and of keys."""
+    forgotten: int = 0
+    """The deletions of content."""
+
+
+class GatewayTables(Protocol):
+    """The rows of gateways in one store. Every method raises StoreError if the store can't be used."""
+
+    async def changes(self) -> GatewayChanges:
+        """The counts of changes by any process."""
+        ...
+
+    async def clients(self) -> list[Client]:
+        """All clients by name, revoked ones included."""
+        ...
+
+    async def client_keys(self) -> list[ClientKey]:
+        """All keys, the oldest first, expired ones included."""
+        ...
+
+    async def add_client(self, client: Client, key: ClientKey) -> bool:
+        """Add a client with its first key. Returns False if a client of that name exists and is not revoked."""
+        ...
+
+    async def change_client(self, client: Client) -> bool:
+        """Replace the settings of a client. Returns False if it does not exist or is revoked."""
+        ...
+
+    async def rotate_key(self, key: ClientKey, expires_us: int) -> bool:
+        """Add a key, and let the client's others expire at a moment. Returns False for an unknown client."""
+        ...
+
+    async def revoke_client(self, name: str, at_us: int) -> bool:
+        """Revoke a client and delete its keys. Returns False if it does not exist or is revoked."""
+        ...
+
+    async def keep(self, some: Sequence[Kept]) -> None:
+        """Store what is kept of conversations."""
+        ...
+
+    async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[Kept]:
+        """What is kept of a client under some keys, in the order in which it was stored."""
+        ...
+
+    async def drop_kept(self, client: str, kind: KeptKind, key: bytes) -> bool:
+        """Delete what is kept under a key. Returns whether there was anything."""
+        ...
+
+    async def trim_kept(self, max_rows: int, max_bytes: int) -> None:
+        """Delete the oldest of what is kept, down to these limits."""
+        ...

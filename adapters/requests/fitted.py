@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import is_
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from callboard.bus.errors import CapabilityError, WarningCode
 from callboard.bus.log import Log
-from callboard.bus.values.base import JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -25,10 +25,10 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message
+from callboard.bus.values.messages import CallWarning, Message, cached_form
 
 from ..contract import AdapterCapabilities
-from .content import WEB, is_empty, is_unowned, media_type_of
+from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
 
 _log = Log("adapters.history")
 
@@ -203,6 +203,28 @@ class FittedHistory(msgspec.Struct, frozen=True):
         if self.losses and not self.may_lose:
             reasons = "; ".join(dict.fromkeys(warning.message for warning in self.warnings))
             raise CapabilityError(f"the history can't be sent without a loss: {reasons}", provider=self.adapter)
+
+
+RECENT = 4
+"""The last plain messages that are written anew for each request, because a wire may mark or join them."""
+
+
+def encoded_form(name: str, make: Callable[[Message, str], JsonObject]) -> Callable[[FittedHistory], list[Json]]:
+    """The JSON of a history's plain messages in one protocol, but for the `RECENT` ones. See `cached_form`.
+
+    Args:
+        name: The protocol.
+        make: Makes the wire's message of a plain message and its text.
+    """
+    forms = cached_form(
+        f"{name}_json", lambda message: msgspec.Raw(encode_json(make(message, message.plain_text or "")))
+    )
+
+    def encoded(history: FittedHistory) -> list[Json]:
+        # To an encoder, Raw is JSON like any other.
+        return cast("list[Json]", forms(history.messages[: max(len(history.plain) - RECENT, 0)]))
+
+    return encoded
 
 
 def block_type(block: ContentBlock) -> str:

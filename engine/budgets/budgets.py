@@ -6,7 +6,7 @@ where they need the same room. A call that needs other room passes them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -44,21 +44,34 @@ class Counted(msgspec.Struct, frozen=True):
             ledger.account(budget, row.value).book(amount, at_us, calls=row.calls, unknown=row.unknown)
 
 
-def loader(store: Store | None, run_id: str, settle: Callable[[], Awaitable[object]]) -> Load:
-    """A function that asks the trace."""
+def loader(
+    store: Store | None, run_id: str, settle: Callable[[], Awaitable[object]], *, own_run: bool = False
+) -> Load:
+    """A function that asks the trace, for all runs or for this one."""
 
     async def load(budgets: Sequence[Budget], now_us: int) -> Counted:
         if store is None:
             return Counted([])
         await settle()
-        queries = [query_of(budget, now_us) for budget in budgets]
-        spending = await store.spending(queries, run_id)
-        entries = [
-            (budget, row, now_us if query.slot_us is None else (query.since_us or 0) + row.slot * query.slot_us)
-            for budget, query, rows in zip(budgets, queries, spending.rows, strict=True)
-            for row in rows
+        asked: dict[SpendingQuery, list[Budget]] = {}
+        for budget in budgets:  # One query has the sums of all values, so budgets of many values share it.
+            query = msgspec.structs.replace(query_of(budget, now_us), run_id=run_id if own_run else None)
+            asked.setdefault(msgspec.structs.replace(query, value=None), []).append(budget)
+        queries = [
+            msgspec.structs.replace(query, value=some[0].of) if len(some) == 1 else query
+            for query, some in asked.items()
         ]
-        return Counted(entries, spending.committed_seq)
+        spending = await store.spending(queries, run_id)
+        counted = Counted([], spending.committed_seq)
+        for query, some, rows in zip(queries, asked.values(), spending.rows, strict=True):
+            by_value: dict[str | None, list[Budget]] = {}
+            for budget in some:
+                by_value.setdefault(budget.of, []).append(budget)
+            for row in rows:
+                at_us = now_us if query.slot_us is None else (query.since_us or 0) + row.slot * query.slot_us
+                of_row = (*by_value.get(None, ()), *by_value.get(row.value, ()))
+                counted.entries.extend((budget, row, at_us) for budget in of_row)
+        return counted
 
     return load
 
@@ -80,6 +93,7 @@ def query_of(budget: Budget, now_us: int) -> SpendingQuery:
         since_us=since_us,
         slot_us=slot_us,
         current=budget.follows_repricing,
+        imported=budget.counts_imported,
     )
 
 
@@ -135,6 +149,14 @@ class SharedBudgets(Protocol):
         """Count the trace of ended runs again, because prices have changed."""
         ...
 
+    def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
+        """Take in that budgets were added to this node's ledger, and that others were removed from it."""
+        ...
+
+    async def carry(self, accounts: Sequence[Account]) -> None:
+        """Report to the other nodes what this node had used in new accounts before they were made."""
+        ...
+
 
 def _account(shared: SharedBudgets, budget: Budget, value: str) -> Account:
     """A new account. The account of a turn is not shared with other nodes, because a turn runs on one node."""
@@ -174,21 +196,26 @@ class Budgets:
     ) -> None:
         """Budgets with nothing spent yet."""
         self.ledger = Ledger(budgets, Account if shared is None else partial(_account, shared))
+        self._fixed = frozenset(budgets)
         self._shared = shared
         self._now_us = clock.now_us if shared is None else shared.now_us
-        self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
         self._bus = bus
         self._load = load
-        self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
         self._loaded = not budgets
+        self._know(self.ledger.budgets)
         self._loading = anyio.Lock()
         self._waiters: list[_Waiter] = []
         self._loans: set[str] = set()
         self._loans_ended = anyio.Event()
         self._late: list[_End] | None = None  # the ends that come while the trace is asked
 
+    def _know(self, budgets: Sequence[Budget]) -> None:
+        self._some = bool(budgets)
+        self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
+        self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
+
     def __bool__(self) -> bool:
-        return bool(self.ledger.budgets)
+        return self._some
 
     @property
     def choosy(self) -> bool:
@@ -210,6 +237,37 @@ class Budgets:
                     await self._count(self._in_trace)
                 self._loaded = True
 
+    async def change(self, add: Sequence[Budget] = (), remove: Collection[Budget] = ()) -> None:
+        """Put budgets in force, and then others out of force.
+
+        What was spent before counts, and so do calls in progress. A budget that is in force already stays as it
+        is. The engine's own budgets can't be removed. Raises StoreError; then nothing has changed.
+        """
+        await self.loaded()
+        async with self._loading:
+            known = frozenset(self.ledger.budgets)
+            added = [each for each in dict.fromkeys(add) if each not in known]
+            gone = {each for each in remove if each in known and each not in self._fixed and each not in add}
+            if self._shared is not None:
+                self._shared.change(added, ())
+            in_trace = [each for each in added if each.per not in OF_TREES]
+            await self._count(in_trace, added)
+            if self._shared is not None:
+                mine = [account for each in in_trace for account in self.ledger.accounts_of(each)]
+                try:
+                    await self._shared.carry(mine)
+                except BaseException:
+                    self._drop(added)
+                    raise
+            self._drop(gone)
+        self._admit()
+
+    def _drop(self, budgets: Collection[Budget]) -> None:
+        self.ledger.remove(budgets)
+        if self._shared is not None:
+            self._shared.change((), budgets)
+        self._know(self.ledger.budgets)
+
     async def recount(self, *, all_of_them: bool = False) -> None:
         """Count ended calls again, in budgets with `follows_repricing`."""
         following = [each for each in self._in_trace if each.follows_repricing or all_of_them]
@@ -222,14 +280,17 @@ class Budgets:
                 await self._shared.count_anew(following)
         self._admit()
 
-    async def _count(self, budgets: Sequence[Budget]) -> None:
-        """Read ended calls from the trace.
+    async def _count(self, budgets: Sequence[Budget], added: Sequence[Budget] = ()) -> None:
+        """Read ended calls from the trace, and then put `added` in force.
 
         Calls that end meanwhile stay reserved until it is known whether the trace's sums include their ends.
         """
         late = self._late = []
         try:
             counted = await self._load(budgets, self._now_us())
+            if added:
+                self.ledger.add(added)
+                self._know(self.ledger.budgets)
             for budget in budgets:
                 self.ledger.forget_ended(budget)
             counted.count_in(self.ledger)

@@ -172,7 +172,7 @@ class Account:
         self._max_tokens = budget.max_tokens
         self._window = budget.counted_over
         self._slots: dict[int, SlotSum] = {}
-        self._current = self._slot_of(0)
+        self._current = self.slot_of(0)
         self._told_low_until_us = -ENDLESS_US
         self._money = self._tokens = 0
         self._valid_from_us = self._valid_to_us = 0  # when the totals are right
@@ -181,10 +181,11 @@ class Account:
         """The sums of the slot that a moment belongs to."""
         slot = self._current.slot
         if not slot.start_us <= moment_us < slot.end_us:
-            self._current = self._slot_of(moment_us)
+            self._current = self.slot_of(moment_us)
         return self._current
 
-    def _slot_of(self, moment_us: int) -> SlotSum:
+    def slot_of(self, moment_us: int) -> SlotSum:
+        """The same, for a moment that may not be now."""
         slot = self._window.slot(moment_us)
         found = self._slots.get(slot.start_us)
         if found is None:
@@ -279,7 +280,7 @@ class Account:
 
     def book(self, amount: Amount, at_us: int, *, calls: int = 1, unknown: bool = False) -> None:
         """Count calls that ended outside this ledger, such as those of an earlier process."""
-        found = self._slot_of(at_us)
+        found = self.slot_of(at_us)
         self.add(found, found.unknown if unknown else found.spent, amount, calls=calls)
 
     def clear_ended(self) -> None:
@@ -310,12 +311,16 @@ def sum_of(tallies: Iterable[Tally]) -> Amount:
 
 
 class _Hold:
-    """A reservation: its amount, and its accounts."""
+    """A reservation: its amount, who pays, when it was made, and its accounts."""
 
-    __slots__ = ("asked", "lost", "places")
+    __slots__ = ("asked", "at_us", "lost", "payer", "places")
 
-    def __init__(self, asked: Amount, places: list[tuple[Account, SlotSum]]) -> None:
+    def __init__(
+        self, asked: Amount, payer: Payer | None, at_us: int, places: list[tuple[Account, SlotSum]]
+    ) -> None:
         self.asked = asked
+        self.payer = payer
+        self.at_us = at_us
         self.places = places
         self.lost = False
 
@@ -326,20 +331,63 @@ class Ledger:
     def __init__(
         self, budgets: Sequence[Budget], make_account: Callable[[Budget, str], Account] = Account
     ) -> None:
-        self.budgets = tuple(budgets)
         self._make_account = make_account
-        self._each: list[int] = [number for number, budget in enumerate(self.budgets) if budget.of is None]
-        self._one: dict[tuple[str, str], list[int]] = {}
-        for number, budget in enumerate(self.budgets):
-            if budget.of is not None:
-                self._one.setdefault((budget.per, budget.of), []).append(number)
-        self._kinds = tuple({budget.per for budget in self.budgets if budget.of is not None})
+        self._budgets: dict[int, Budget] = {}
+        """The budgets by their numbers. The number of a removed budget is not used again."""
+        self._next_number = 0
         self._accounts: dict[tuple[int, str], Account] = {}
         self._holds: dict[str, _Hold] = {}
+        self.add(budgets)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets in force, in the order in which they were added."""
+        return tuple(self._budgets.values())
+
+    def add(self, budgets: Sequence[Budget]) -> list[Account]:
+        """Put more budgets in force. Reservations in progress count in them.
+
+        Returns:
+            The accounts in which such reservations count.
+        """
+        fresh = range(self._next_number, self._next_number + len(budgets))
+        self._budgets.update(zip(fresh, budgets, strict=True))
+        self._next_number = fresh.stop
+        self._index()
+        carried = {}
+        for hold in self._holds.values():
+            for number in fresh:
+                value = None if hold.payer is None else self._budgets[number].value_for(hold.payer)
+                if value is not None:
+                    account = self._account(number, value)
+                    found = account.slot_of(hold.at_us)
+                    if not hold.lost:  # what is lost has ended, and the trace has it
+                        account.add(found, found.held, hold.asked)
+                    hold.places.append((account, found))
+                    carried[number, value] = account
+        return list(carried.values())
+
+    def remove(self, budgets: Collection[Budget]) -> None:
+        """Drop budgets with their accounts. Amounts reserved in them are settled nevertheless."""
+        gone = {number for number, budget in self._budgets.items() if budget in budgets}
+        for number in gone:
+            del self._budgets[number]
+        for place in [place for place in self._accounts if place[0] in gone]:
+            del self._accounts[place]
+        self._index()
+
+    def _index(self) -> None:
+        self._each = [number for number, budget in self._budgets.items() if budget.of is None]
+        self._one: dict[tuple[str, str], list[int]] = {}
+        for number, budget in self._budgets.items():
+            if budget.of is not None:
+                self._one.setdefault((budget.per, budget.of), []).append(number)
+        self._kinds = tuple({per for per, _ in self._one})
+        self._of_trees = [number for number, budget in self._budgets.items() if budget.per in OF_TREES]
 
     def accounts(self, payer: Payer) -> list[Account]:
         """The accounts of a call. The work grows with their number, not with the number of budgets."""
-        found = [self._account(number, payer.value(self.budgets[number].per)) for number in self._each]
+        found = [self._account(number, payer.value(self._budgets[number].per)) for number in self._each]
         for kind in self._kinds:
             value = payer.value(kind)
             found += [self._account(number, value) for number in self._one.get((kind, value), ())]
@@ -348,7 +396,7 @@ class Ledger:
     def _account(self, number: int, value: str) -> Account:
         account = self._accounts.get((number, value))
         if account is None:
-            account = self._accounts[number, value] = self._make_account(self.budgets[number], value)
+            account = self._accounts[number, value] = self._make_account(self._budgets[number], value)
         return account
 
     def would_refuse(self, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
@@ -358,10 +406,15 @@ class Ledger:
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call. Returns why not, and then takes none."""
-        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us)
+        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer)
 
-    def reserve_in(self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int) -> list[Refusal]:
-        """Take room in these accounts. Returns why not, and then takes none."""
+    def reserve_in(
+        self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, payer: Payer | None = None
+    ) -> list[Refusal]:
+        """Take room in these accounts. Returns why not, and then takes none.
+
+        A reservation without a payer does not count in budgets that are added later.
+        """
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")
         refusals = [refusal for account in accounts if (refusal := account.refuses(asked, now_us)) is not None]
@@ -370,7 +423,7 @@ class Ledger:
         places = [(account, account.slot_at(now_us)) for account in accounts]
         for account, found in places:
             account.add(found, found.held, asked)
-        self._holds[hold_id] = _Hold(asked, places)
+        self._holds[hold_id] = _Hold(asked, payer, now_us, places)
         return []
 
     def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
@@ -413,20 +466,25 @@ class Ledger:
 
     def account(self, budget: Budget, value: str) -> Account:
         """The account of a session, provider, model or value of a tag under one of the budgets."""
-        return self._account(self.budgets.index(budget), value)
+        return self._account(self._number_of(budget), value)
+
+    def accounts_of(self, budget: Budget) -> list[Account]:
+        """All accounts of one of the budgets."""
+        number = self._number_of(budget)
+        return [account for (of_budget, _), account in self._accounts.items() if of_budget == number]
+
+    def _number_of(self, budget: Budget) -> int:
+        return next(number for number, known in self._budgets.items() if known == budget)
 
     def forget_turn(self, turn_id: str) -> None:
         """Drop the accounts of a turn that has ended. Amounts still reserved in them are settled nevertheless."""
-        for number, budget in enumerate(self.budgets):
-            if budget.per in OF_TREES:
-                self._accounts.pop((number, turn_id), None)
+        for number in self._of_trees:
+            self._accounts.pop((number, turn_id), None)
 
     def forget_ended(self, budget: Budget) -> None:
         """Forget ended calls in all accounts of a budget, so that they can be counted again from the trace."""
-        number = self.budgets.index(budget)
-        for (of_budget, _), account in self._accounts.items():
-            if of_budget == number:
-                account.clear_ended()
+        for account in self.accounts_of(budget):
+            account.clear_ended()
 
     def states(self, now_us: int) -> Iterator[AccountState]:
         """All accounts, in the order of the budgets and of their first use."""

@@ -245,7 +245,7 @@ class Turn(TurnContext):
         self.log = self.runtime.streams.open(
             self.id,
             self.tags.get(OWNER_TAG),
-            session_id=state.id or None,
+            session_id=state.calls_as or None,
             model=model_text(self.model),
         )
         if (frames := self.runtime.frames) is not None and (self.streamed or state.id):

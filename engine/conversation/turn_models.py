@@ -156,7 +156,7 @@ class TurnContext:
     def publish(
         self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
     ) -> None:
-        self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)
+        self.runtime.bus.publish(event, session_id=self.state.calls_as or None, turn_id=self.id)
 
 
 # --- Steering messages ---
@@ -520,7 +520,7 @@ class TurnModels:
         """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
         turn = self._turn
         budgets = turn.runtime.budgets
-        payer = payer_of(named.model, turn.state.id, turn.tags, turn.id, turn.node)
+        payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
         priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         fees = tool_fees(turn.options.get("provider_options", {}))

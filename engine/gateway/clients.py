@@ -1,81 +1,348 @@
 """Clients of the gateway: their keys, the models they may use, their budgets, and their rates.
 
 A key is 256 random bits, so one SHA-256 of it is enough: a slow hash protects passwords, which can be guessed.
-Only the hash is stored. The registry looks for changes by other processes with one small query, at most once a second.
+Only the hash is stored. The registry looks for changes by other processes with one small query, at most once a
+second, and immediately for an unknown key. So a new key works at once, and a revoked one for one second at most.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
 import anyio
+import anyio.lowlevel
+import msgspec
 
 from callboard.adapters import TokenUsage
-from callboard.tracestore.gateway import Client
+from callboard.bus.errors import RateLimitWaitError, StoreError, StoreUnavailable
+from callboard.bus.log import Log
+from callboard.bus.values.base import ShortRepr
+from callboard.tracestore import Store
+from callboard.tracestore.gateway import Client, ClientKey, GatewayChanges, GatewayTables
 
-from ..engine import Engine
-from .wire import Failure
+from ..budgets.budget import Budget
+from ..budgets.budgets import loader
+from ..budgets.ledger import Ledger
+from ..routing.rate_limits import LiveGate, Permit
+from ..routing.rate_slots import Gate
+from .wire import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..runtime.runtime import Runtime
 
 CLIENT_TAG = "client"
 """The tag of the client's name, in the trace and in budgets."""
+
+LOOK_US = 1_000_000
+"""The age up to which the last look at the clients is good enough, in microseconds."""
+
+SHARE_SECONDS = 0.5
+"""Seconds that a request waits in a cluster for this node's share of its client's rate."""
+
+UNLIMITED_USD = 1_000_000_000
+"""The limit of a budget that only refuses calls of unknown price."""
+
+_KEY_PREFIX = "cb-"
+_SHOWN = 10
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+_log = Log("engine.gateway.clients")
 
 
 class ClientRefused(Exception):
     """A request that a client may not make. `failure` has the details for its wire."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+    def __init__(self, kind: FailureKind, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.failure = Failure(kind=kind, message=message, retry_after=retry_after)
 
 
-class RateHeaders:
-    """The limits of a client by the minute, as they are after a request was admitted. None: there is no limit."""
+# --- Keys and settings ---
 
-    limit_requests: int | None
-    remaining_requests: int | None
-    reset_requests: float
+
+def issue_key(client: str, now_us: int) -> tuple[str, ClientKey]:
+    """A new key for a client, to be shown once, and the row that is stored of it."""
+    key = _KEY_PREFIX + secrets.token_urlsafe(32)
+    return key, ClientKey(hash=hash_of(key), client=client, prefix=key[:_SHOWN], created_us=now_us)
+
+
+def hash_of(key: str) -> bytes:
+    """The hash under which a key is stored."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def check_client(client: Client) -> Client:
+    """Return the client, or raise ValueError if its name or a setting is impossible."""
+    if not _NAME.fullmatch(client.name):
+        raise ValueError(
+            f"{client.name!r} is not a name for a client: use letters, digits and . _ @ -, at most 64 in total"
+        )
+    for limit in ("requests_per_minute", "tokens_per_minute"):
+        value = getattr(client, limit)
+        if value is not None and value < 1:
+            raise ValueError(f"{limit}={value}: must be at least 1")
+    if any(not pattern or pattern != pattern.strip() for pattern in client.models):
+        raise ValueError("a pattern of model names is empty or has spaces around it")
+    budget_of(client)
+    return client
+
+
+def budget_of(client: Client) -> Budget | None:
+    """The budget of a client; None if it may spend any amount, also on calls of unknown price."""
+    nano, unpriced = client.budget_nano_usd, client.unpriced
+    if nano is None and unpriced != "refuse":
+        return None
+    return Budget(
+        max_cost_usd=UNLIMITED_USD if nano is None else Decimal(nano).scaleb(-9),
+        per=f"tag:{CLIENT_TAG}",
+        of=client.name,
+        window=client.window,
+        zone=client.zone,
+        unpriced=unpriced or "refuse",
+    )
+
+
+async def tables_of(runtime: Runtime) -> GatewayTables | None:
+    """The rows of the gateway: in the store that the nodes of a cluster share, else in the engine's trace.
+
+    None means that there is no store, or one of a host's own without such rows. Raises StoreUnavailable while the
+    trace isn't open.
+    """
+    await runtime.host.start()
+    if runtime.node is not None and runtime.node.shared is not None:
+        return runtime.node.shared.gateway
+    store = runtime.store
+    if store is not None and not store.is_open:
+        raise StoreUnavailable(f"the trace at {store.path} can't be used now")
+    tables: GatewayTables | None = getattr(store, "gateway", None)
+    return tables
+
+
+# --- Spending ---
+
+
+class ClientSpending(ShortRepr, frozen=True, kw_only=True):
+    """A client, and what its calls have cost according to the trace."""
+
+    client: Client
+    keys: tuple[ClientKey, ...] = ()
+    """Its keys that have not expired, the oldest first."""
+    calls: int = 0
+    """Its calls so far."""
+    cost_nano_usd: int = 0
+    """Their cost as far as known, in nano-USD."""
+    spent_nano_usd: int | None = None
+    """The cost in the budget's current window, with what calls in progress may cost; None without a budget."""
+    left_nano_usd: int | None = None
+    """What is left of the budget in its window; None without a budget."""
+
+
+async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[ClientSpending]:
+    """All clients by name, with their spending. Raises StoreError."""
+    clients, keys = await tables.clients(), await tables.client_keys()
+    budgets = {each.name: budget for each in clients if (budget := budget_of(each)) is not None}
+    ledger = Ledger(tuple(budgets.values()))
+    load = loader(store, "", anyio.lowlevel.checkpoint)
+    (await load(ledger.budgets, now_us)).count_in(ledger)
+    costs = {row.key[0]: row for row in await store.costs(by=[f"tag:{CLIENT_TAG}"])}
+    found = []
+    for client in clients:
+        row = costs.get(client.name)
+        state = None
+        if client.budget_nano_usd is not None:
+            state = ledger.account(budgets[client.name], client.name).state(now_us)
+        left = None if state is None else state.left_nano_usd
+        found.append(
+            ClientSpending(
+                client=client,
+                keys=tuple(
+                    key
+                    for key in keys
+                    if key.client == client.name and (key.expires_us is None or key.expires_us > now_us)
+                ),
+                calls=0 if row is None else row.calls,
+                cost_nano_usd=0 if row is None else row.cost_nano_usd,
+                spent_nano_usd=None if left is None else (client.budget_nano_usd or 0) - left,
+                left_nano_usd=left,
+            )
+        )
+    return found
+
+
+# --- Rates ---
+
+
+class RateHeaders(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a client by the minute, after a request was admitted. None: there is no such limit."""
+
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests: float = 0.0
     """Seconds until all requests are left again."""
-    limit_tokens: int | None
-    remaining_tokens: int | None
-    reset_tokens: float
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens: float = 0.0
+    """Seconds until all tokens are left again."""
+
+
+NO_RATES = RateHeaders()
 
 
 class Admission:
     """A request that was admitted. Call `over` when it has ended, however it ended."""
 
-    rates: RateHeaders
+    def __init__(self, rates: RateHeaders, permit: Permit | None = None) -> None:
+        self.rates = rates
+        self._permit = permit
 
-    def over(self, usage: TokenUsage | None) -> None:
-        """Replace the estimate by the tokens that the request used. None: they are unknown, the estimate stays."""
+    def over(self, usage: TokenUsage | None = None) -> None:
+        """Replace the estimate by the tokens that were used. None: they are unknown, and the estimate stays."""
+        permit, self._permit = self._permit, None
+        if permit is not None:
+            permit.end(None, usage)
+
+
+def _rates(live: LiveGate) -> RateHeaders:
+    now_us = live.now_us()
+    found: dict[str, float] = {}
+    for limit in live.gate.shared.limits:
+        found[f"limit_{limit.kind}"] = int(limit.limit)
+        found[f"remaining_{limit.kind}"] = max(int(limit.room(now_us)), 0)
+        found[f"reset_{limit.kind}"] = limit.opens_in(limit.limit, now_us) / 1e6
+    return msgspec.convert(found, RateHeaders)
+
+
+# --- The registry ---
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """The clients as they were read."""
+
+    changes: GatewayChanges | None = None
+    clients: dict[str, Client] = {}
+    keys: dict[bytes, ClientKey] = {}
 
 
 class Clients:
     """The clients of one gateway, read from the trace store of its engine.
 
+    While the store can't be read, the clients that are known go on. In a cluster the shared store has the clients.
+
     Args:
-        engine: The engine. In a cluster the shared store has the clients, else the engine's own.
+        engine: The engine.
     """
 
-    def __init__(self, engine: Engine) -> None: ...
+    def __init__(self, engine: Engine) -> None:
+        self._runtime = engine._runtime
+        self._known = _Known()
+        self._budgets: frozenset[Budget] = frozenset()
+        self._looked_us: int | None = None
+        self._looks = 0
+        """The looks that were begun."""
+        self._looking = anyio.Lock()
+        self._gates: dict[str, LiveGate] = {}
+        self._revoked: dict[str, anyio.Event] = {}
+        self._in_progress = 0
+        self._watching = False
 
     async def authenticate(self, key: str | None) -> Client:
         """The client with a key. Its budget is in force when this returns.
 
-        A change by another process is seen at most one second later.
-
         Raises:
             ClientRefused: ``authentication``: there is no key, or it is unknown, expired or revoked.
-            StoreError: The store can't be read.
+                ``unavailable``: the budget can't be counted now.
+            StoreError: The clients could not be read even once.
         """
-        raise NotImplementedError
+        if not key:
+            raise ClientRefused(
+                "authentication", "the request has no API key. Send one that `callboard clients add` has made"
+            )
+        await self._look()
+        digest = hash_of(key)
+        if digest not in self._known.keys:
+            await self._look_again()  # it may be new
+        found = self._known.keys.get(digest)
+        if found is None or not hmac.compare_digest(found.hash, digest):
+            raise ClientRefused("authentication", "the API key is unknown or was revoked")
+        if found.expires_us is not None and found.expires_us <= self._runtime.clock.now_us():
+            raise ClientRefused(
+                "authentication", "the API key has expired, because a new one was made for its client"
+            )
+        client = self._known.clients[found.client]
+        budget = budget_of(client)
+        if budget is not None and budget not in self._budgets:
+            raise ClientRefused("unavailable", "the client's budget can't be counted now", retry_after=1.0)
+        return client
+
+    async def _look(self) -> None:
+        """Read the clients, unless they were looked at within the last second."""
+        looked = self._looked_us
+        if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
+            await self._look_again()
+        if self._runtime.node is not None:
+            self._watch()
+
+    async def _look_again(self) -> None:
+        """Read the clients. Requests that come together share a look that begins after them."""
+        begun = self._looks
+        async with self._looking:
+            if self._looks > begun:
+                return
+            self._looks += 1
+            try:
+                await self._read()
+            except StoreError as error:
+                if self._known.changes is None:
+                    self._looks = begun  # those that wait try it themselves
+                    raise
+                _log.warning("clients_not_read", error=str(error))
+            self._looked_us = self._runtime.clock.now_us()
+
+    async def _read(self) -> None:
+        tables = await tables_of(self._runtime)
+        if tables is None:
+            raise StoreError("keys of clients need a trace: run the engine with a trace file or a database")
+        changes = await tables.changes()
+        seen = self._known.changes
+        if seen is None or changes.clients != seen.clients:
+            clients = {each.name: each for each in await tables.clients() if each.revoked_us is None}
+            keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
+            # The counts are read first: what changes meanwhile is read again by the next look.
+            self._known = _Known(seen, clients, keys)
+            self._tell_revoked()
+            await self._use_budgets()
+        self._known = msgspec.structs.replace(self._known, changes=changes)
+
+    async def _use_budgets(self) -> None:
+        wanted = frozenset(budget for each in self._known.clients.values() if (budget := budget_of(each)))
+        await self._runtime.budgets.change(tuple(wanted - self._budgets), self._budgets - wanted)
+        self._budgets = wanted
+
+    # --- What a client may do ---
 
     def may_use(self, client: Client, model: str) -> bool:
         """Whether a client may use a model, by the name that the client sends."""
-        raise NotImplementedError
+        return not client.models or any(fnmatchcase(model, pattern) for pattern in client.models)
 
     def require_model(self, client: Client, model: str) -> None:
         """Raise ClientRefused (``permission``) if the client may not use the model."""
+        if not self.may_use(client, model):
+            raise ClientRefused(
+                "permission",
+                f"this API key may not use the model {model!r}; it may use {', '.join(client.models)}",
+            )
 
-    def admit(self, client: Client, input_tokens: int, output_tokens: int) -> Admission:
-        """Count a request in the client's rates.
+    async def admit(self, client: Client, input_tokens: int, output_tokens: int) -> Admission:
+        """Count a request in the client's rates. In a cluster all nodes together keep them.
 
         Args:
             client: The client.
@@ -85,15 +352,75 @@ class Clients:
         Raises:
             ClientRefused: ``rate_limit``, with `retry_after`.
         """
-        raise NotImplementedError
+        live = self._gate(client)
+        if live is None:
+            return Admission(NO_RATES)
+        patience = 0.0 if self._runtime.node is None else SHARE_SECONDS
+        permit = Permit(live, "", 0, (input_tokens, output_tokens), patience, learns=False)
+        try:
+            has_turn = permit.ask()
+            while not has_turn or not permit.send():
+                await permit.wait(patience)
+                has_turn = True
+        except RateLimitWaitError as error:
+            seconds = error.retry_after_seconds
+            limits = [
+                f"{limit} {kind} a minute"
+                for kind, limit in (("requests", client.requests_per_minute), ("tokens", client.tokens_per_minute))
+                if limit is not None
+            ]
+            text = f"the rate limit of this API key is reached: {' and '.join(limits)}"
+            raise ClientRefused("rate_limit", text, retry_after=seconds) from None
+        return Admission(_rates(live), permit)
 
-    def revocation(self, client: Client) -> anyio.Event:
-        """An event that is set when the client is revoked, for requests in progress.
-
-        It is set at most a second after the change. Race it against the reply, and cancel the call.
-        """
-        raise NotImplementedError
+    def _gate(self, client: Client) -> LiveGate | None:
+        declared = client.requests_per_minute, client.tokens_per_minute
+        live = self._gates.get(client.name)
+        if live is None:
+            if declared == (None, None):
+                return None
+            live = self._gates[client.name] = LiveGate(f"client:{client.name}", "", Gate(*declared))
+            self._runtime.rate_limits.share(live)
+        elif live.gate.declared != declared:
+            live.gate.declare(*declared)
+            self._runtime.rate_limits.share(live)
+        return live
 
     def tags(self, client: Client) -> dict[str, str]:
         """The tags of the client's calls."""
         return {CLIENT_TAG: client.name}
+
+    # --- Clients that are revoked while their requests are in progress ---
+
+    @contextmanager
+    def in_progress(self, client: Client) -> Iterator[anyio.Event]:
+        """The time of a request. The event is set at most about a second after its client was revoked.
+
+        Race it against the reply, and cancel the call when it is set.
+        """
+        event = self._revoked.setdefault(client.name, anyio.Event())
+        self._in_progress += 1
+        self._watch()
+        try:
+            yield event
+        finally:
+            self._in_progress -= 1
+
+    def _tell_revoked(self) -> None:
+        for name in self._revoked.keys() - self._known.clients.keys():
+            self._revoked.pop(name).set()
+
+    def _watch(self) -> None:
+        """Look each second, while requests are in progress. A node of a cluster always looks, for its budgets."""
+        if not self._watching:
+            self._watching = True
+            self._runtime.host.spawn(self._keep_looking, name="clients of the gateway")
+
+    async def _keep_looking(self) -> None:
+        try:
+            while self._in_progress or self._runtime.node is not None:
+                await anyio.sleep(LOOK_US / 1e6)
+                await self._look_again()
+            self._revoked.clear()
+        finally:
+            self._watching = False

@@ -1,16 +1,59 @@
 """Conversations of clients: their sessions, the parts of replies that a client's wire can't carry, and stored
 Responses.
+
+A conversation has the session of the client's hint. Without a hint the hash chain over its history names it, see
+`histories`. Everything is kept by client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from callboard.adapters import CanonicalRequest, ContentBlock, Message
+import anyio
+import msgspec
+
+from callboard.adapters import CanonicalRequest, ContentBlock, Message, Role, ToolUseBlock
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
+from callboard.tracestore import decode_json, encode_json
+from callboard.tracestore.gateway import GatewayTables, Kept, KeptKind
 
-from ..engine import Engine
+from .clients import LOOK_US, ClientRefused, tables_of
+from .histories import (
+    KeptReply,
+    after_reply,
+    chains,
+    chosen,
+    fingerprint,
+    is_worth_keeping,
+    put_in,
+    runs_of_replies,
+    session_named,
+)
 from .wire import ClientRequest
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+STORED_ROWS = 100_000
+"""The entries that a trace keeps for all its gateways. The oldest go first."""
+
+STORED_BYTES = 512 * 1024 * 1024
+"""The bytes that a trace keeps for them."""
+
+TRIM_EVERY = 256
+"""The entries that this process writes between two looks at these limits."""
+
+LONGEST_CHAIN = 10_000
+"""The stored Responses that a conversation may have behind it."""
+
+_ENTRY_BYTES = 512
+"""The memory of an entry besides its content, roughly."""
+
+_log = Log("engine.gateway.conversations")
 
 
 class Conversation(ShortRepr, frozen=True, kw_only=True):
@@ -20,8 +63,8 @@ class Conversation(ShortRepr, frozen=True, kw_only=True):
     """The client's name; empty for a gateway without keys."""
     request: CanonicalRequest
     """The request to make. Its session id is set, and its history has what was kept here of earlier replies."""
-    chain: bytes
-    """A hash of the history and the session's mark."""
+    chain: bytes = b""
+    """The hash chain of the history; empty where the client named the conversation."""
 
     @property
     def session_id(self) -> str:
@@ -30,29 +73,92 @@ class Conversation(ShortRepr, frozen=True, kw_only=True):
 
 
 class StoredResponse(ShortRepr, frozen=True, kw_only=True):
-    """A reply that a client asked to store, with the conversation up to it."""
+    """A reply that a client asked to store, with the request that it answers."""
 
     id: str
     """The id as the client has it, ``resp_…``."""
     body: JsonObject
     """The body as the client got it."""
     items: tuple[Json, ...] = ()
-    """The conversation in the client's wire: all input items of all requests so far, and all output items."""
+    """The input items of the request, in the client's wire, without those of earlier requests."""
     messages: tuple[Message, ...] = ()
-    """The same conversation in the canonical form, the reply included."""
-    input_items: int = 0
-    """The number of items at the end of `items`, before the output, that this request brought."""
+    """The messages of the request, without those of earlier ones, and then the reply."""
+    previous_id: str = ""
+    """The stored reply that the request continued; empty if there is none."""
     session_id: str = ""
     """The session of the conversation."""
-    created_us: int = 0
-    """The time in microseconds since the epoch; set when it is stored."""
+
+
+class Earlier(ShortRepr, frozen=True, kw_only=True):
+    """A conversation up to a stored reply."""
+
+    items: tuple[Json, ...]
+    """All input and output items, in the client's wire."""
+    messages: tuple[Message, ...]
+    """The same in the canonical form."""
+    session_id: str
+    """The session of the conversation."""
+
+
+# --- Memory ---
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    session_id: str
+    value: object
+    size: int
+
+
+class _Memory:
+    """Entries by client, kind and key. The least recently used go first."""
+
+    def __init__(self, max_bytes: int, max_count: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_count = max_count
+        self._entries: OrderedDict[tuple[str, KeptKind, bytes], list[_Entry]] = OrderedDict()
+        self._bytes = self._count = 0
+
+    def add(self, client: str, kind: KeptKind, key: bytes, entry: _Entry) -> None:
+        place = client, kind, key
+        self._entries.setdefault(place, []).append(entry)
+        self._entries.move_to_end(place)
+        self._bytes += entry.size
+        self._count += 1
+        while self._bytes > self._max_bytes or self._count > self._max_count:
+            self._drop(next(iter(self._entries)))
+
+    def get(self, client: str, kind: KeptKind, key: bytes) -> list[_Entry]:
+        place = client, kind, key
+        found = self._entries.get(place)
+        if found is None:
+            return []
+        self._entries.move_to_end(place)
+        return found
+
+    def drop(self, client: str, kind: KeptKind, key: bytes) -> bool:
+        """Forget entries. Returns whether there were any."""
+        place = client, kind, key
+        return place in self._entries and self._drop(place)
+
+    def _drop(self, place: tuple[str, KeptKind, bytes]) -> bool:
+        gone = self._entries.pop(place)
+        self._bytes -= sum(entry.size for entry in gone)
+        self._count -= len(gone)
+        return True
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._bytes = self._count = 0
+
+
+# --- The conversations of a gateway ---
 
 
 class Conversations:
     """The conversations of one gateway.
 
     Replies are kept in memory, and in the trace store if it keeps content unredacted. Both are bounded, and the
-    oldest go first. Deleted content is deleted here, too.
+    oldest go first. When content is deleted from the store, it is deleted from memory within a second.
 
     Args:
         engine: The engine.
@@ -60,10 +166,16 @@ class Conversations:
         max_count: The number of entries that are kept in memory.
     """
 
-    def __init__(self, engine: Engine, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000) -> None: ...
+    def __init__(self, engine: Engine, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000) -> None:
+        self._runtime = engine._runtime
+        self._memory = _Memory(max_bytes, max_count)
+        self._looked_us: int | None = None
+        self._looking = anyio.Lock()
+        self._forgotten: int | None = None
+        self._written = 0
 
     async def recognise(
-        self, client: str, asked: ClientRequest, *, earlier: StoredResponse | None = None
+        self, client: str, asked: ClientRequest, *, earlier: Earlier | None = None
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
@@ -73,18 +185,48 @@ class Conversations:
         Args:
             client: The client's name; empty for a gateway without keys.
             asked: The request.
-            earlier: The stored reply that the request continues. Its messages go before those of the request.
+            earlier: The conversation that the request continues. Its messages go before those of the request.
         """
-        raise NotImplementedError
+        await self._look()
+        messages = asked.request.messages
+        chain = b""
+        if earlier is not None:
+            session_id = earlier.session_id
+        elif asked.session_hint:
+            session_id = session_named("hint", client, asked.session_hint)
+        else:
+            known, chain = chains(client, messages)
+            session_id = await self._session_of(client, known)
+        messages = await self._restored(client, session_id, messages)
+        if earlier is not None:
+            messages = (*earlier.messages, *messages)
+        request = msgspec.structs.replace(asked.request, messages=messages, session_id=session_id)
+        return Conversation(client=client, request=request, chain=chain)
 
     async def keep(self, conversation: Conversation, content: Sequence[ContentBlock]) -> None:
         """Keep what the client can't send back of a reply. Call it once, when the reply has ended.
 
-        A store that can't be written is logged, and costs nothing else.
+        It returns when another process can find it. A store that can't be written is logged, and nothing else.
         """
+        client, session_id = conversation.client, conversation.session_id
+        reply = Message(Role.ASSISTANT, tuple(content))
+        key = fingerprint([reply])
+        if not key:
+            return
+        some: list[tuple[KeptKind, bytes, object, bytes]] = []
+        if is_worth_keeping(content):
+            kept = KeptReply(tuple(content))
+            some.append(("reply", key, kept, encode_json(kept)))
+        if conversation.chain:
+            some.append(("chain", after_reply(conversation.chain, [reply]), session_id, b""))
+        await self._keep(client, session_id, some)
+
+    # --- Stored Responses ---
 
     async def store(self, client: str, response: StoredResponse) -> None:
         """Store a reply under its id, for this client only."""
+        body = encode_json(response)
+        await self._keep(client, response.session_id, [("response", response.id.encode(), response, body)])
 
     async def stored(self, client: str, response_id: str) -> StoredResponse:
         """A stored reply.
@@ -92,11 +234,177 @@ class Conversations:
         Raises:
             ClientRefused: ``not_found``: this client has no such reply.
         """
-        raise NotImplementedError
+        await self._look()
+        found = await self._found(client, "response", [response_id.encode("utf-8", "surrogatepass")])
+        values = [entry.value for entries in found.values() for entry in entries]
+        if not values or not isinstance(values[-1], StoredResponse):
+            raise _unknown(response_id)
+        return values[-1]
+
+    async def earlier(self, client: str, response_id: str) -> Earlier:
+        """The conversation up to a stored reply.
+
+        Raises:
+            ClientRefused: ``not_found``: this client has no such reply, or one before it is gone.
+        """
+        last = await self.stored(client, response_id)
+        steps = [last]
+        while steps[-1].previous_id:
+            if len(steps) > LONGEST_CHAIN:
+                raise _unknown(response_id)
+            steps.append(await self.stored(client, steps[-1].previous_id))
+        steps.reverse()
+        items: list[Json] = []
+        for step in steps:
+            output = step.body.get("output")
+            items += [*step.items, *(output if isinstance(output, list) else ())]
+        messages = tuple(message for step in steps for message in step.messages)
+        return Earlier(items=tuple(items), messages=messages, session_id=last.session_id)
 
     async def delete(self, client: str, response_id: str) -> None:
         """Delete a stored reply.
 
         Raises:
             ClientRefused: ``not_found``: this client has no such reply.
+            StoreError: It can't be deleted from the store.
         """
+        key = response_id.encode("utf-8", "surrogatepass")
+        had = self._memory.drop(client, "response", key)
+        tables = await self._tables()
+        if not (tables is not None and await tables.drop_kept(client, "response", key)) and not had:
+            raise _unknown(response_id)
+
+    # --- Helpers ---
+
+    async def _session_of(self, client: str, known: Sequence[bytes]) -> str:
+        """The session behind the last known part of a history."""
+        for chain in reversed(known):
+            for entry in reversed(self._memory.get(client, "chain", chain)):
+                return entry.session_id
+        found = await self._found(client, "chain", known)
+        for chain in reversed(known):
+            for entry in reversed(found.get(chain, [])):
+                return entry.session_id
+        if known:  # begun before this process, and without a store: the same again next time
+            return session_named("chain", client, known[0].hex())
+        return self._runtime.clock.new_id("ses")
+
+    async def _restored(self, client: str, session_id: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        runs = runs_of_replies(messages)
+        places: dict[bytes, list[range]] = {}
+        for run in runs:
+            if key := fingerprint(messages[run.start : run.stop]):
+                places.setdefault(key, []).append(run)
+        found = await self._found(client, "reply", list(places), session_id)
+        joined: dict[int, Message] = {}
+        gone: set[int] = set()
+        for key, entries in found.items():
+            own: list[KeptReply] = []
+            others: list[KeptReply] = []
+            for entry in entries:
+                if isinstance(entry.value, KeptReply):
+                    (own if entry.session_id == session_id else others).append(entry.value)
+            sent = [_calls(messages[run.start : run.stop]) for run in places[key]]
+            for run, reply in zip(places[key], chosen(own, others, sent), strict=True):
+                if reply is not None:
+                    joined[run.start] = put_in(reply, messages[run.start : run.stop])
+                    gone.update(run[1:])
+        if not joined:
+            return messages
+        return tuple(joined.get(place, message) for place, message in enumerate(messages) if place not in gone)
+
+    async def _found(
+        self, client: str, kind: KeptKind, keys: Sequence[bytes], session_id: str | None = None
+    ) -> dict[bytes, list[_Entry]]:
+        """What is kept under some keys, from memory. Where memory has nothing of the session, from the store."""
+        found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
+        missing = [
+            key
+            for key in keys
+            if session_id not in (None, *(entry.session_id for entry in found.get(key, ()))) or key not in found
+        ]
+        try:
+            tables = await self._tables() if missing else None
+            rows = [] if tables is None else await tables.kept(client, kind, missing)
+        except StoreError as error:
+            _log.warning("kept_not_read", kind=kind, error=str(error))
+            return found
+        read: dict[bytes, list[_Entry]] = {}
+        for row in rows:
+            try:
+                entry = _Entry(row.session_id, _decoded(kind, row), len(row.body) + _ENTRY_BYTES)
+            except (ValueError, TypeError) as error:
+                _log.warning("kept_not_understood", kind=kind, error=str(error))
+            else:
+                read.setdefault(row.key, []).append(entry)
+        for key, entries in read.items():
+            self._memory.drop(client, kind, key)
+            for entry in entries:
+                self._memory.add(client, kind, key, entry)
+        return found | read
+
+    async def _keep(
+        self, client: str, session_id: str, some: Sequence[tuple[KeptKind, bytes, object, bytes]]
+    ) -> None:
+        for kind, key, value, body in some:
+            self._memory.add(client, kind, key, _Entry(session_id, value, len(body) + _ENTRY_BYTES))
+        now_us = self._runtime.clock.now_us()
+        rows = [
+            Kept(client=client, kind=kind, key=key, session_id=session_id, body=body, ts_us=now_us)
+            for kind, key, _, body in some
+        ]
+        try:
+            tables = await self._tables()
+            if tables is None or not rows:
+                return
+            await tables.keep(rows)
+            self._written += len(rows)
+            if self._written >= TRIM_EVERY:
+                self._written = 0
+                await tables.trim_kept(STORED_ROWS, STORED_BYTES)
+        except StoreError as error:
+            _log.warning("kept_not_written", error=str(error))
+
+    async def _tables(self) -> GatewayTables | None:
+        """The rows of the store, if it keeps content as it is."""
+        return await tables_of(self._runtime) if self._runtime.keeps_all_content else None
+
+    async def _look(self) -> None:
+        """Forget what is in memory, if content was deleted since the last look."""
+        if self._is_fresh():
+            return
+        async with self._looking:
+            if self._is_fresh():
+                return
+            try:
+                tables = await tables_of(self._runtime)
+                forgotten = None if tables is None else (await tables.changes()).forgotten
+            except StoreError as error:
+                _log.warning("deletions_not_read", error=str(error))
+            else:
+                if self._forgotten not in (None, forgotten):
+                    self._memory.clear()
+                self._forgotten = forgotten
+            self._looked_us = self._runtime.clock.now_us()
+
+    def _is_fresh(self) -> bool:
+        looked = self._looked_us
+        return looked is not None and 0 <= self._runtime.clock.now_us() - looked < LOOK_US
+
+
+def _calls(messages: Iterable[Message]) -> list[ToolUseBlock]:
+    return [block for message in messages for block in message.tool_uses]
+
+
+def _decoded(kind: KeptKind, row: Kept) -> object:
+    match kind:
+        case "reply":
+            return msgspec.convert(decode_json(row.body), KeptReply)
+        case "response":
+            return msgspec.convert(decode_json(row.body), StoredResponse)
+        case "chain":
+            return row.session_id
+
+
+def _unknown(response_id: str) -> ClientRefused:
+    return ClientRefused("not_found", f"there is no stored response {response_id[:200]!r}")

@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property, reduce
+from operator import add
+from typing import Any, NamedTuple, cast
 
+import anyio
 import msgspec
 
-from callboard.adapters import CallWarning, MessageComplete, MessageStart
+from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse, MessageStart, TokenUsage
 from callboard.adapters.contract import WireRequest
 from callboard.bus import CallboardError, ConfigurationError, Cost, Log, StreamReset
-from callboard.bus.streams.events import (
-    ProviderBlock,
-    ProviderEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
+from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete
+from callboard.bus.values.base import JsonObject
 
 from ..conversation.turn import Turn, own
 from ..generation.arguments import turn_of
@@ -37,20 +33,11 @@ from ..generation.streaming import TurnStream
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
 from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
-from .passing import PassedReply
+from .passing import PassedReply, TooFarBehind
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
-
-MOST_WAITING_BYTES = 8 * 1024 * 1024
-"""The bytes of a stream that wait for a client that reads slowly, before its call is cancelled."""
 
 MOST_WARNING_BYTES = 2048
 """The length of the header with warnings."""
-
-_OF_REPLY = (
-    MessageStart | TextDelta | ThinkingDelta | ToolUseStart | ToolUseInputDelta | ToolUseEnd | ProviderBlock
-    | ProviderEvent | MessageComplete
-)  # fmt: skip
-
 
 _log = Log("gateway")
 
@@ -64,16 +51,30 @@ class Serving(NamedTuple):
     """Whether the call of a client that leaves is cancelled."""
 
 
+def models_of(runtime: Runtime, name: str) -> tuple[str, ...]:
+    """The models that serve a client's name of a model, the first one first. Raises BadRequest."""
+    models = runtime.registry.serving(name)
+    if models == (name,):
+        try:
+            runtime.registry.resolve(name)
+        except ConfigurationError:
+            raise unknown_model(name) from None
+    return models
+
+
+def unknown_model(name: str) -> BadRequest:
+    return BadRequest(f"the model {name[:200]!r} does not exist", kind="not_found", param="model")
+
+
 class Exchange:
     """One request and its reply.
 
     Args:
         serving: What all requests share.
         wire: The client's wire.
-        asked: The request.
+        asked: The request as the client made it.
+        canonical: The request to make, as part of its conversation.
         request: The request as HTTP.
-        tags: The tags of the call.
-        session_id: The conversation that the request continues, for the provider's prompt cache.
     """
 
     def __init__(
@@ -81,56 +82,82 @@ class Exchange:
         serving: Serving,
         wire: ClientWire,
         asked: ClientRequest,
+        canonical: CanonicalRequest,
         request: Incoming,
-        *,
-        tags: Mapping[str, str],
-        session_id: str = "",
     ) -> None:
         runtime = serving.runtime
-        self._serving = serving
         self.wire = wire
         self.asked = asked
         self.request = request
+        self.response: CanonicalResponse | None = None
+        """The reply, once it has ended well."""
+        self.failure: Failure | None = None
+        """What went wrong, once the call has failed."""
+        self.on_reply: list[Callable[[], Awaitable[object]]] = []
+        """Are awaited when the reply has ended well, before the client gets its last bytes."""
+        self.body = asked.body
+        """The body for a provider of the client's wire."""
+        self.tags: Mapping[str, str] = {}
+        """The tags of the call."""
+        self.more_headers: Headers = []
+        """Further headers of the answer."""
+        self.revoked: anyio.Event | None = None
+        """Is set when the client's key is revoked, which ends the call."""
+        self.session_id = canonical.session_id
+        """The session of the conversation."""
         self._runtime = runtime
+        self._limits = serving.limits
+        self._cancels = serving.cancels
         self._gone = False
-        self._unread = ""
+        self._stopped: Failure | None = None
         message_id = runtime.clock.new_id("msg")
         self.id = message_id.removeprefix("msg_")
-        self.request_id = f"req_{self.id}"
-        is_array = asked.stream and not wire.stream_type(asked).startswith("text/event-stream")
-        self._passed = PassedReply(wire.protocol, asked, self._served_model, is_array=is_array)
-        models = self._models()
-        canonical = msgspec.structs.replace(
-            asked.request,
-            request_id=self.request_id,
+        """The reply's id, without a prefix."""
+        self.passed = PassedReply(wire.protocol, asked, self._served_model, is_array=self._is_array())
+        """The reply as its provider sends it, if it is passed through."""
+        models = models_of(runtime, asked.model)
+        sent = msgspec.structs.replace(
+            canonical,
+            request_id=f"req_{self.id}",
             message_id=message_id,
             model=models[0],
-            session_id=session_id,
-            wire=WireRequest(
-                protocol=wire.protocol, body=asked.body, headers=asked.headers, on_event=self._passed.take_in
-            ),
         )
-        self.turn: Turn = turn_of(
-            runtime, canonical, tags=tags, streamed=asked.stream, model=models if len(models) > 1 else None
-        )
+        self._canonical = sent
+        self._models = models if len(models) > 1 else None
 
-    def _models(self) -> tuple[str, ...]:
-        """The models that serve the client's name. Raises BadRequest."""
-        registry = self._runtime.registry
-        models = registry.serving(self.asked.model)
-        if models == (self.asked.model,):
-            try:
-                registry.resolve(models[0])
-            except ConfigurationError:
-                raise BadRequest(
-                    f"the model {self.asked.model[:200]!r} does not exist", kind="not_found", param="model"
-                ) from None
-        return models
+    @cached_property
+    def turn(self) -> Turn:
+        """The turn of the engine that gives the reply."""
+        sent = WireRequest(
+            protocol=self.wire.protocol,
+            body=self.body,
+            headers=self.asked.headers,
+            on_event=self.passed.take_in,
+        )
+        request = msgspec.structs.replace(self._canonical, wire=sent)
+        return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
+
+    def _is_array(self) -> bool:
+        return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
 
     def _served_model(self) -> str:
         """The provider's name of the model that serves now."""
         route = self.turn.route
         return "" if route is None else route.option.named.entry.wire_name
+
+    @property
+    def request_id(self) -> str:
+        """The id of the call that gave the reply, or of the latest one."""
+        if self.response is not None:
+            return self.response.request_id
+        call = self.turn.call
+        return f"req_{self.id}" if call is None else call.request.request_id
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The tokens of all calls; None if there was none."""
+        usages = self.turn.spending.usages
+        return reduce(add, usages) if usages else None
 
     def summary(self) -> dict[str, Any]:
         """The facts of the call, for a `ServedRequest`."""
@@ -144,138 +171,157 @@ class Exchange:
 
     async def answer(self) -> None:
         """Answer the client."""
-        await (self._stream() if self.asked.stream else self._whole())
+        watches = [asyncio.ensure_future(self._until_gone())]
+        if self.revoked is not None:
+            watches.append(asyncio.ensure_future(self._until_revoked(self.revoked)))
+        try:
+            await (self._stream() if self.asked.stream else self._whole())
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _until_gone(self) -> None:
+        """Cancel the call when the client leaves, unless it is to run to its end."""
+        receive = self.request.receive
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._cancels:
+            self._cancel()
+
+    async def _until_revoked(self, revoked: anyio.Event) -> None:
+        await revoked.wait()
+        self._stopped = Failure(kind="authentication", message="the API key was revoked")
+        self._cancel()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(CallboardError):
+            self.turn.cancel()
 
     # --- Whole replies ---
 
-    async def _whole(self) -> None:
-        watch = asyncio.ensure_future(self._watch())
+    async def complete(self) -> None:
+        """Make the call, and wait for the whole reply. Raises the exceptions of `Session.send`."""
         try:
             await own(self.turn, await self._runtime.host.start_turn(self.turn))
+        except Exception as error:
+            self.failure = self._failure_of(error)
+            raise
+        await self._have(self.turn.steps[-1].response)
+
+    async def _have(self, response: CanonicalResponse) -> None:
+        self.response = response
+        for keep in self.on_reply:
+            await keep()
+
+    async def _whole(self) -> None:
+        try:
+            await self.complete()
         except Exception as error:
             if not self._gone:
                 await self._fail(error)
             return
-        finally:
-            watch.cancel()
-        response = self.turn.steps[-1].response
-        passed = self._passed
-        if passed.body:
-            body = passed.whole()
-            warnings: Iterable[CallWarning] = response.warnings
-        else:
-            body = msgspec.json.encode(self.wire.write_reply(self.asked, self._info(), response))
-            warnings = (*self.asked.losses, *response.warnings)
-        headers = self.headers(warnings)
-        headers += cost_header(self.turn.cost)
-        await answer(self.request.send, 200, body, headers)
+        assert self.response is not None
+        if self._gone:
+            return
+        headers = [*self._headers(self._warnings(self.response.warnings)), *cost_header(self.turn.cost)]
+        try:
+            async with asyncio.timeout(self._limits.write_seconds):
+                await answer(self.request.send, 200, self.whole_body(), headers)
+        except TimeoutError:
+            self._give_up(f"it read nothing for {self._limits.write_seconds:g} seconds")
+
+    def whole_body(self) -> bytes:
+        """The whole reply, once it has ended well."""
+        if self.passed.body:
+            return self.passed.whole()
+        return msgspec.json.encode(self._written())
+
+    def stored_body(self) -> JsonObject:
+        """The whole reply, once it has ended well. For a stream it is what a client got without one."""
+        passed = self.passed.body or self.passed.final
+        if not passed:
+            return self._written()
+        found: JsonObject = msgspec.json.decode(passed)
+        whole = found if self.passed.body else found.get("response")
+        return {**whole, "model": self.asked.model} if isinstance(whole, dict) else found
+
+    def _written(self) -> JsonObject:
+        assert self.response is not None
+        return self.wire.write_reply(self.asked, self.info(), self.response)
 
     # --- Streams ---
 
     async def _stream(self) -> None:
-        stream = TurnStream(self._runtime, self.turn)
         task = asyncio.current_task()
         assert task is not None
+        unread = False
 
         def give_up(why: str) -> None:
-            self._gone, self._unread = True, why
-            self.request.abort()
+            nonlocal unread
+            unread = True
+            self._give_up(why)
             task.cancel()
 
-        writer: ReplyWriter | None = None
-        out = StreamedAnswer(
-            self.request.send, self._serving.limits, lambda: b"" if writer is None else writer.ping(), give_up
-        )
+        out = StreamedAnswer(self.request.send, self._limits, self._ping, give_up)
         out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
-        out.headers += self.headers(())
-        watch = asyncio.ensure_future(self._watch())
-        passed: PassedReply | None = self._passed
-        started = False
+        out.headers += self._headers(())
+        stream = TurnStream(self._runtime, self.turn)
+        writer = _Writer(self)
         try:
-            while True:
-                batch = await stream.take()
-                if self._gone:
-                    if batch:
-                        continue  # to its end
-                    return
-                if not batch:
-                    break
-                if not started:
-                    if not any(isinstance(event, MessageStart) for event in batch):
-                        continue  # the end of a turn that failed before its reply
-                    started = True
-                    if passed is not None and not passed.seen:
-                        passed = None
-                    if not out.started:
-                        out.headers += self._warnings_of_start(batch, passed=passed is not None)
-                    if passed is None:
-                        writer = self.wire.writer(self.asked, self._info())
-                        data = writer.start() + self._written(writer, batch)
-                    else:
-                        data = passed.take()
-                elif passed is not None:
-                    data = passed.take()
-                else:
-                    assert writer is not None
-                    data = self._written(writer, batch)
-                if data:
-                    await out.write(data)
-            response = self.turn.steps[-1].response
-            if passed is not None and started:
-                await out.end(passed.take() + passed.end)
-            else:
-                if writer is None:
-                    writer = self.wire.writer(self.asked, self._info())
-                    await out.write(writer.start())
-                await out.end(writer.finish(response))
+            try:
+                await self._deliver(stream, writer, out)
+            except ClientGone:
+                self._gone = True
+            except TooFarBehind as error:
+                self._give_up(str(error))
+            except Exception as error:
+                await self._fail_stream(error, writer, out)
         except asyncio.CancelledError:
-            if not self._unread:
+            if not unread:
                 raise
             task.uncancel()
-            _log.warning("client_stopped_reading", request_id=self.request_id, why=self._unread)
-        except ClientGone:
-            pass
-        except Exception as error:
-            if self._gone:
-                return
-            if not out.started:
-                out.close()
-                await self._fail(error)
-                return
-            failure = failure_of(error, self.request_id)
-            data = b""
-            if passed is not None and started:
-                data = passed.take()
-            if passed is None or not passed.failed:
-                if writer is None:
-                    writer = self.wire.writer(self.asked, self._info())
-                    if not started:
-                        data += writer.start()
-                data += writer.fail(failure)
-            await out.end(data)
         finally:
-            watch.cancel()
             out.close()
             await stream.aclose()
 
-    def _written(self, writer: ReplyWriter, batch: Sequence[object]) -> bytes:
-        """The bytes of some events. Raises ClientGone if the client is too far behind."""
-        parts = []
-        for event in batch:
-            if isinstance(event, _OF_REPLY):
-                parts.append(writer.write(event))
-            elif isinstance(event, StreamReset):
-                raise ClientGone
-        return b"".join(parts) if len(parts) != 1 else parts[0]
+    async def _deliver(self, stream: TurnStream, writer: _Writer, out: StreamedAnswer) -> None:
+        """Send the events of a reply as they come. Raises the turn's exception."""
+        while batch := await stream.take():
+            if self._gone:
+                continue  # to the turn's end
+            if not writer.started:
+                start = next((event for event in batch if isinstance(event, MessageStart)), None)
+                if start is None:
+                    continue  # the end of a turn that failed before its reply
+                if not out.started:
+                    out.headers = [*out.headers, *warnings_header(self._warnings(start.warnings))]
+            if data := writer.write(batch):
+                await out.write(data)
+        response = self.turn.steps[-1].response
+        await self._have(response)
+        if not self._gone:
+            await out.end(writer.finish(response))
 
-    def _warnings_of_start(self, batch: Sequence[object], *, passed: bool) -> Headers:
-        start = next((event for event in batch if isinstance(event, MessageStart)), None)
-        warnings = () if start is None else start.warnings
-        return warnings_header(warnings if passed else (*self.asked.losses, *warnings))
+    async def _fail_stream(self, error: Exception, writer: _Writer, out: StreamedAnswer) -> None:
+        if self._gone:
+            return
+        if out.started:
+            await out.end(writer.fail(self._failure_of(error)))
+        else:
+            out.close()
+            await self._fail(error)
+
+    def _ping(self) -> bytes:
+        return self.new_writer().ping()
+
+    def new_writer(self) -> ReplyWriter:
+        return self.wire.writer(self.asked, self.info())
 
     # --- Both ---
 
-    def _info(self) -> ReplyInfo:
+    def info(self) -> ReplyInfo:
+        """The facts that a writer needs."""
         route = self.turn.route
         return ReplyInfo(
             id=self.id,
@@ -284,28 +330,88 @@ class Exchange:
             input_tokens=0 if route is None else route.option.estimated_tokens or 0,
         )
 
-    def headers(self, warnings: Iterable[CallWarning]) -> Headers:
-        """The headers of a reply."""
+    def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
+        """The warnings of a reply, with what another wire than the client's could not carry."""
+        return warnings if self.passed.seen else (*self.asked.losses, *warnings)
+
+    def _headers(self, warnings: Iterable[CallWarning]) -> Headers:
+        request_id = self.request_id
         return [
-            (b"x-callboard-call-id", self.request_id.encode()),
-            *id_headers(self.request_id),
+            (b"x-callboard-call-id", request_id.encode()),
+            *id_headers(request_id),
+            *self.more_headers,
             *warnings_header(warnings),
         ]
 
+    def _failure_of(self, error: Exception) -> Failure:
+        if self._stopped is not None:
+            return msgspec.structs.replace(self._stopped, request_id=self.request_id)
+        return failure_of(error, self.request_id)
+
     async def _fail(self, error: Exception) -> None:
-        failure = failure_of(error, self.request_id)
-        await send_failure(self.request, self.wire, failure, self.headers(()), may_retry=may_retry(error))
+        failure = self._failure_of(error)
+        await send_failure(self.request, self.wire, failure, self._headers(()), may_retry=may_retry(error))
 
-    async def _watch(self) -> None:
-        """Cancel the call when the client leaves, or let it run to its end."""
-        receive = self.request.receive
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def _give_up(self, why: str) -> None:
+        """Close the connection of a client that does not read."""
         self._gone = True
-        if self._serving.cancels:
-            with contextlib.suppress(CallboardError):
-                self.turn.cancel()
+        self.request.abort()
+        _log.warning("client_given_up", request_id=self.request_id, why=why)
 
+
+class _Writer:
+    """Writes a stream, in the provider's own bytes if they are passed through, else by the client's wire."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.started = False
+        self._exchange = exchange
+        self._passed: PassedReply | None = None
+        self._writer: ReplyWriter | None = None
+
+    def write(self, batch: Sequence[object]) -> bytes:
+        """The bytes of some events. The first ones have the start of the reply. Raises TooFarBehind."""
+        start = b""
+        if not self.started:
+            self.started = True
+            if self._exchange.passed.seen:
+                self._passed = self._exchange.passed
+            else:
+                self._writer = self._exchange.new_writer()
+                start = self._writer.start()
+        if self._passed is not None:
+            return self._passed.take()
+        assert self._writer is not None
+        parts = [start] if start else []
+        for event in batch:
+            if isinstance(event, StreamReset):
+                raise TooFarBehind
+            if not isinstance(event, StepFinish | TurnComplete):
+                parts.append(self._writer.write(cast("StreamEvent", event)))  # no tool runs, and nobody steers
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def finish(self, response: CanonicalResponse) -> bytes:
+        """The end of the reply."""
+        if self._passed is not None:
+            return self._passed.take() + self._passed.end
+        start = b"" if self._writer is not None else self._begin()
+        assert self._writer is not None
+        return start + self._writer.finish(response)
+
+    def fail(self, failure: Failure) -> bytes:
+        """The end of a reply that failed after the status was sent."""
+        if self._passed is not None:
+            rest = self._passed.take()
+            return rest if self._passed.failed else rest + self._exchange.new_writer().fail(failure)
+        start = b"" if self._writer is not None else self._begin()
+        assert self._writer is not None
+        return start + self._writer.fail(failure)
+
+    def _begin(self) -> bytes:
+        self._writer = self._exchange.new_writer()
+        return self._writer.start()
+
+
+# --- Headers and failures ---
 
 _STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that no proxy holds a stream back."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -27,7 +27,6 @@ from callboard.adapters.providers.gemini.contents import (
 )
 from callboard.adapters.replies.normaliser import image_of_base64
 from callboard.adapters.requests.content import as_text, is_remote
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -42,8 +41,9 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message, Role
+from callboard.bus.values.messages import Message, Role
 
+from .reading import LossReport, ToolNames
 from .wire import BadRequest
 
 GEMINI = "gemini"
@@ -194,26 +194,27 @@ def _text(value: Json) -> str | None:
 # --- Contents ---
 
 
-def read_contents(contents: Json, name_of: Callable[[str], str]) -> tuple[list[Message], list[CallWarning]]:
-    """The messages of a request's contents, and what they lose.
+def read_contents(contents: Json, names: ToolNames, losses: LossReport) -> list[Message]:
+    """The messages of a request's contents.
 
     Args:
         contents: The field of the body.
-        name_of: Callboard's name of a tool, by the client's.
+        names: Callboard's names of the tools.
+        losses: Gets what other wires lose.
 
     Raises:
         BadRequest: The contents can't be read.
     """
-    reader = _Reader(name_of)
+    reader = _Reader(names, losses)
     for number, content in enumerate(each(contents, "contents")):
         reader.add(content, f"contents[{number}]")
-    return reader.finish(), reader.losses
+    return reader.finish()
 
 
 class _Reader:
-    def __init__(self, name_of: Callable[[str], str]) -> None:
-        self.losses: list[CallWarning] = []
-        self._name_of = name_of
+    def __init__(self, names: ToolNames, losses: LossReport) -> None:
+        self._names = names
+        self._losses = losses
         self._messages: list[Message] = []
         self._reply: _Reply | None = None  # the message of the model that the next content may continue
         self._calls = _Calls()
@@ -225,7 +226,7 @@ class _Reader:
     def add(self, value: Json, where: str) -> None:
         content = camel(value, where)
         parts = [
-            (camel(part, f"{where}.parts[{number}]"), f"{where}.parts[{number}]")
+            (_without_nulls(camel(part, f"{where}.parts[{number}]")), f"{where}.parts[{number}]")
             for number, part in enumerate(each(content.get("parts"), f"{where}.parts"))
         ]
         role = content.get("role")
@@ -238,9 +239,6 @@ class _Reader:
                 self._user(parts)
             case _:
                 raise BadRequest("Please use a valid role: user, model.", param=f"{where}.role")
-
-    def _lose(self, where: str, what: str) -> None:
-        self.losses.append(CallWarning(WarningCode.CONTENT_DROPPED, f"{where}: {what}"))
 
     # --- The user ---
 
@@ -266,13 +264,13 @@ class _Reader:
             case _:
                 return OpaqueBlock(_kind_of(part, where), ProviderRaw(GEMINI, part))
         if signed and not isinstance(block, OpaqueBlock):
-            self._lose(where, "the signature of a user's part was dropped")
+            self._losses.content("the signature of a user's part")
         return block
 
     def _named(self, block: Medium, blob: Json, where: str) -> Medium:
         name = camel(blob, where).get("displayName")
         if name and isinstance(block, ImageBlock | AudioBlock):
-            self._lose(where, "the display name of an image or a recording was dropped")
+            self._losses.content("the display name of an image or a recording")
         return block
 
     def _result(self, part: JsonObject, where: str) -> ToolResultBlock:
@@ -331,8 +329,18 @@ class _Reader:
         raw |= {field: part[field] for field in OF_TEXT if part.get(field) is not None}
         call_id = self._calls.made(given, name)
         return ToolUseBlock(
-            call_id, self._name_of(name), arguments or {}, provider_raw=ProviderRaw(GEMINI, raw) if raw else None
+            call_id,
+            self._names.canonical(name),
+            arguments or {},
+            provider_raw=ProviderRaw(GEMINI, raw) if raw else None,
         )
+
+
+def _without_nulls(part: JsonObject) -> JsonObject:
+    """A part without fields that are null, which are absent to Google's servers."""
+    if None not in part.values():
+        return part
+    return {name: value for name, value in part.items() if value is not None}
 
 
 Medium = TypeVar("Medium", bound=ImageBlock | AudioBlock | DocumentBlock | OpaqueBlock)

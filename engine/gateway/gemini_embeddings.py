@@ -11,11 +11,11 @@ from itertools import groupby
 import msgspec
 
 from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse, InputType
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.bus.values.messages import CallWarning
 
 from .gemini_contents import GEMINI, camel, each
+from .reading import LossReport
 from .wire import BadRequest
 
 _TASKS: Mapping[str, InputType] = {
@@ -65,7 +65,7 @@ def read_embeddings(body: JsonObject, *, model: str, single: bool) -> AskedEmbed
     asked: Sequence[Json] = (fields,) if single else each(fields.get("requests"), "requests")
     if not asked:
         raise BadRequest("requests are required", param="requests")
-    losses: dict[str, CallWarning] = {}
+    losses = LossReport()
     texts = [_text(item, "request" if single else f"requests[{at}]", losses) for at, item in enumerate(asked)]
     requests = []
     for _, run in groupby(texts, lambda text: text.settings):
@@ -81,10 +81,10 @@ def read_embeddings(body: JsonObject, *, model: str, single: bool) -> AskedEmbed
                 provider_options={GEMINI: own} if own else {},
             )
         )
-    return AskedEmbeddings(model=model, requests=tuple(requests), single=single, losses=tuple(losses.values()))
+    return AskedEmbeddings(model=model, requests=tuple(requests), single=single, losses=tuple(losses))
 
 
-def _text(value: Json, where: str, losses: dict[str, CallWarning]) -> _Text:
+def _text(value: Json, where: str, losses: LossReport) -> _Text:
     fields = camel(value, where)
     content = fields.get("content")
     parts = content if isinstance(content, list) else camel(content or {}, f"{where}.content").get("parts")
@@ -105,7 +105,7 @@ def _text(value: Json, where: str, losses: dict[str, CallWarning]) -> _Text:
     if known is None and task not in (None, "", "TASK_TYPE_UNSPECIFIED"):
         own["taskType"] = task
     for name in own:
-        losses[name] = CallWarning(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: only Gemini has it")
+        losses.parameter(name)
     return _Text("\n".join(said), known, dimensions, own)
 
 

@@ -14,12 +14,12 @@ import msgspec
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.providers.gemini.data import BUDGETS
 from callboard.adapters.requests.content import as_text
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .gemini_contents import GEMINI, camel, each, read_contents
-from .gemini_tools import ToolNames, json_schema
+from .gemini_schemas import json_schema
+from .reading import LossReport, ToolNames
 from .wire import BadRequest, ClientRequest
 
 DEFAULT_OUTPUT = AdapterCapabilities().max_output_tokens
@@ -63,7 +63,7 @@ class _Reader:
     def __init__(self, fields: JsonObject) -> None:
         self.fields = fields
         self.names = ToolNames()
-        self.losses: list[CallWarning] = []
+        self.losses = LossReport()
         self.own: JsonObject = {}  # the fields for Gemini's adapter
         self.config: JsonObject = {}  # its part for the generationConfig
         self.settings: dict[str, object] = {}  # the fields of the CanonicalRequest
@@ -72,15 +72,14 @@ class _Reader:
     def read(self, model: str, body: JsonObject, *, stream: bool) -> ClientRequest:
         tools = self._tools()
         self._tool_config(tools)
-        messages, lost = read_contents(self.fields.get("contents"), self.names.of)
+        messages = read_contents(self.fields.get("contents"), self.names, self.losses)
         if not messages:
             raise BadRequest("contents are required", param="contents")
-        self.losses += lost
         self._generation(camel(self.fields.get("generationConfig") or {}, "generation_config"))
         for name, value in self.fields.items():
             if name not in _OWN and value is not None:
                 self.own[name] = value
-                self._only_gemini(name)
+                self.losses.parameter(name)
         if self.config:
             self.own["generationConfig"] = self.config
         if changed := self.names.changed:
@@ -110,12 +109,6 @@ class _Reader:
             options=self.options,
         )
 
-    def _only_gemini(self, name: str) -> None:
-        self._warn(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: only Gemini has it")
-
-    def _warn(self, code: WarningCode, message: str) -> None:
-        self.losses.append(CallWarning(code, message))
-
     def _system(self) -> str | None:
         given = self.fields.get("systemInstruction")
         if given is None:
@@ -130,7 +123,7 @@ class _Reader:
             if isinstance(text, str):
                 said.append(text)
             else:
-                self._warn(WarningCode.CONTENT_DROPPED, f"{where}: only text can be an instruction")
+                self.losses.content(f"{where}", "only text can be an instruction")
         return "\n\n".join(said) or None
 
     # --- Tools ---
@@ -146,7 +139,7 @@ class _Reader:
             rest = _others(fields, ("functionDeclarations",))
             if rest:
                 built_in.append(rest)
-                self._only_gemini(f"the tool {', '.join(rest)}")
+                self.losses.parameter(f"the tool {', '.join(rest)}")
         if built_in:
             self.own["tools"] = built_in
         seen = [tool.name for tool in found]
@@ -171,9 +164,9 @@ class _Reader:
             key: inner for key, inner in fields.items() if key not in described and inner is not None
         }
         for key in rest:
-            self._only_gemini(f"{key} of the tool {name}")
+            self.losses.parameter(f"{key} of the tool {name}")
         return ToolDefinition(
-            self.names.of(name),
+            self.names.canonical(name),
             as_text(fields.get("description") or ""),
             self._arguments(schema, name),
             provider_options={GEMINI: rest} if rest else {},
@@ -192,8 +185,7 @@ class _Reader:
             known = properties if isinstance(properties, dict) else {}
             kept: list[Json] = [name for name in required if name in known]
             if len(kept) < len(required):
-                self._warn(
-                    WarningCode.PARAMETER_CHANGED,
+                self.losses.changed(
                     f"the tool {tool} requires arguments that its schema does not define; they were left out",
                 )
                 schema = {**schema, "required": kept}
@@ -207,7 +199,7 @@ class _Reader:
                 continue
             own[name] = value
             if name not in _WITHOUT_LOSS:
-                self._only_gemini(name)
+                self.losses.parameter(name)
         calling = camel(given.get("functionCallingConfig") or {}, "tool_config.function_calling_config")
         rest = self._mode(calling, tools)
         if rest:
@@ -219,9 +211,9 @@ class _Reader:
         """Set the choice of tools. Returns the fields that it does not have."""
         rest = _others(calling, ("mode", "allowedFunctionNames"))
         for name in rest:
-            self._only_gemini(name)
+            self.losses.parameter(name)
         named = each(calling.get("allowedFunctionNames"), "allowed_function_names")
-        allowed = [self.names.of(name) for name in named if isinstance(name, str)]
+        allowed = [self.names.canonical(name) for name in named if isinstance(name, str)]
         mode = as_text(calling.get("mode") or "").upper()
         match mode:
             case "ANY" if len(allowed) == 1:
@@ -245,8 +237,7 @@ class _Reader:
         if allowed:
             rest["allowedFunctionNames"] = list[Json](allowed)
             if {tool.name for tool in tools} - set(allowed):
-                self._warn(
-                    WarningCode.PARAMETER_CHANGED,
+                self.losses.changed(
                     "allowedFunctionNames was not sent: the model may call any tool of the request",
                 )
         return rest
@@ -271,12 +262,10 @@ class _Reader:
                     self._number(name, value)
                 case "candidateCount", _:
                     self.config[name] = value
-                    self._warn(
-                        WarningCode.PARAMETER_DROPPED, "candidateCount was not sent: there is one candidate"
-                    )
+                    self.losses.parameter(name, "there is one candidate")
                 case _:
                     self.config[name] = value
-                    self._only_gemini(name)
+                    self.losses.parameter(name)
         self._format(given)
 
     def _number(self, name: str, value: Json) -> None:
@@ -306,7 +295,7 @@ class _Reader:
                 self.config["responseMimeType"] = media_type
                 if isinstance(schema, dict):
                     self.config["responseJsonSchema"] = schema
-                self._only_gemini(f"responseMimeType {media_type}")
+                self.losses.parameter(f"responseMimeType {media_type}")
 
     def _thinking(self, given: JsonObject) -> None:
         self.options["include_thoughts"] = bool(given.get("includeThoughts"))
@@ -316,16 +305,14 @@ class _Reader:
             (name, value) for name, value in given.items() if name not in _OF_THINKING and value is not None
         )
         for name in rest:
-            self._only_gemini(name)
+            self.losses.parameter(name)
         if isinstance(level, str) and level and level.upper() != "THINKING_LEVEL_UNSPECIFIED":
             self.settings["reasoning_effort"] = level.lower()
         elif isinstance(budget, int | float | str):
             effort = self._effort(budget)
             if BUDGETS[effort] != budget:
                 rest["thinkingBudget"] = budget
-                self._warn(
-                    WarningCode.PARAMETER_CHANGED, f"thinkingBudget {budget} was sent as {effort!r}, the nearest"
-                )
+                self.losses.changed(f"thinkingBudget {budget} was sent as {effort!r}, the nearest")
         elif given.get("includeThoughts"):
             rest["includeThoughts"] = True
         if rest:

@@ -9,8 +9,9 @@ import asyncio
 import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -67,7 +68,9 @@ class Incoming:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.receive = receive
-        self.send = send
+        self.status = 0
+        """The status of the answer; 0 until it is sent."""
+        self._send = send
         self.method: str = scope["method"]
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
@@ -81,6 +84,15 @@ class Incoming:
         self.summary: Callable[[], dict[str, Any]] | None = None
         """The facts of the call that the request became, for a log."""
         self._scope = scope
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. Raises ClientGone."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise ClientGone from error
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
@@ -313,3 +325,48 @@ class StreamedAnswer:
             await self.start()
         if ping and not self._writing:
             await self.write(ping)
+
+
+# --- Rate limits ---
+
+
+class Rates(Protocol):
+    """The limits of a client by the minute; None for a limit that it doesn't have."""
+
+    @property
+    def limit_requests(self) -> int | None: ...
+    @property
+    def remaining_requests(self) -> int | None: ...
+    @property
+    def reset_requests(self) -> float: ...
+    @property
+    def limit_tokens(self) -> int | None: ...
+    @property
+    def remaining_tokens(self) -> int | None: ...
+    @property
+    def reset_tokens(self) -> float: ...
+
+
+def rate_headers(wire: str, rates: Rates) -> Headers:
+    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+    if wire == "gemini":
+        return []
+    found: Headers = []
+    kinds = (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
+    )
+    for kind, limit, remaining, reset in kinds:
+        if limit is None:
+            continue
+        if wire == "messages":
+            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+        else:
+            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
+        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
+            found.append(((names % name).encode(), value.encode()))
+    return found
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"

@@ -27,12 +27,14 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from .messages_fields import (
+    IMAGE_LEFT_OUT,
     PROTOCOL,
     Losses,
     bad,
     bool_at,
     canonical_tool_id,
     canonical_tool_name,
+    is_own_signature,
     list_at,
     object_at,
     read_thinking,
@@ -44,6 +46,9 @@ _BILLING = "x-anthropic-billing-header:"
 """The start of Claude Code's first system block. It differs in each request (anthropics/claude-code#68900)."""
 
 
+_WORDS = TextBlock(IMAGE_LEFT_OUT)
+
+
 class ContentReader:
     """Reads the system text and the messages of one request."""
 
@@ -51,6 +56,8 @@ class ContentReader:
         self.losses = losses
         self.names: dict[str, Json] = {}
         """The client's names of tools, by the canonical ones, where they differ."""
+        self.has_own_thinking = False
+        """Whether there is thinking that the Messages API did not sign."""
 
     def name(self, name: str) -> str:
         """The canonical name of a tool. The client's is kept if it differs."""
@@ -81,41 +88,47 @@ class ContentReader:
         given = list_at(value, "messages")
         if not given:
             raise bad("messages", "at least one message is required")
-        return [
-            message
-            for at, fields in enumerate(given)
-            for message in self._message(object_at(fields, f"messages.{at}"), f"messages.{at}")
-        ]
+        turns: list[tuple[str, list[ContentBlock]]] = []
+        for at, message in enumerate(given):
+            role, blocks = self._said(object_at(message, f"messages.{at}"), f"messages.{at}")
+            if turns and turns[-1][0] == role:  # one turn for the vendor, so parallel calls may be in several
+                turns[-1][1].extend(blocks)
+            else:
+                turns.append((role, blocks))
+        return [message for role, blocks in turns for message in self._turn(role, blocks)]
 
-    def _message(self, fields: JsonObject, path: str) -> Iterator[Message]:
+    def _said(self, fields: JsonObject, path: str) -> tuple[str, list[ContentBlock]]:
+        """The role and the blocks of one message."""
         role = required(fields, "role", f"{path}.role")
-        content = required(fields, "content", f"{path}.content")
-        blocks: list[ContentBlock]
+        if role not in ("user", "assistant", "system"):
+            raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")
+        at_content = f"{path}.content"
+        content = required(fields, "content", at_content)
         if isinstance(content, str):
-            blocks = [TextBlock(content)]
+            return role, [TextBlock(content)]
+        blocks = [
+            self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", role)
+            for at, block in enumerate(list_at(content, at_content))
+        ]
+        if role == "assistant" and _WORDS in blocks:
+            blocks = [block for block in blocks if block != _WORDS]
+        return role, blocks
+
+    def _turn(self, role: str, blocks: list[ContentBlock]) -> Iterator[Message]:
+        if role == "assistant":
+            yield Message(Role.ASSISTANT, tuple(blocks))
+        elif role == "user":
+            results = tuple(block for block in blocks if isinstance(block, ToolResultBlock))
+            if results:
+                yield Message(Role.TOOL, results)
+            rest = tuple(block for block in blocks if not isinstance(block, ToolResultBlock))
+            if rest or not results:
+                yield Message(Role.USER, rest)
         else:
-            at_content = f"{path}.content"
-            blocks = [
-                self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", str(role))
-                for at, block in enumerate(list_at(content, at_content))
-            ]
-        match role:
-            case "user":
-                results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-                rest = [block for block in blocks if not isinstance(block, ToolResultBlock)]
-                if results:
-                    yield Message(Role.TOOL, tuple(results))
-                if rest or not results:
-                    yield Message(Role.USER, tuple(rest))
-            case "assistant":
-                yield Message(Role.ASSISTANT, tuple(blocks))
-            case "system":
-                self.losses.changed("system message", "some providers receive it at the front of the conversation")
-                texts = tuple(block for block in blocks if isinstance(block, TextBlock))
-                if texts:
-                    yield Message(Role.DEVELOPER, texts)
-            case _:
-                raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")
+            self.losses.changed("system message", "some providers receive it at the front of the conversation")
+            texts = tuple(block for block in blocks if isinstance(block, TextBlock))
+            if texts:
+                yield Message(Role.DEVELOPER, texts)
 
     def _block(self, block: JsonObject, path: str, role: str) -> ContentBlock:
         kind = text_at(required(block, "type", f"{path}.type"), f"{path}.type")
@@ -135,7 +148,9 @@ class ContentReader:
                 return self._tool_use(block, path)
             case "thinking", "assistant":
                 text = text_at(required(block, "thinking", f"{path}.thinking"), f"{path}.thinking")
-                return read_thinking(text, text_at(block.get("signature") or "", f"{path}.signature"))
+                signature = text_at(block.get("signature") or "", f"{path}.signature")
+                self.has_own_thinking = self.has_own_thinking or is_own_signature(signature)
+                return read_thinking(text, signature)
             case "redacted_thinking", "assistant":
                 return RedactedThinkingBlock(text_at(required(block, "data", f"{path}.data"), f"{path}.data"))
             case "tool_result", _:

@@ -29,6 +29,17 @@ ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
 """The events by which a provider itself reports the failure of a reply."""
 
 
+MOST_WAITING_BYTES = 8 * 1024 * 1024
+"""The bytes of a stream that may wait for a client that reads slowly."""
+
+
+class TooFarBehind(Exception):
+    """A client reads so slowly that the rest of its stream was not kept."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is more than {MOST_WAITING_BYTES} bytes behind")
+
+
 class PassedReply:
     """The events of a reply, as the provider sent them. Its `take_in` is a `WireRequest.on_event`.
 
@@ -46,11 +57,12 @@ class PassedReply:
         """Whether anything came, which means that the provider uses the client's protocol."""
         self.body = b""
         """The whole reply; empty for a stream."""
+        self.final = b""
+        """The last event of a stream of the Responses API, which has the whole response."""
         self.failed = False
         """Whether the provider reported a failure in the stream."""
-        self.waiting_bytes = 0
-        """The bytes that wait for the client."""
         self._frames: list[bytes] = []
+        self._waiting_bytes = 0
         self._protocol = protocol
         self._asked = asked
         self._model = model
@@ -69,19 +81,25 @@ class PassedReply:
             return
         if self._renames is None:
             self._renames = self._model() != self._asked.model
+        if name in _FINAL_EVENTS:
+            self.final = data
         if name in ENDS_IN_FAILURE:
             self.failed = True
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            return
         frame = self._framed(name, self._renamed(name, data) if self._renames else data)
         self._frames.append(frame)
-        self.waiting_bytes += len(frame)
+        self._waiting_bytes += len(frame)
 
     def take(self) -> bytes:
-        """The bytes for the client that have arrived."""
+        """The bytes for the client that have arrived. Raises TooFarBehind."""
         if not self._frames:
             return b""
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            raise TooFarBehind
         found = b"".join(self._frames)
         self._frames.clear()
-        self.waiting_bytes = 0
+        self._waiting_bytes = 0
         if self._is_array:
             found = (b"" if self._sent_first else b"[") + (
                 found if self._sent_first else found.removeprefix(b",\r\n")
@@ -122,6 +140,8 @@ class PassedReply:
             return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
         return b"data: %s\r\n\r\n" % data if self._protocol == "gemini" else b"data: %s\n\n" % data
 
+
+_FINAL_EVENTS = frozenset({"response.completed", "response.incomplete"})
 
 _NAMING_EVENTS = frozenset(
     {

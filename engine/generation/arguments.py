@@ -35,6 +35,7 @@ def turn_of(
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
     )
+    state.calls_as = request.session_id
     turn = Turn(
         runtime=runtime,
         state=state,

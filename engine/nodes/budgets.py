@@ -11,7 +11,7 @@ effect, and the excess is given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeAlias
 
 import anyio
@@ -44,7 +44,7 @@ class Scope:
 
     def slot(self, now_us: int) -> Slot:
         """The slot that a moment belongs to."""
-        return self._as_shared(self._window.slot(now_us))
+        return self.shared_slot(self._window.slot(now_us))
 
     def query(self, now_us: int) -> SpendingQuery:
         """The calls of the trace that count at a moment."""
@@ -55,7 +55,8 @@ class Scope:
         """The slot behind the number that an answer to `query` has."""
         return self.slot(now_us if query.slot_us is None else (query.since_us or 0) + number * query.slot_us)
 
-    def _as_shared(self, slot: WindowSlot) -> Slot:
+    def shared_slot(self, slot: WindowSlot) -> Slot:
+        """A slot of the budget's window, as nodes share it."""
         return Slot(slot.start_us, self._window.forgets_us(slot))
 
 
@@ -64,7 +65,8 @@ def name_of(budget: Budget) -> str:
     scope = budget.per if budget.of is None else f"{budget.per}={budget.of}"
     limits = f"{budget.max_nano_usd} nano-USD, {budget.max_tokens} tokens"
     follows = ", current prices" if budget.follows_repricing else ""
-    return f"{scope}; {limits}; {budget.window} {budget.zone}{follows}"
+    imported = ", imported calls" if budget.counts_imported else ""
+    return f"{scope}; {limits}; {budget.window} {budget.zone}{follows}{imported}"
 
 
 # --- Shared accounts and slices ---
@@ -92,6 +94,12 @@ class SharedAccount(Account):
         """The amount that this node has used in a slot."""
         found = self._slots.get(slot.start_us)
         return _NOTHING if found is None else (found.money, found.tokens)
+
+    def slots_in_use(self) -> list[Slot]:
+        """The slots in which this node has used something."""
+        return [
+            self.scope.shared_slot(found.slot) for found in self._slots.values() if found.money or found.tokens
+        ]
 
     def short_of(self, asked: Amount, now_us: int) -> Allotment | None:
         """The size that the slice of now must have for a reservation; None if it has it."""
@@ -284,6 +292,35 @@ class BudgetSlices:
         await self._tables.count_anew([account.scope for account in _in_order(accounts)])
         await self._look(accounts)
 
+    def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
+        """Take in that budgets were added to this node's ledger, and that others were removed from it.
+
+        A removed budget's slices stay with the store until the node ends. Nothing is asked of them any more.
+        """
+        self._named.update((name_of(budget), budget) for budget in added)
+        for budget in removed:
+            self._named.pop(name_of(budget), None)
+        self._accounts = [account for account in self._accounts if account.scope.budget in self._named]
+        self._unsure = {each for each in self._unsure if each[0].scope.budget in self._named}
+
+    async def carry(self, accounts: Sequence[Account]) -> None:
+        """Get slices for what this node had used in accounts that are new here, whether there is room or not.
+
+        Until then the store had counted it from the trace.
+        """
+        carried = _in_order(accounts)
+        if not carried:
+            return
+        async with self._asking:
+            slices = [(account, slot) for account in carried for slot in account.slots_in_use()]
+            if slices:
+                await self._grant(
+                    lambda now_us: slices,
+                    lambda account, slot: Want(account.scope, slot, account.used(slot), forced=True),
+                )
+        await self._tables.count_anew([account.scope for account in carried])
+        await self._look(carried)
+
     async def run(self) -> None:
         """Look, give back, and settle what dead nodes left, until cancelled."""
         settled = anyio.current_time()
@@ -291,7 +328,7 @@ class BudgetSlices:
             await anyio.sleep(LOOK_SECONDS)
             try:
                 await self._tend()
-                if anyio.current_time() - settled >= SETTLE_SECONDS:
+                if self._named and anyio.current_time() - settled >= SETTLE_SECONDS:
                     settled = anyio.current_time()
                     await self._tables.settle_dead(self._scope_of)
             except StoreError as error:

@@ -293,7 +293,7 @@ class Node:
         self.database = _shared_database(cluster, store)
         """The address and the schema of the shared database; None without one."""
         self.budgets: BudgetSlices | None = None
-        """The node's slices of budgets; None without budgets, or without a shared database."""
+        """The node's slices of budgets; None without a shared database."""
         self.bridge: EventBridge | None = None
         """The way out of this node's events; None without a broker, or without a trace."""
         self.parts: Sequence[Part] = ()
@@ -355,9 +355,9 @@ class Node:
         """Replace the engine's budgets with those of the whole cluster.
 
         Returns:
-            The node's slices of them; None without budgets, or without a shared database.
+            The node's slices of them; None without a shared database.
         """
-        if self.shared is None or not budgets:
+        if self.shared is None:
             return None
         tables = PostgresLedger(self.shared)
         self.budgets = BudgetSlices(tables, self.id, budgets, clock, self.cluster.without_store)

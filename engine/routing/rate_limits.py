@@ -416,6 +416,11 @@ class RateLimits:
                     opens_in_seconds=line.opens_in_us / 1e6,
                 )
 
+    def share(self, live: LiveGate) -> None:
+        """Share the declared limits of a gate with the other nodes, if there are any."""
+        if self._share is not None and any(live.gate.declared):
+            self._share(live)
+
     def _of(self, adapter: str) -> list[LiveGate]:
         return [live for live in self._gates.values() if live.name == adapter]
 
@@ -432,8 +437,8 @@ class RateLimits:
                 self._teach(live, lesson, observed_us)
         elif changes:
             live.gate.declare(requests, tokens)
-        if changes and self._share is not None and (requests or tokens):
-            self._share(live)
+        if changes:
+            self.share(live)
         live.changed()
         self._entries[name] = entry
         return live

@@ -130,12 +130,13 @@ class Runtime:
         self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None, ownership=ownership)
         if ownership is not None:
             ownership.local = self.sessions
+        shared = None if self.node is None else self.node.share_budgets(budgets, clock)
         self.budgets = Budgets(
             budgets,
             self.bus,
             clock,
-            loader(store, self.bus.run_id, self.host.settle),
-            None if self.node is None else self.node.share_budgets(budgets, clock),
+            loader(store, self.bus.run_id, self.host.settle, own_run=shared is not None),
+            shared,
         )
         self.pricing = Pricing(
             self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount

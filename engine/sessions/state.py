@@ -73,6 +73,8 @@ class SessionState:
         forked_from: str | None = None,
     ) -> None:
         self.id = session_id
+        self.calls_as = session_id
+        """The session of its calls in the trace. A conversation without a session may have one for its calls."""
         self.model = model
         self.options = options
         self.requires = requires

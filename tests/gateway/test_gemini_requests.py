@@ -17,7 +17,7 @@ from callboard.bus.values.messages import Role, ToolChoice
 from callboard.bus.values.usage import StopReason
 from callboard.engine.gateway.gemini_replies import WIRE
 from callboard.engine.gateway.gemini_requests import DEFAULT_OUTPUT, effort_of
-from callboard.engine.gateway.gemini_tools import json_schema
+from callboard.engine.gateway.gemini_schemas import json_schema
 from callboard.engine.gateway.wire import (
     BadRequest,
 )
@@ -247,7 +247,7 @@ ONLY_GEMINIS: list[tuple[Any, str]] = [
 def test_what_only_gemini_has_goes_to_gemini_and_is_a_loss_elsewhere(fields: JsonObject, name: str) -> None:
     asked = read(HELLO, **fields)
     assert len(asked.losses) == 1
-    assert lost(asked)[0].startswith(f"{name} was not sent")
+    assert lost(asked)[0].startswith(f"{name} is not sent")
     sent, given = again(asked), WIRE.read_request({**fields, "contents": [HELLO]}, {}, model=MODEL).body
     for field, value in given.items():
         found = sent[field]
@@ -304,7 +304,9 @@ def test_the_form_of_the_reply_is_a_schema(fields: JsonObject, schema: JsonObjec
     asked = read(HELLO, generationConfig=fields)
     assert asked.request.output_schema == schema
     assert lost(asked) == (
-        ["responseMimeType text/x.enum was not sent: only Gemini has it"] if "x.enum" in str(fields) else []
+        ["responseMimeType text/x.enum is not sent to another protocol: only this protocol has it"]
+        if "x.enum" in str(fields)
+        else []
     )
 
 

@@ -11,8 +11,10 @@ import anyio
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
+from ..gateway import GatewayTables
 from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
+from ..sql.gateway import SqlGateway
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, Reach
 from .schema import migrate
@@ -270,6 +272,11 @@ class SharedDatabase:
         """
         await self._open()
         return await self._database.brief(work)
+
+    @property
+    def gateway(self) -> GatewayTables:
+        """The rows of gateways in this database."""
+        return SqlGateway(self.brief, self.brief)
 
     async def close(self) -> None:
         """Close the connection. The next work makes another."""

@@ -20,6 +20,7 @@ from ..sql.expiry import (
     references_in,
     sweep_bodies,
 )
+from ..sql.gateway import forget_kept_before
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 
@@ -77,6 +78,7 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
             while after := erase_old_words(statements, erasure.before_us, after, origin.name):
                 pass
             forget_names(statements, erasure.before_us, origin.name)
+            forget_kept_before(statements, erasure.before_us)  # the nodes of a cluster keep it here
             for table in ("session_messages", "session_setups"):
                 statements.run(
                     f"DELETE FROM {table} WHERE ts_us < ? AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",

@@ -24,6 +24,7 @@ from callboard.bus.events.codec import decode_event
 from ..codec import encode_event, figures_of
 from ..prices.rows import MAX_INT64
 from .connection import Database, Row, SqlValue, Statements, placeholders
+from .gateway import forget_kept_before, forget_kept_of, note_forgotten
 
 BODIES_AT_ONCE = 500
 EVENTS_AT_ONCE = 500
@@ -53,6 +54,7 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
         statements.run(statement.format(names=listed), names)
     with statements.erasing():  # Metadata may quote content, too.
         content = [statements.change(f"DELETE FROM {table} WHERE {which}", names) for table in _CONTENT]
+        content.append(forget_kept_of(statements, names))
         return statements.change(f"DELETE FROM sessions WHERE {which}", names) or int(any(content))
 
 
@@ -183,6 +185,8 @@ async def forget_content(database: Database, before_us: int, at_us: int) -> int:
     def work(statements: Statements) -> int:
         note_erasure(statements, Erasure(at_us=at_us, before_us=before_us))
         forget_names(statements, before_us)
+        forget_kept_before(statements, before_us)
+        note_forgotten(statements)
         with statements.erasing():
             statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
             statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
@@ -208,6 +212,7 @@ async def delete_session(
         if not delete_sessions(statements, [session_id]):
             return False
         note_erasure(statements, Erasure(at_us=at_us, session_id=session_id, runs=runs))
+        note_forgotten(statements)
         return True
 
     found = await database.write(work)

@@ -188,9 +188,14 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
     group = grouping(by, "p", statements.dialect)
     conditions = ["NOT (r.run_id = ? AND c.status = 'started')"]
     values: list[SqlValue] = [run_id]
+    if not query.imported:
+        conditions.append("c.origin IS NULL")
     if without:
         conditions.append(f"r.run_id NOT IN ({', '.join('?' for _ in without)})")
         values += without
+    if query.run_id is not None:
+        conditions.append("r.run_id = ?")
+        values.append(query.run_id)
     if query.since_us is not None:
         conditions.append("c.ts_us >= ?")
         values.append(query.since_us)

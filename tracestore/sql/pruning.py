@@ -25,6 +25,7 @@ import msgspec
 from ..reports import PruneReport
 from .connection import Database, Row, SqlValue, Statements, placeholders
 from .expiry import allowed, delete_sessions, delete_spared, delete_unneeded, needed_bodies
+from .gateway import forget_kept_before
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
@@ -152,6 +153,7 @@ class Pruning(ABC):
             pass
         await self._step(partial(self._delete_runs, before_us=before_us))
         await self._delete_bodies(before_us)
+        await self._step(lambda statements: {"bodies": forget_kept_before(statements, before_us)})
         return self._report.events + self._report.attempts - began
 
     def _delete_calls(self, statements: Statements, before_us: int) -> dict[str, int]:

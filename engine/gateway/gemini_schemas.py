@@ -1,16 +1,12 @@
-"""The schemas and the names of a Gemini client's tools. Pure."""
+"""Google's schemas as JSON Schema. Pure."""
 
 from __future__ import annotations
-
-import re
 
 from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
 from .gemini_contents import camel
 from .wire import BadRequest
-
-# --- Schemas ---
 
 _CAMEL_KEYWORDS = frozenset(
     {"anyOf", "oneOf", "allOf", "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
@@ -116,43 +112,3 @@ def _or_null(schema: JsonObject) -> JsonObject:
     elif "$ref" in schema:
         return {"anyOf": [schema, {"type": "null"}]}
     return schema
-
-
-# --- Names of tools ---
-
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-
-
-class ToolNames:
-    """Callboard's names of a request's tools. Gemini also allows dots, colons and longer names."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def of(self, name: str) -> str:
-        """Callboard's name of a tool, by the client's."""
-        found = self._known.get(name)
-        if found is None:
-            found = name if _NAME.fullmatch(name) else _legal(name)
-            if found in self._known.values():
-                found = _marked(found, name)
-            self._known[name] = found
-        return found
-
-    @property
-    def changed(self) -> JsonObject:
-        """The client's names by Callboard's, where they differ."""
-        return {ours: theirs for theirs, ours in self._known.items() if ours != theirs}
-
-
-def _legal(name: str) -> str:
-    bare = re.sub("[^A-Za-z0-9_-]", "_", name)
-    if not bare[:1].isalpha():
-        bare = f"t{bare}"
-    return bare if len(bare) <= 64 else _marked(bare, name)
-
-
-def _marked(bare: str, name: str) -> str:
-    import hashlib
-
-    return f"{bare[:55]}_{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
