@@ -158,6 +158,8 @@ class ItemWriter:
         prefix = PREFIXES.get(wire.kind) or HOST_TOOLS[wire.kind].prefix
         kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
         item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
+        if wire.kind == "local_shell":
+            item["id"] = call_id  # its output may name either of them
         if wire.kind in CALL_TYPES:
             item["name"] = wire.name
             if wire.namespace is not None:

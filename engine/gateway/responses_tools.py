@@ -137,6 +137,7 @@ class ToolTable:
         """Tools that only OpenAI can run, as the client wrote them."""
         self.losses = LossReport()
         self._names: dict[WireTool, str] = {}
+        self._without_space: dict[tuple[str, str], list[str]] = {}  # names by kinds and names without namespaces
 
     def add(self, tools: Json, param: str, namespace: str | None = None) -> list[str]:
         """Add tools. Returns their canonical names.
@@ -176,6 +177,7 @@ class ToolTable:
             number += 1
             name = canonical_name(f"{wanted[:60]}_{number}")
         self._names[wire] = name
+        self._without_space.setdefault((wire.kind, wire.name), []).append(name)
         self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
         if wire != WireTool(FUNCTION, name):
             self.wire[name] = wire
@@ -186,7 +188,7 @@ class ToolTable:
         found = self._names.get(WireTool(kind, name, namespace))
         if found is None and namespace is None:
             # A client may leave out the namespace if no other tool has the name.
-            named = [own for wire, own in self._names.items() if (wire.kind, wire.name) == (kind, name)]
+            named = self._without_space.get((kind, name), ())
             found = named[0] if len(named) == 1 else None
         return found
 
@@ -228,12 +230,15 @@ def _object_schema(parameters: Json) -> JsonObject:
         return {"type": "object", "properties": {}}
     if not _COMBINED.isdisjoint(parameters):
         return parameters
-    schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
-    properties, required = schema.get("properties"), schema.get("required")
+    properties, required = parameters.get("properties"), parameters.get("required")
     known = properties if isinstance(properties, dict) else {}
-    names = required if isinstance(required, list) else []
-    missing: JsonObject = {name: {} for name in names if isinstance(name, str) and name not in known}
-    return {**schema, "properties": {**known, **missing}} if missing else schema
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    schema: JsonObject = {**parameters, "type": "object"}
+    if not known.keys() >= set(names):
+        schema["properties"] = {**known, **{name: {} for name in names if name not in known}}
+    if names != required and required is not None:
+        schema["required"] = list(names)
+    return schema
 
 
 def _free_form(tool: JsonObject) -> JsonObject:
