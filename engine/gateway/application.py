@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
+from .addresses import Address, Purpose, find, key_of, wire_of
 from .exchange import (
     Exchange,
     Serving,
@@ -37,7 +38,6 @@ from .http import (
     GatewayLimits,
     Headers,
     Incoming,
-    Message,
     Receive,
     Scope,
     Send,
@@ -61,12 +61,6 @@ CHARACTERS_OF_TOKEN = 4
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
-
-_GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>.+):(?P<action>[A-Za-z]+)")
-_RESPONSE = re.compile(r"/v1/responses/(?P<id>[^/]+)(?:/(?P<action>cancel|input_items))?")
-_MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
-
-Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 
 @cache
@@ -110,10 +104,7 @@ class Call(NamedTuple):
     wire: ClientWire
     client: Client | None
     """The client; None for a gateway without keys."""
-    model: str = ""
-    """The model in the path, or the id there; empty if there is none."""
-    action: str = ""
-    """The method of Gemini's API that the path names."""
+    address: Address
 
     @property
     def client_name(self) -> str:
@@ -147,17 +138,19 @@ class Gateway:
         self._hosts = frozenset(hosts)
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
-        self._routes: dict[tuple[str, str], tuple[str, Handler]] = {
-            ("POST", "/v1/chat/completions"): ("chat", self._reply),
-            ("POST", "/v1/responses"): ("responses", self._respond),
-            ("POST", "/v1/responses/input_tokens"): ("responses", self._count_tokens),
-            ("POST", "/v1/messages"): ("messages", self._reply),
-            ("POST", "/v1/messages/count_tokens"): ("messages", self._count_tokens),
-            ("POST", "/v1/embeddings"): ("chat", self._embed_openai),
-            ("POST", "/v1/images/generations"): ("chat", self._make_images),
-            ("GET", "/v1/models"): ("", self._list_models),
-            ("GET", "/v1beta/models"): ("gemini", self._list_models),
-            ("GET", "/v1alpha/models"): ("gemini", self._list_models),
+        self._handlers: Mapping[Purpose, Callable[[Call], Awaitable[None]]] = {
+            "reply": self._reply,
+            "respond": self._respond,
+            "count_tokens": self._count_tokens,
+            "embed_openai": self._embed_openai,
+            "embed_gemini": self._embed_gemini,
+            "make_images": self._make_images,
+            "list_models": self._list_models,
+            "show_model": self._show_model,
+            "show_response": self._show_response,
+            "delete_response": self._delete_response,
+            "cancel_response": self._cancel_response,
+            "list_items": self._list_items,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,16 +165,8 @@ class Gateway:
                 await send({"type": "websocket.close", "code": 1008})
 
     async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
-        send, loop = request.send, asyncio.get_running_loop()
-        begun, status = loop.time(), 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        request.send = noting
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         try:
             await self._http(request)
         finally:
@@ -189,7 +174,7 @@ class Gateway:
                 ServedRequest(
                     method=request.method,
                     path=request.path,
-                    status=status,
+                    status=request.status,
                     seconds=loop.time() - begun,
                     client=request.client_name,
                     **({} if request.summary is None else request.summary()),
@@ -215,24 +200,27 @@ class Gateway:
         if request.path in ("/health", "/", "") and request.method in ("GET", "HEAD"):
             await self._health(request)
             return
-        found = self._find(request)
-        wire = wires()[found[0] if found is not None else self._wire_of(request)]
+        address = find(request)
+        wire = wires()[wire_of(request) if address is None else address.wire]
         try:
             if (wrong := request.check_headers(self.limits)) is not None:
                 await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
                 return
-            if found is None:
+            if address is None:
                 method = f"{request.method} {request.path[:200]}"
                 raise BadRequest(f"{method} is not an address of this gateway", kind="not_found")
             self._check_origin(request)
             client = await self._authenticate(request)
             if client is not None:
                 request.client_name = client.name
-            await found[1](Call(request, wire, client, *found[2:]))
+            await self._handlers[address.purpose](Call(request, wire, client, address))
         except ClientGone:
             pass
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
+            if request.status:  # a fault of ours in mid-answer; it is logged
+                request.abort()
+                return
             status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
             await self._refuse(request, wire, failure, status)
 
@@ -246,47 +234,6 @@ class Gateway:
             headers.append((b"connection", b"close"))  # else the server reads the rest of the body
         failure = msgspec.structs.replace(failure, request_id=request_id)
         await send_failure(request, wire, failure, headers, status=status)
-
-    # --- Addresses ---
-
-    def _find(self, request: Incoming) -> tuple[str, Handler, str, str] | None:
-        """The name of the wire, the handler, the model or id in the path, and the method that it names."""
-        path = request.path.rstrip("/")
-        if (route := self._routes.get((request.method, path))) is not None:
-            return (route[0] or self._wire_of(request)), route[1], "", ""
-        if request.method == "POST" and (match := _GEMINI.fullmatch(path)):
-            model, action = match["model"], match["action"]
-            handlers: Mapping[str, Handler] = {
-                "generateContent": self._reply,
-                "streamGenerateContent": self._reply,
-                "countTokens": self._count_tokens,
-                "embedContent": self._embed_gemini,
-                "batchEmbedContents": self._embed_gemini,
-            }
-            handler = handlers.get(action)
-            return None if handler is None else ("gemini", handler, model, action)
-        if (match := _RESPONSE.fullmatch(path)) is not None:
-            known: Mapping[tuple[str, str | None], Handler] = {
-                ("GET", None): self._show_response,
-                ("DELETE", None): self._delete_response,
-                ("POST", "cancel"): self._cancel_response,
-                ("GET", "input_items"): self._list_items,
-            }
-            found = known.get((request.method, match["action"]))
-            return None if found is None else ("responses", found, match["id"], "")
-        if request.method == "GET" and (match := _MODEL.fullmatch(path)):
-            name = "gemini" if match["version"] != "v1" else self._wire_of(request)
-            return name, self._show_model, match["model"], ""
-        return None
-
-    def _wire_of(self, request: Incoming) -> str:
-        """The name of the wire of a client, by its path and headers."""
-        path = request.path
-        if path.startswith("/v1/messages") or "anthropic-version" in request.headers:
-            return "messages"
-        if path.startswith("/v1beta/") or "x-goog-api-key" in request.headers:
-            return "gemini"
-        return "responses" if path.startswith("/v1/responses") else "chat"
 
     async def _health(self, request: Incoming) -> None:
         state = "closed" if self.engine.closed else "ok"
@@ -317,7 +264,10 @@ class Gateway:
     async def _reply(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
         asked = call.wire.read_request(
-            body, call.request.headers, model=call.model or None, stream=call.action == "streamGenerateContent"
+            body,
+            call.request.headers,
+            model=call.address.name or None,
+            stream=call.address.action == "streamGenerateContent",
         )
         async with self._exchange(call, asked) as exchange:
             call.request.summary = exchange.summary
@@ -332,6 +282,7 @@ class Gateway:
             await self._answer(call, await self._stored.begin(call.client_name, continued, exchanging))
             return
         async with exchanging as exchange:
+            exchange.body = continued.body
             call.request.summary = exchange.summary
             exchange.on_reply.append(lambda: self._stored.store(call.client_name, continued, exchange))
             await exchange.answer()
@@ -388,7 +339,7 @@ class Gateway:
             body = inner
         if call.wire.name == "messages":
             body = {"max_tokens": 1, **body}  # which a count does not need
-        asked = call.wire.read_request(body, call.request.headers, model=call.model or None)
+        asked = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
         if self.clients is not None and call.client is not None:
             self.clients.require_model(call.client, asked.model)
         await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
@@ -404,7 +355,9 @@ class Gateway:
 
     async def _embed_gemini(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
-        asked = gemini_embeddings.read_embeddings(body, model=call.model, single=call.action == "embedContent")
+        asked = gemini_embeddings.read_embeddings(
+            body, model=call.address.name, single=call.address.action == "embedContent"
+        )
         sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
         await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
 
@@ -438,16 +391,16 @@ class Gateway:
     async def _show_response(self, call: Call) -> None:
         if call.request.query.get("stream") == "true":
             raise BadRequest("a stored response can't be streamed again", param="stream")
-        await self._answer(call, await self._stored.show(call.client_name, call.model))
+        await self._answer(call, await self._stored.show(call.client_name, call.address.name))
 
     async def _delete_response(self, call: Call) -> None:
-        await self._answer(call, await self._stored.delete(call.client_name, call.model))
+        await self._answer(call, await self._stored.delete(call.client_name, call.address.name))
 
     async def _cancel_response(self, call: Call) -> None:
-        await self._answer(call, await self._stored.cancel(call.client_name, call.model))
+        await self._answer(call, await self._stored.cancel(call.client_name, call.address.name))
 
     async def _list_items(self, call: Call) -> None:
-        await self._answer(call, await self._stored.items(call.client_name, call.model, call.request.query))
+        await self._answer(call, await self._stored.items(call.client_name, call.address.name, call.request.query))
 
     # --- Models ---
 
@@ -455,9 +408,9 @@ class Gateway:
         await self._answer(call, call.wire.write_models(self._models_for(call.client)))
 
     async def _show_model(self, call: Call) -> None:
-        found = next((model for model in self._models_for(call.client) if model.id == call.model), None)
+        found = next((model for model in self._models_for(call.client) if model.id == call.address.name), None)
         if found is None:
-            raise unknown_model(call.model)
+            raise unknown_model(call.address.name)
         await self._answer(call, call.wire.write_model(found))
 
     def _models_for(self, client: Client | None) -> list[ListedModel]:
@@ -493,15 +446,6 @@ class Gateway:
 
     async def _answer(self, call: Call, body: JsonObject) -> None:
         await answer(call.request.send, 200, msgspec.json.encode(body))
-
-
-def key_of(request: Incoming) -> str | None:
-    """The key of a client, wherever its SDK puts it; None if it sent none."""
-    headers = request.headers
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return headers.get("x-api-key") or headers.get("x-goog-api-key") or request.query.get("key") or None
 
 
 def gateway(

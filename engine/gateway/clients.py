@@ -18,14 +18,19 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from callboard.adapters import TokenUsage
 from callboard.bus.errors import RateLimitWaitError, StoreError, StoreUnavailable
 from callboard.bus.log import Log
+from callboard.bus.values.base import ShortRepr
+from callboard.tracestore import Store
 from callboard.tracestore.gateway import Client, ClientKey, GatewayChanges, GatewayTables
 
 from ..budgets.budget import Budget
+from ..budgets.budgets import loader
+from ..budgets.ledger import Ledger
 from ..routing.rate_limits import LiveGate, Permit
 from ..routing.rate_slots import Gate
 from .wire import Failure, FailureKind
@@ -120,6 +125,57 @@ async def tables_of(runtime: Runtime) -> GatewayTables | None:
         raise StoreUnavailable(f"the trace at {store.path} can't be used now")
     tables: GatewayTables | None = getattr(store, "gateway", None)
     return tables
+
+
+# --- Spending ---
+
+
+class ClientSpending(ShortRepr, frozen=True, kw_only=True):
+    """A client, and what its calls have cost according to the trace."""
+
+    client: Client
+    keys: tuple[ClientKey, ...] = ()
+    """Its keys that have not expired, the oldest first."""
+    calls: int = 0
+    """Its calls so far."""
+    cost_nano_usd: int = 0
+    """Their cost as far as known, in nano-USD."""
+    spent_nano_usd: int | None = None
+    """The cost in the budget's current window, with what calls in progress may cost; None without a budget."""
+    left_nano_usd: int | None = None
+    """What is left of the budget in its window; None without a budget."""
+
+
+async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[ClientSpending]:
+    """All clients by name, with their spending. Raises StoreError."""
+    clients, keys = await tables.clients(), await tables.client_keys()
+    budgets = {each.name: budget for each in clients if (budget := budget_of(each)) is not None}
+    ledger = Ledger(tuple(budgets.values()))
+    load = loader(store, "", anyio.lowlevel.checkpoint)
+    (await load(ledger.budgets, now_us)).count_in(ledger)
+    costs = {row.key[0]: row for row in await store.costs(by=[f"tag:{CLIENT_TAG}"])}
+    found = []
+    for client in clients:
+        row = costs.get(client.name)
+        state = None
+        if client.budget_nano_usd is not None:
+            state = ledger.account(budgets[client.name], client.name).state(now_us)
+        left = None if state is None else state.left_nano_usd
+        found.append(
+            ClientSpending(
+                client=client,
+                keys=tuple(
+                    key
+                    for key in keys
+                    if key.client == client.name and (key.expires_us is None or key.expires_us > now_us)
+                ),
+                calls=0 if row is None else row.calls,
+                cost_nano_usd=0 if row is None else row.cost_nano_usd,
+                spent_nano_usd=None if left is None else (client.budget_nano_usd or 0) - left,
+                left_nano_usd=left,
+            )
+        )
+    return found
 
 
 # --- Rates ---

@@ -32,7 +32,7 @@ from ..generation.arguments import turn_of
 from ..generation.streaming import TurnStream
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
-from .http import GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
+from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
 from .passing import PassedReply, TooFarBehind
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
@@ -95,6 +95,8 @@ class Exchange:
         """What went wrong, once the call has failed."""
         self.on_reply: list[Callable[[], Awaitable[object]]] = []
         """Are awaited when the reply has ended well, before the client gets its last bytes."""
+        self.body = asked.body
+        """The body for a provider of the client's wire."""
         self.tags: Mapping[str, str] = {}
         """The tags of the call."""
         self.more_headers: Headers = []
@@ -119,17 +121,21 @@ class Exchange:
             request_id=f"req_{self.id}",
             message_id=message_id,
             model=models[0],
-            wire=WireRequest(
-                protocol=wire.protocol, body=asked.body, headers=asked.headers, on_event=self.passed.take_in
-            ),
         )
-        self._sent = sent
+        self._canonical = sent
         self._models = models if len(models) > 1 else None
 
     @cached_property
     def turn(self) -> Turn:
         """The turn of the engine that gives the reply."""
-        return turn_of(self._runtime, self._sent, tags=self.tags, streamed=self.asked.stream, model=self._models)
+        sent = WireRequest(
+            protocol=self.wire.protocol,
+            body=self.body,
+            headers=self.asked.headers,
+            on_event=self.passed.take_in,
+        )
+        request = msgspec.structs.replace(self._canonical, wire=sent)
+        return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
 
     def _is_array(self) -> bool:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
@@ -265,6 +271,8 @@ class Exchange:
         try:
             try:
                 await self._deliver(stream, writer, out)
+            except ClientGone:
+                self._gone = True
             except TooFarBehind as error:
                 self._give_up(str(error))
             except Exception as error:

@@ -39,6 +39,12 @@ class Continued(NamedTuple):
     items: Sequence[Json] = ()
     """The items that it brings."""
 
+    @property
+    def body(self) -> JsonObject:
+        """The body for a provider that doesn't know the stored response: with the whole conversation."""
+        body = self.asked.body
+        return body if self.earlier is None else joined(self.earlier.items, (), body)
+
 
 class _Running(NamedTuple):
     """A reply in the background."""
@@ -83,7 +89,7 @@ class StoredResponses:
             if not (isinstance(item, dict) and is_reference(item) and item.get("id") in past)
         ]
         asked = wire.read_request({**body, "input": new}, request.headers)
-        return Continued(msgspec.structs.replace(asked, body=joined(earlier.items, (), body)), earlier, new)
+        return Continued(msgspec.structs.replace(asked, body=body), earlier, new)
 
     async def store(self, client: str, continued: Continued, exchange: Exchange) -> None:
         """Store the reply to a request, unless the client doesn't want it."""
@@ -91,7 +97,7 @@ class StoredResponses:
             await self._store(client, continued, exchange, exchange.stored_body())
 
     async def _store(self, client: str, continued: Continued, exchange: Exchange, body: JsonObject) -> None:
-        response, previous = exchange.response, body.get("previous_response_id")
+        response, previous = exchange.response, continued.asked.body.get("previous_response_id")
         reply = () if response is None else (Message(Role.ASSISTANT, response.content),)
         await self._conversations.store(
             client,
@@ -128,6 +134,7 @@ class StoredResponses:
     async def _make(
         self, client: str, continued: Continued, exchange: Exchange, begun: asyncio.Future[JsonObject]
     ) -> None:
+        exchange.body = continued.body
         shown = ResponseObject(continued.asked, exchange.info())
         body = _plain(shown.at("queued"))
         place, running = (client, str(body["id"])), _Running(exchange.turn, asyncio.Event())
@@ -174,26 +181,25 @@ class StoredResponses:
 
     async def items(self, client: str, response_id: str, query: Mapping[str, str]) -> JsonObject:
         """The input of a stored response as a list, the newest item first unless ``order=asc``."""
-        await self._conversations.stored(client, response_id)
         earlier = await self._conversations.earlier(client, response_id)
         output = (await self._conversations.stored(client, response_id)).body.get("output")
         said = len(output) if isinstance(output, list) else 0
-        items = list(earlier.items[: len(earlier.items) - said])
+        sent = earlier.items[: len(earlier.items) - said]
+        items: list[JsonObject] = [
+            {"id": f"item_{place}", **item} for place, item in enumerate(sent) if isinstance(item, dict)
+        ]
         if query.get("order") != "asc":
             items.reverse()
-        names = [item.get("id") if isinstance(item, dict) else None for item in items]
-        if (after := query.get("after")) in names:
-            start = names.index(after) + 1
-            items, names = items[start:], names[start:]
+        after = next((place for place, item in enumerate(items) if item["id"] == query.get("after")), -1)
+        items = items[after + 1 :]
         limit = query.get("limit", "20")
-        most = min(max(int(limit), 1), 100) if limit.isdecimal() else 20
-        shown, names = items[:most], names[:most]
+        shown = items[: min(max(int(limit), 1), 100) if limit.isdecimal() else 20]
         return {
             "object": "list",
-            "data": shown,
-            "first_id": names[0] if names else None,
-            "last_id": names[-1] if names else None,
-            "has_more": len(items) > most,
+            "data": list[Json](shown),
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+            "has_more": len(items) > len(shown),
         }
 
     async def delete(self, client: str, response_id: str) -> JsonObject:
