@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from callboard.bus.values.base import Json, JsonObject
@@ -560,3 +561,76 @@ def test_a_reference_to_a_stored_item_is_that_item_once() -> None:
     unknown: JsonObject = {"type": "item_reference", "id": "msg_2"}
     found = joined([], [said], {"model": "m", "input": [reference, {"id": "msg_1"}, unknown]})
     assert found["input"] == [said, unknown]
+
+
+# --- Hostile bodies ---
+
+RICH: JsonObject = {
+    "model": "gpt-5",
+    "input": [
+        {"role": "user", "content": [
+            {"type": "input_text", "text": "Hi"},
+            {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"},
+            {"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="},
+            {"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}},
+        ]},
+        {**REASONING, "summary": [{"type": "summary_text", "text": "Hm"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Hi", "annotations": []}]},
+        {"type": "custom_tool_call", "call_id": "a", "name": "apply_patch", "input": PATCH},
+        {"type": "local_shell_call", "id": "b", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}},
+        {"type": "custom_tool_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "ok"}]},
+        {"type": "local_shell_call_output", "id": "b", "output": "a.py"},
+        {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [function("one")]},
+        {"type": "web_search_call", "id": "ws", "status": "completed"},
+    ],
+    "tools": [
+        function("two", parameters={"type": "object", "properties": {"a": {}}, "required": ["a"]}),
+        {"type": "namespace", "name": "ns", "tools": [function("go")]},
+        APPLY_PATCH,
+        {"type": "shell", "environment": {"type": "local"}},
+    ],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "two"}]},
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "conversation": {"id": "conv_1"},
+    "metadata": {"session_id": "s"},
+    "temperature": 1,
+    "max_output_tokens": 9,
+    "user": "u",
+}  # fmt: skip
+JUNK: tuple[Any, ...] = (
+    *(None, True, 0, -1, 0.5, "", "x", [], {}, [None], [[]], ["x"], {"a": 1}, {"type": "x"}, {"type": ["x"]}),
+)
+
+
+def places(value: Json, above: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    found = [above] if above else []
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        found += places(each, (*above, key))
+    return found
+
+
+def test_a_body_with_anything_at_any_place_is_read_or_refused() -> None:
+    refused, rich = [], msgspec.json.encode(RICH)
+    for place in places(RICH):
+        for junk in JUNK:
+            body = msgspec.json.decode(rich)
+            holder = body
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = junk
+            try:
+                read_request(body, {})
+            except BadRequest as error:
+                refused.append(error.failure.param)
+    assert len(refused) > 500
+    assert None not in refused
+
+
+def test_many_calls_of_one_id_are_read_in_linear_time() -> None:
+    calls = [call("read") for _ in range(3000)]
+    [message] = read(*calls).request.messages
+    assert len({block.id for block in message.tool_uses}) == 3000
