@@ -162,7 +162,13 @@ class InputReader:
             raise missing(place)
         if not isinstance(content, list):
             raise wrong_type(place, "a string or an array", content)
-        return [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+        blocks = [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+        for block in blocks:
+            raw = block.provider_raw
+            if raw is not None and not isinstance(block, OpaqueBlock):  # what can't be sent is reported on sending
+                for name in raw.data:
+                    self._tools.losses.parameter(f"{name!r} of a part of a message")
+        return blocks
 
     def _said(self, item: JsonObject, content: Json, place: str) -> None:
         """A message of the model."""

@@ -156,7 +156,7 @@ class ToolTable:
     def _add(self, tool: JsonObject, place: str, namespace: str | None) -> list[str]:
         kind = tool.get("type", FUNCTION)
         if kind == NAMESPACE:
-            return self.add(tool.get("tools"), f"{place}.tools", a_text(tool.get("name"), f"{place}.name"))
+            return self._add_namespace(tool, place)
         if kind in (FUNCTION, CUSTOM):
             name = a_text(tool.get("name"), f"{place}.name")
             if kind == FUNCTION:
@@ -168,8 +168,21 @@ class ToolTable:
         self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
         return []
 
+    def _add_namespace(self, tool: JsonObject, place: str) -> list[str]:
+        space, known = a_text(tool.get("name"), f"{place}.name"), frozenset(self.definitions)
+        names = self.add(tool.get("tools"), f"{place}.tools", space)
+        told = _description(tool)
+        for name in names[:1] if told else ():
+            if name not in known:  # the first of its tools tells what they have in common
+                first = self.definitions[name]
+                told = f"{first.description}\n\nAll tools of {space}: {told}".strip()
+                self.definitions[name] = msgspec.structs.replace(first, description=told)
+        return names
+
     def _define(self, wire: WireTool, fields: JsonObject) -> str:
         if wire in self._names:  # found again by a tool search, for example
+            if fields["input_schema"] != self.definitions[self._names[wire]].input_schema:
+                self.losses.parameter(f"the second tool named {wire.name!r}", "names of tools are unique")
             return self._names[wire]
         wanted = name = canonical_name(wire.name, wire.namespace)
         number = 1
@@ -178,7 +191,11 @@ class ToolTable:
             name = canonical_name(f"{wanted[:60]}_{number}")
         self._names[wire] = name
         self._without_space.setdefault((wire.kind, wire.name), []).append(name)
-        self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
+        tool = self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
+        own = tool.provider_options.get(OPENAI)
+        for field in own if isinstance(own, dict) else ():
+            if field not in _TOLD:
+                self.losses.parameter(f"{field!r} of the tool {wire.name!r}")
         if wire != WireTool(FUNCTION, name):
             self.wire[name] = wire
         return name
@@ -198,6 +215,10 @@ class ToolTable:
         self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
 
 
+_TOLD = frozenset({"type", "format", "defer_loading"})
+"""Fields of OpenAI's tools that others lose nothing by: a grammar is told in words, and each tool is loaded."""
+
+
 def _runs_at_client(kind: str, tool: JsonObject) -> bool:
     if kind == "shell":
         environment = tool.get("environment")
@@ -209,7 +230,7 @@ def _runs_at_client(kind: str, tool: JsonObject) -> bool:
 
 def _function(tool: JsonObject) -> JsonObject:
     known = ("type", "name", "description", "parameters", "strict")
-    rest = {name: value for name, value in tool.items() if name not in known}
+    rest: JsonObject = {name: value for name, value in tool.items() if name not in known and value is not None}
     strict = tool.get("strict")
     return {
         "description": _description(tool),
