@@ -197,7 +197,7 @@ class _Reader:
         return False if bool_at(given, "tool_choice.disable_parallel_tool_use") else None
 
     def _has_beginning(self, messages: Sequence[Message]) -> bool:
-        """Whether the model is to continue the last message. If that ends in a block of a tool, the tool goes on."""
+        """Whether the model is to continue the last message. After a block of a tool, the tool goes on."""
         content = messages[-1].content if messages and messages[-1].role is Role.ASSISTANT else ()
         begins = bool(content) and isinstance(content[-1], TextBlock)
         if begins:
@@ -279,7 +279,7 @@ class _Reader:
 
 
 def _effort_of(budget: int) -> str:
-    """The effort with the nearest budget, at most high: a budget is a limit, and some clients always set a large one."""
+    """The effort with the nearest budget, at most high, because some clients always set the largest budget."""
     efforts = ("minimal", "low", "medium", "high")
     return min(efforts, key=lambda effort: abs(BUDGETS[effort] - budget))
 
