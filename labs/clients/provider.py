@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,6 +15,7 @@ from .model import Asked, Call, Offered, Reply, ScriptedModel
 
 INPUT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS = 1000, 400, 50
 """The usage of each reply. The first number includes the second."""
+_SEED = secrets.token_hex(16)
 THOUGHT = "I should use a tool."
 """The reasoning before each call."""
 
@@ -36,6 +38,11 @@ def _text_of(content: Any) -> str:
             return msgspec.json.encode(content).decode()
         case _:
             return str(content)
+
+
+def _id(prefix: str, number: int) -> str:
+    """An id of a call, as long as those of real providers."""
+    return prefix + hashlib.sha256(f"{_SEED} {number}".encode()).hexdigest()[:24]
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -71,7 +78,7 @@ def write_messages(reply: Reply, number: int, signature: str) -> tuple[Data, Eve
     if isinstance(reply, str):
         content: list[Data] = [{"type": "text", "text": reply}]
     else:
-        call = {"type": "tool_use", "id": f"toolu_{number:04}", "name": reply.tool.name, "input": reply.input}
+        call = {"type": "tool_use", "id": _id("toolu_", number), "name": reply.tool.name, "input": reply.input}
         content = [{"type": "thinking", "thinking": THOUGHT, "signature": signature}, call]
     stop = "end_turn" if isinstance(reply, str) else "tool_use"
     message: Data = {
@@ -138,7 +145,7 @@ def write_responses(reply: Reply, number: int, signature: str) -> tuple[Data, Ev
     else:
         item = {"type": "function_call", "name": reply.tool.name, "arguments": _arguments(reply)}
     if not isinstance(reply, str):
-        item["call_id"] = f"call_{number:04}"
+        item["call_id"] = _id("call_", number)
         if reply.tool.namespace:
             item["namespace"] = reply.tool.namespace
     item |= {"id": f"it_{number:04}", "status": "completed"}
@@ -216,7 +223,11 @@ def write_chat(reply: Reply, number: int, signature: str) -> tuple[Data, Events]
     if not isinstance(reply, str):
         kind = "custom" if reply.tool.free_form else "function"
         field = "input" if reply.tool.free_form else "arguments"
-        call = {"id": f"call_{number:04}", "type": kind, kind: {"name": reply.tool.name, field: _arguments(reply)}}
+        call = {
+            "id": _id("call_", number),
+            "type": kind,
+            kind: {"name": reply.tool.name, field: _arguments(reply)},
+        }
         message |= {"reasoning_content": THOUGHT, "tool_calls": [call]}
     stop = "stop" if isinstance(reply, str) else "tool_calls"
     whole = {**head, "object": "chat.completion", "usage": usage}
@@ -279,7 +290,7 @@ def write_gemini(reply: Reply, number: int, signature: str) -> tuple[Data, Event
     if isinstance(reply, str):
         parts: list[Data] = [{"text": half} for half in _halves(reply)]
     else:
-        call = {"id": f"call{number:04}", "name": reply.tool.name, "args": reply.input}
+        call = {"id": _id("", number)[:8], "name": reply.tool.name, "args": reply.input}
         parts = [{"text": THOUGHT, "thought": True}, {"functionCall": call, "thoughtSignature": signature}]
     pieces = [part([each], "STOP" if each is parts[-1] else None) for each in parts]
     return part(parts, "STOP"), (("", piece) for piece in pieces)
@@ -309,10 +320,9 @@ class ScriptedProvider:
         self.signatures: list[str] = []
         """What must come back with the calls in later requests."""
         self._numbers = itertools.count(1)
-        self._seed = secrets.token_hex(16)
 
     def signature(self, number: int) -> str:
-        return base64.b64encode(f"{self._seed}-{number:04}".encode()).decode()
+        return base64.b64encode(f"{_SEED}-{number:04}".encode()).decode()
 
     async def __call__(
         self,
