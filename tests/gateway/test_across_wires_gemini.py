@@ -260,6 +260,21 @@ async def test_structured_output(wire: Wire, streamed: bool) -> None:
     assert wire.judged(msgspec.json.encode(found.sent)) == []
 
 
+@each_provider
+@both_ways
+async def test_a_list_as_structured_output(wire: Wire, streamed: bool) -> None:
+    """Other providers need an object at the root; the client asked for a list and gets one."""
+    async with client(wire) as found:
+        found.says('{"value": [{"name":"Rome","people":null}]}', 0, "end", streamed=streamed)
+        chunks = await found.ask(
+            "Which?", streamed=streamed, response_mime_type="application/json", response_schema=list[City]
+        )
+    assert text(chunks).strip() == '[{"name":"Rome","people":null}]'
+    if not streamed:
+        assert chunks[0].parsed == [City(name="Rome", people=None)]
+    assert wire.judged(msgspec.json.encode(found.sent)) == []
+
+
 def refusal_of(wire: Wire) -> Any:
     body: Any = wire.body("I can't.", 0, "end")
     match wire.name:
