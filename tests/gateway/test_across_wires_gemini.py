@@ -271,7 +271,8 @@ async def test_a_list_as_structured_output(wire: Wire, streamed: bool) -> None:
         )
     assert text(chunks).strip() == '[{"name":"Rome","people":null}]'
     if not streamed:
-        assert chunks[0].parsed == [City(name="Rome", people=None)]
+        parsed: Any = chunks[0].parsed
+        assert parsed == [City(name="Rome", people=None)]
     assert wire.judged(msgspec.json.encode(found.sent)) == []
 
 
