@@ -405,6 +405,17 @@ def caller_here() -> Caller | None:
     return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
 
 
+def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
+    """The tags of a call that starts here: those of the turn whose tool makes it, and over them its own.
+
+    None if there are none. So a budget of a tag counts what tools spend, too.
+    """
+    caller = caller_here() if caller is None else caller
+    if caller is None or not caller.tags:
+        return dict(own) if own else None
+    return {**caller.tags, **(own or {})}
+
+
 # --- Leaving the tree, and other processes ---
 
 

@@ -315,7 +315,9 @@ class _Hold:
 
     __slots__ = ("asked", "at_us", "lost", "payer", "places")
 
-    def __init__(self, asked: Amount, payer: Payer, at_us: int, places: list[tuple[Account, SlotSum]]) -> None:
+    def __init__(
+        self, asked: Amount, payer: Payer | None, at_us: int, places: list[tuple[Account, SlotSum]]
+    ) -> None:
         self.asked = asked
         self.payer = payer
         self.at_us = at_us
@@ -355,7 +357,7 @@ class Ledger:
         carried = {}
         for hold in self._holds.values():
             for number in fresh:
-                value = self._budgets[number].value_for(hold.payer)
+                value = None if hold.payer is None else self._budgets[number].value_for(hold.payer)
                 if value is not None:
                     account = self._account(number, value)
                     found = account.slot_of(hold.at_us)
@@ -404,10 +406,15 @@ class Ledger:
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call. Returns why not, and then takes none."""
-        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us)
+        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer)
 
-    def reserve_in(self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int) -> list[Refusal]:
-        """Take room in these accounts. Returns why not, and then takes none."""
+    def reserve_in(
+        self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, payer: Payer | None = None
+    ) -> list[Refusal]:
+        """Take room in these accounts. Returns why not, and then takes none.
+
+        A reservation without a payer does not count in budgets that are added later.
+        """
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")
         refusals = [refusal for account in accounts if (refusal := account.refuses(asked, now_us)) is not None]

@@ -59,6 +59,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         ),
     },
     "Manage the trace": {
+        "import": CommandEntry("imports:add_command", "Import calls that other programs recorded"),
         "export": CommandEntry("traces:add_export", "Export calls as CSV, JSON Lines or Parquet"),
         "prune": CommandEntry("upkeep:add_prune", "Delete old calls and events"),
         "backup": CommandEntry("upkeep:add_backup", "Copy a trace file while programs write to it"),
@@ -68,6 +69,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
     "Serve": {
         "serve": CommandEntry("serve:add_command", "Serve models to any client, as a gateway"),
         "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
+        "clients": CommandEntry("clients:add_command", "Manage the clients of a gateway: keys, budgets, models"),
         "serve-mcp": CommandEntry("serve_mcp:add_command", "Serve tools or a model as an MCP server"),
     },
     "Set up": {

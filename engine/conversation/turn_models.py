@@ -129,13 +129,15 @@ class TurnContext:
         """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
         """The way of the turn's last call."""
-        self.tags: dict[str, str] = {**state.tags, **(options.get("tags") or {})}
-        """The tags of the turn's calls: the session's, and over them the turn's own."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
         if self.caller is not None and self.caller.carried and runtime.node is not None:
             runtime.node.reach(self.caller)
         """The run of a tool that has started the turn; None for a root."""
+        own = {**state.tags, **(options.get("tags") or {})}
+        self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
+        """The tags of the turn's calls: the calling turn's, over them the session's, and over them the turn's own.
+        """
         limits = options.get("limits")
         self.node: TreeNode | None = None
         """The turn's place in its tree; None for a root without limits that has run no tool."""

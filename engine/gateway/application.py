@@ -10,17 +10,26 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import anyio
 import msgspec
 
-from callboard.adapters import TokenUsage
 from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from .exchange import Exchange, Serving, id_headers, models_of, send_failure, unknown_model
+from . import gemini_embeddings, openai_extras, operations
+from .addresses import Address, Purpose, find, key_of, wire_of
+from .exchange import (
+    Exchange,
+    Serving,
+    cost_header,
+    id_headers,
+    models_of,
+    send_failure,
+    unknown_model,
+    warnings_header,
+)
 from .failures import failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
@@ -29,31 +38,29 @@ from .http import (
     GatewayLimits,
     Headers,
     Incoming,
-    Message,
     Receive,
     Scope,
     Send,
     answer,
     rate_headers,
 )
+from .stored_responses import StoredResponses
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
 
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
 
     from .clients import Clients
-    from .conversations import Conversations
+    from .conversations import Conversations, Earlier
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts by which a gateway without keys is always reached."""
 
+CHARACTERS_OF_TOKEN = 4
+"""A guess for the tokens of texts to embed, for the rates of a client."""
+
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is used again."""
-
-_GEMINI = re.compile(r"/(?:v1beta|v1|v1alpha)/(?:models|tunedModels)/(?P<model>.+):(?P<action>[A-Za-z]+)")
-_MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
-
-Handler: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 
 @cache
@@ -97,31 +104,12 @@ class Call(NamedTuple):
     wire: ClientWire
     client: Client | None
     """The client; None for a gateway without keys."""
-    model: str = ""
-    """The model in the path; empty if there is none."""
-    stream: bool = False
-    """Whether the path asks for a stream."""
+    address: Address
 
-
-class Guest:
-    """A client's request while it is in progress.
-
-    Args:
-        name: The client's name; empty for a gateway without keys.
-        tags: The tags of its calls.
-        headers: The client's rate limits, as headers of the answer.
-    """
-
-    def __init__(
-        self, name: str = "", tags: Mapping[str, str] | None = None, headers: Headers | None = None
-    ) -> None:
-        self.name = name
-        self.tags = dict(tags or {})
-        self.headers: Headers = headers or []
-        self.revoked: anyio.Event | None = None
-        """Is set when the client's key is revoked."""
-        self.usage: TokenUsage | None = None
-        """The tokens that the request has used; None if they are unknown."""
+    @property
+    def client_name(self) -> str:
+        """The client's name; empty for a gateway without keys."""
+        return "" if self.client is None else self.client.name
 
 
 class Gateway:
@@ -143,20 +131,26 @@ class Gateway:
         self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
         self.clients = clients
         self._conversations = conversations
+        self._stored = StoredResponses(engine._runtime, conversations)
         self.on_request: Callable[[ServedRequest], object] | None = None
         """Is called after each request."""
         self._keyless = keyless
         self._hosts = frozenset(hosts)
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
-        self._routes: dict[tuple[str, str], tuple[str, Handler]] = {
-            ("POST", "/v1/chat/completions"): ("chat", self._reply),
-            ("POST", "/v1/responses"): ("responses", self._reply),
-            ("POST", "/v1/messages"): ("messages", self._reply),
-            ("POST", "/v1/messages/count_tokens"): ("messages", self._count_tokens),
-            ("GET", "/v1/models"): ("", self._list_models),
-            ("GET", "/v1beta/models"): ("gemini", self._list_models),
-            ("GET", "/v1alpha/models"): ("gemini", self._list_models),
+        self._handlers: Mapping[Purpose, Callable[[Call], Awaitable[None]]] = {
+            "reply": self._reply,
+            "respond": self._respond,
+            "count_tokens": self._count_tokens,
+            "embed_openai": self._embed_openai,
+            "embed_gemini": self._embed_gemini,
+            "make_images": self._make_images,
+            "list_models": self._list_models,
+            "show_model": self._show_model,
+            "show_response": self._show_response,
+            "delete_response": self._delete_response,
+            "cancel_response": self._cancel_response,
+            "list_items": self._list_items,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,16 +165,8 @@ class Gateway:
                 await send({"type": "websocket.close", "code": 1008})
 
     async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
-        send, loop = request.send, asyncio.get_running_loop()
-        begun, status = loop.time(), 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        request.send = noting
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         try:
             await self._http(request)
         finally:
@@ -188,7 +174,7 @@ class Gateway:
                 ServedRequest(
                     method=request.method,
                     path=request.path,
-                    status=status,
+                    status=request.status,
                     seconds=loop.time() - begun,
                     client=request.client_name,
                     **({} if request.summary is None else request.summary()),
@@ -214,24 +200,27 @@ class Gateway:
         if request.path in ("/health", "/", "") and request.method in ("GET", "HEAD"):
             await self._health(request)
             return
-        found = self._find(request)
-        wire = wires()[found[0] if found is not None else self._wire_of(request)]
+        address = find(request)
+        wire = wires()[wire_of(request) if address is None else address.wire]
         try:
             if (wrong := request.check_headers(self.limits)) is not None:
                 await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
                 return
-            if found is None:
+            if address is None:
                 method = f"{request.method} {request.path[:200]}"
                 raise BadRequest(f"{method} is not an address of this gateway", kind="not_found")
             self._check_origin(request)
             client = await self._authenticate(request)
             if client is not None:
                 request.client_name = client.name
-            await found[1](Call(request, wire, client, *found[2:]))
+            await self._handlers[address.purpose](Call(request, wire, client, address))
         except ClientGone:
             pass
         except Exception as error:
             failure = getattr(error, "failure", None) or failure_of(error)
+            if request.status:  # a fault of ours in mid-answer; it is logged
+                request.abort()
+                return
             status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
             await self._refuse(request, wire, failure, status)
 
@@ -245,36 +234,6 @@ class Gateway:
             headers.append((b"connection", b"close"))  # else the server reads the rest of the body
         failure = msgspec.structs.replace(failure, request_id=request_id)
         await send_failure(request, wire, failure, headers, status=status)
-
-    # --- Addresses ---
-
-    def _find(self, request: Incoming) -> tuple[str, Handler, str, bool] | None:
-        """The name of the wire, the handler, the model of the path, and whether the path asks for a stream."""
-        path = request.path.rstrip("/")
-        if (route := self._routes.get((request.method, path))) is not None:
-            return (route[0] or self._wire_of(request)), route[1], "", False
-        if request.method == "POST" and (match := _GEMINI.fullmatch(path)):
-            model, action = match["model"], match["action"]
-            handlers: Mapping[str, Handler] = {
-                "generateContent": self._reply,
-                "streamGenerateContent": self._reply,
-                "countTokens": self._count_tokens,
-            }
-            handler = handlers.get(action)
-            return None if handler is None else ("gemini", handler, model, action == "streamGenerateContent")
-        if request.method == "GET" and (match := _MODEL.fullmatch(path)):
-            name = "gemini" if match["version"] != "v1" else self._wire_of(request)
-            return name, self._show_model, match["model"], False
-        return None
-
-    def _wire_of(self, request: Incoming) -> str:
-        """The name of the wire of a client, by its path and headers."""
-        path = request.path
-        if path.startswith("/v1/messages") or "anthropic-version" in request.headers:
-            return "messages"
-        if path.startswith("/v1beta/") or "x-goog-api-key" in request.headers:
-            return "gemini"
-        return "responses" if path.startswith("/v1/responses") else "chat"
 
     async def _health(self, request: Incoming) -> None:
         state = "closed" if self.engine.closed else "ok"
@@ -304,48 +263,66 @@ class Gateway:
 
     async def _reply(self, call: Call) -> None:
         body = await self._bodies.read_json(call.request)
-        asked = call.wire.read_request(body, call.request.headers, model=call.model or None, stream=call.stream)
-        async with self._admitted(call, asked) as guest:
-            await self._exchange(call, asked, guest)
-
-    async def _exchange(self, call: Call, asked: ClientRequest, guest: Guest) -> None:
-        """Make the call of a request, and answer."""
-        conversation = await self._conversations.recognise(guest.name, asked)
-        exchange = Exchange(
-            self._serving,
-            call.wire,
-            asked,
-            conversation.request,
-            call.request,
-            tags=guest.tags,
-            headers=guest.headers,
+        asked = call.wire.read_request(
+            body,
+            call.request.headers,
+            model=call.address.name or None,
+            stream=call.address.action == "streamGenerateContent",
         )
-        call.request.summary = exchange.summary
-        try:
-            await exchange.answer(guest.revoked)
-        finally:
-            guest.usage = exchange.usage
-        if exchange.response is not None:
-            await self._conversations.keep(conversation, exchange.response.content)
+        async with self._exchange(call, asked) as exchange:
+            call.request.summary = exchange.summary
+            await exchange.answer()
+
+    async def _respond(self, call: Call) -> None:
+        """A reply of the Responses API, which may continue a stored one, and be stored."""
+        body = await self._bodies.read_json(call.request)
+        continued = await self._stored.read(call.wire, call.client_name, body, call.request)
+        exchanging = self._exchange(call, continued.asked, continued.earlier)
+        if body.get("background") is True and not continued.asked.stream:
+            await self._answer(call, await self._stored.begin(call.client_name, continued, exchanging))
+            return
+        async with exchanging as exchange:
+            exchange.body = continued.body
+            call.request.summary = exchange.summary
+            exchange.on_reply.append(lambda: self._stored.store(call.client_name, continued, exchange))
+            await exchange.answer()
 
     @asynccontextmanager
-    async def _admitted(self, call: Call, asked: ClientRequest) -> AsyncIterator[Guest]:
-        """The time of a request of a client that may make it. Raises ClientRefused."""
+    async def _exchange(
+        self, call: Call, asked: ClientRequest, earlier: Earlier | None = None
+    ) -> AsyncIterator[Exchange]:
+        """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
         clients, client = self.clients, call.client
         if clients is None or client is None:
-            yield Guest()
+            yield await self._new_exchange(call, asked, earlier)
             return
         clients.require_model(client, asked.model)
-        limited = client.tokens_per_minute is not None
-        admission = await clients.admit(
-            client, self._estimate(asked) if limited else 0, asked.request.max_output_tokens
-        )
-        guest = Guest(client.name, clients.tags(client), rate_headers(call.wire.name, admission.rates))
+        sent = 0 if client.tokens_per_minute is None else self._estimate(asked)
+        admission = await clients.admit(client, sent, asked.request.max_output_tokens)
+        usage = None
         try:
-            with clients.in_progress(client) as guest.revoked:
-                yield guest
+            with clients.in_progress(client) as revoked:
+                exchange = await self._new_exchange(call, asked, earlier)
+                exchange.tags = clients.tags(client)
+                exchange.more_headers = rate_headers(call.wire.name, admission.rates)
+                exchange.revoked = revoked
+                try:
+                    yield exchange
+                finally:
+                    usage = exchange.usage
         finally:
-            admission.over(guest.usage)
+            admission.over(usage)
+
+    async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+        conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
+        exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
+
+        async def keep() -> None:
+            if exchange.response is not None:
+                await self._conversations.keep(conversation, exchange.response.content)
+
+        exchange.on_reply.append(keep)
+        return exchange
 
     def _estimate(self, asked: ClientRequest) -> int:
         """An estimate of the input tokens of a request. Raises BadRequest."""
@@ -362,10 +339,68 @@ class Gateway:
             body = inner
         if call.wire.name == "messages":
             body = {"max_tokens": 1, **body}  # which a count does not need
-        asked = call.wire.read_request(body, call.request.headers, model=call.model or None)
+        asked = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
         if self.clients is not None and call.client is not None:
             self.clients.require_model(call.client, asked.model)
         await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
+
+    # --- Embeddings and images ---
+
+    async def _embed_openai(self, call: Call) -> None:
+        asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
+        sent = sum(map(len, asked.request.inputs)) // CHARACTERS_OF_TOKEN
+        await self._make(
+            call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
+        )
+
+    async def _embed_gemini(self, call: Call) -> None:
+        body = await self._bodies.read_json(call.request)
+        asked = gemini_embeddings.read_embeddings(
+            body, model=call.address.name, single=call.address.action == "embedContent"
+        )
+        sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
+        await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
+
+    async def _make_images(self, call: Call) -> None:
+        asked = openai_extras.read_images(await self._bodies.read_json(call.request))
+        await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
+
+    async def _make(
+        self, call: Call, model: str, sent: int, make: Callable[[Mapping[str, str]], Awaitable[operations.Made]]
+    ) -> None:
+        """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
+        headers: Headers = []
+        if self.clients is None or call.client is None:
+            made = await make({})
+        else:
+            self.clients.require_model(call.client, model)
+            admission = await self.clients.admit(call.client, sent, 0)
+            usage = None
+            try:
+                made = await make(self.clients.tags(call.client))
+                usage = made.usage
+            finally:
+                admission.over(usage)
+            headers = rate_headers(call.wire.name, admission.rates)
+        headers += [(b"x-callboard-call-id", made.call_id.encode()), *id_headers(made.call_id)]
+        headers += [*cost_header(made.cost), *warnings_header(made.warnings)]
+        await answer(call.request.send, 200, made.body, headers, kind=made.kind)
+
+    # --- Stored responses ---
+
+    async def _show_response(self, call: Call) -> None:
+        if call.request.query.get("stream") == "true":
+            raise BadRequest("a stored response can't be streamed again", param="stream")
+        await self._answer(call, await self._stored.show(call.client_name, call.address.name))
+
+    async def _delete_response(self, call: Call) -> None:
+        await self._answer(call, await self._stored.delete(call.client_name, call.address.name))
+
+    async def _cancel_response(self, call: Call) -> None:
+        await self._answer(call, await self._stored.cancel(call.client_name, call.address.name))
+
+    async def _list_items(self, call: Call) -> None:
+        await self._answer(call, await self._stored.items(call.client_name, call.address.name, call.request.query))
 
     # --- Models ---
 
@@ -373,9 +408,9 @@ class Gateway:
         await self._answer(call, call.wire.write_models(self._models_for(call.client)))
 
     async def _show_model(self, call: Call) -> None:
-        found = next((model for model in self._models_for(call.client) if model.id == call.model), None)
+        found = next((model for model in self._models_for(call.client) if model.id == call.address.name), None)
         if found is None:
-            raise unknown_model(call.model)
+            raise unknown_model(call.address.name)
         await self._answer(call, call.wire.write_model(found))
 
     def _models_for(self, client: Client | None) -> list[ListedModel]:
@@ -411,15 +446,6 @@ class Gateway:
 
     async def _answer(self, call: Call, body: JsonObject) -> None:
         await answer(call.request.send, 200, msgspec.json.encode(body))
-
-
-def key_of(request: Incoming) -> str | None:
-    """The key of a client, wherever its SDK puts it; None if it sent none."""
-    headers = request.headers
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return headers.get("x-api-key") or headers.get("x-goog-api-key") or request.query.get("key") or None
 
 
 def gateway(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property, reduce
 from operator import add
 from typing import Any, NamedTuple, cast
 
@@ -25,13 +25,14 @@ from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse,
 from callboard.adapters.contract import WireRequest
 from callboard.bus import CallboardError, ConfigurationError, Cost, Log, StreamReset
 from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete
+from callboard.bus.values.base import JsonObject
 
 from ..conversation.turn import Turn, own
 from ..generation.arguments import turn_of
 from ..generation.streaming import TurnStream
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
-from .http import GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
+from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
 from .passing import PassedReply, TooFarBehind
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
@@ -74,8 +75,6 @@ class Exchange:
         asked: The request as the client made it.
         canonical: The request to make, as part of its conversation.
         request: The request as HTTP.
-        tags: The tags of the call.
-        headers: Further headers of the answer.
     """
 
     def __init__(
@@ -85,9 +84,6 @@ class Exchange:
         asked: ClientRequest,
         canonical: CanonicalRequest,
         request: Incoming,
-        *,
-        tags: Mapping[str, str],
-        headers: Headers,
     ) -> None:
         runtime = serving.runtime
         self.wire = wire
@@ -95,10 +91,23 @@ class Exchange:
         self.request = request
         self.response: CanonicalResponse | None = None
         """The reply, once it has ended well."""
+        self.failure: Failure | None = None
+        """What went wrong, once the call has failed."""
+        self.on_reply: list[Callable[[], Awaitable[object]]] = []
+        """Are awaited when the reply has ended well, before the client gets its last bytes."""
+        self.body = asked.body
+        """The body for a provider of the client's wire."""
+        self.tags: Mapping[str, str] = {}
+        """The tags of the call."""
+        self.more_headers: Headers = []
+        """Further headers of the answer."""
+        self.revoked: anyio.Event | None = None
+        """Is set when the client's key is revoked, which ends the call."""
+        self.session_id = canonical.session_id
+        """The session of the conversation."""
         self._runtime = runtime
         self._limits = serving.limits
         self._cancels = serving.cancels
-        self._more_headers = headers
         self._gone = False
         self._stopped: Failure | None = None
         message_id = runtime.clock.new_id("msg")
@@ -112,13 +121,21 @@ class Exchange:
             request_id=f"req_{self.id}",
             message_id=message_id,
             model=models[0],
-            wire=WireRequest(
-                protocol=wire.protocol, body=asked.body, headers=asked.headers, on_event=self.passed.take_in
-            ),
         )
-        self.turn: Turn = turn_of(
-            runtime, sent, tags=tags, streamed=asked.stream, model=models if len(models) > 1 else None
+        self._canonical = sent
+        self._models = models if len(models) > 1 else None
+
+    @cached_property
+    def turn(self) -> Turn:
+        """The turn of the engine that gives the reply."""
+        sent = WireRequest(
+            protocol=self.wire.protocol,
+            body=self.body,
+            headers=self.asked.headers,
+            on_event=self.passed.take_in,
         )
+        request = msgspec.structs.replace(self._canonical, wire=sent)
+        return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
 
     def _is_array(self) -> bool:
         return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
@@ -152,15 +169,11 @@ class Exchange:
             "request_id": self.request_id,
         }
 
-    async def answer(self, revoked: anyio.Event | None = None) -> None:
-        """Answer the client.
-
-        Args:
-            revoked: Is set when the client's key is revoked, which ends its call.
-        """
+    async def answer(self) -> None:
+        """Answer the client."""
         watches = [asyncio.ensure_future(self._until_gone())]
-        if revoked is not None:
-            watches.append(asyncio.ensure_future(self._until_revoked(revoked)))
+        if self.revoked is not None:
+            watches.append(asyncio.ensure_future(self._until_revoked(self.revoked)))
         try:
             await (self._stream() if self.asked.stream else self._whole())
         finally:
@@ -187,14 +200,28 @@ class Exchange:
 
     # --- Whole replies ---
 
-    async def _whole(self) -> None:
+    async def complete(self) -> None:
+        """Make the call, and wait for the whole reply. Raises the exceptions of `Session.send`."""
         try:
             await own(self.turn, await self._runtime.host.start_turn(self.turn))
+        except Exception as error:
+            self.failure = self._failure_of(error)
+            raise
+        await self._have(self.turn.steps[-1].response)
+
+    async def _have(self, response: CanonicalResponse) -> None:
+        self.response = response
+        for keep in self.on_reply:
+            await keep()
+
+    async def _whole(self) -> None:
+        try:
+            await self.complete()
         except Exception as error:
             if not self._gone:
                 await self._fail(error)
             return
-        self.response = self.turn.steps[-1].response
+        assert self.response is not None
         if self._gone:
             return
         headers = [*self._headers(self._warnings(self.response.warnings)), *cost_header(self.turn.cost)]
@@ -205,11 +232,23 @@ class Exchange:
             self._give_up(f"it read nothing for {self._limits.write_seconds:g} seconds")
 
     def whole_body(self) -> bytes:
-        """The whole reply, once it has ended well. For a stream it is what a client would have got without one."""
+        """The whole reply, once it has ended well."""
         if self.passed.body:
             return self.passed.whole()
+        return msgspec.json.encode(self._written())
+
+    def stored_body(self) -> JsonObject:
+        """The whole reply, once it has ended well. For a stream it is what a client got without one."""
+        passed = self.passed.body or self.passed.final
+        if not passed:
+            return self._written()
+        found: JsonObject = msgspec.json.decode(passed)
+        whole = found if self.passed.body else found.get("response")
+        return {**whole, "model": self.asked.model} if isinstance(whole, dict) else found
+
+    def _written(self) -> JsonObject:
         assert self.response is not None
-        return msgspec.json.encode(self.wire.write_reply(self.asked, self._info(), self.response))
+        return self.wire.write_reply(self.asked, self.info(), self.response)
 
     # --- Streams ---
 
@@ -232,6 +271,8 @@ class Exchange:
         try:
             try:
                 await self._deliver(stream, writer, out)
+            except ClientGone:
+                self._gone = True
             except TooFarBehind as error:
                 self._give_up(str(error))
             except Exception as error:
@@ -257,9 +298,10 @@ class Exchange:
                     out.headers = [*out.headers, *warnings_header(self._warnings(start.warnings))]
             if data := writer.write(batch):
                 await out.write(data)
-        self.response = self.turn.steps[-1].response
+        response = self.turn.steps[-1].response
+        await self._have(response)
         if not self._gone:
-            await out.end(writer.finish(self.response))
+            await out.end(writer.finish(response))
 
     async def _fail_stream(self, error: Exception, writer: _Writer, out: StreamedAnswer) -> None:
         if self._gone:
@@ -274,11 +316,12 @@ class Exchange:
         return self.new_writer().ping()
 
     def new_writer(self) -> ReplyWriter:
-        return self.wire.writer(self.asked, self._info())
+        return self.wire.writer(self.asked, self.info())
 
     # --- Both ---
 
-    def _info(self) -> ReplyInfo:
+    def info(self) -> ReplyInfo:
+        """The facts that a writer needs."""
         route = self.turn.route
         return ReplyInfo(
             id=self.id,
@@ -296,7 +339,7 @@ class Exchange:
         return [
             (b"x-callboard-call-id", request_id.encode()),
             *id_headers(request_id),
-            *self._more_headers,
+            *self.more_headers,
             *warnings_header(warnings),
         ]
 

@@ -68,7 +68,9 @@ class Incoming:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.receive = receive
-        self.send = send
+        self.status = 0
+        """The status of the answer; 0 until it is sent."""
+        self._send = send
         self.method: str = scope["method"]
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
@@ -82,6 +84,15 @@ class Incoming:
         self.summary: Callable[[], dict[str, Any]] | None = None
         """The facts of the call that the request became, for a log."""
         self._scope = scope
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. Raises ClientGone."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise ClientGone from error
 
     @cached_property
     def headers(self) -> Mapping[str, str]:

@@ -38,14 +38,11 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
-from .messages_fields import PROTOCOL, client_signature, client_tool_id
+from .messages_fields import IMAGE_LEFT_OUT, PROTOCOL, client_signature, client_tool_id
 from .messages_requests import TOOL_NAMES, read_request
 from .wire import ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
 
 # --- Content ---
-
-IMAGE_LEFT_OUT = "[The model made an image. The Messages API has no place for it in a reply.]"
-"""Replaces an image in a reply."""
 
 _WITH_INPUT = ("tool_use", "server_tool_use", "mcp_tool_use")
 _OWN_KINDS = frozenset({"server_tool_use", "mcp_tool_use", "container_upload", "compaction", "fallback"})

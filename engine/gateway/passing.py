@@ -57,6 +57,8 @@ class PassedReply:
         """Whether anything came, which means that the provider uses the client's protocol."""
         self.body = b""
         """The whole reply; empty for a stream."""
+        self.final = b""
+        """The last event of a stream of the Responses API, which has the whole response."""
         self.failed = False
         """Whether the provider reported a failure in the stream."""
         self._frames: list[bytes] = []
@@ -79,6 +81,8 @@ class PassedReply:
             return
         if self._renames is None:
             self._renames = self._model() != self._asked.model
+        if name in _FINAL_EVENTS:
+            self.final = data
         if name in ENDS_IN_FAILURE:
             self.failed = True
         if self._waiting_bytes > MOST_WAITING_BYTES:
@@ -136,6 +140,8 @@ class PassedReply:
             return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
         return b"data: %s\r\n\r\n" % data if self._protocol == "gemini" else b"data: %s\n\n" % data
 
+
+_FINAL_EVENTS = frozenset({"response.completed", "response.incomplete"})
 
 _NAMING_EVENTS = frozenset(
     {

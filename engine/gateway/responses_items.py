@@ -11,12 +11,11 @@ from mimetypes import guess_type
 
 import msgspec
 
-from callboard.adapters import CallWarning, Message
+from callboard.adapters import Message
 from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
 from callboard.adapters.replies.decoders import parse_arguments
 from callboard.adapters.replies.normaliser import image_of_base64
 from callboard.adapters.requests.settings import INPUT
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -33,8 +32,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Role
 
+from .reading import a_list, a_text, an_object, missing, wrong_type, wrong_value
 from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_input, canonical_name, output_text
-from .wire import BadRequest
 
 TOKEN = "callboard:"
 """The start of the `encrypted_content` that stands for another provider's reasoning."""
@@ -57,7 +56,6 @@ class InputReader:
 
     def __init__(self, tools: ToolTable) -> None:
         self.messages: list[Message] = []
-        self.losses: list[CallWarning] = []
         self._tools = tools
         self._reply: list[ContentBlock] = []
         self._results: list[ContentBlock] = []
@@ -75,12 +73,11 @@ class InputReader:
         if isinstance(given, str):
             return (Message.user(given),)
         if not isinstance(given, list):
-            raise BadRequest("Invalid type for 'input': expected a string or an array of items.", param="input")
+            raise wrong_type("input", "a string or an array", given)
         # The tools come first, because a call's name depends on them.
         for number, item in enumerate(given):
             place = f"input[{number}]"
-            if not isinstance(item, dict):
-                raise BadRequest(f"Invalid type for '{place}': expected an object.", param=place)
+            item = an_object(item, place)
             if item.get("type") == "additional_tools" or _is_search_output(item):
                 self._found[place] = self._tools.add(item.get("tools"), f"{place}.tools")
         for number, item in enumerate(given):
@@ -113,15 +110,16 @@ class InputReader:
             case str():
                 self._other(kind, item)
             case _:
-                raise BadRequest(f"Invalid type for '{place}.type': expected a string.", param=f"{place}.type")
+                raise wrong_type(f"{place}.type", "a string", kind)
 
     # --- Messages ---
 
     def _message(self, item: JsonObject, place: str) -> None:
         role, content = item.get("role"), item.get("content")
+        if role is None:
+            raise missing(f"{place}.role")
         if role not in ROLES:
-            listed = ", ".join(repr(known) for known in ROLES)
-            raise BadRequest(f"Invalid value: {role!r}. Supported values are: {listed}.", param=f"{place}.role")
+            raise wrong_value(f"{place}.role", role, ROLES)
         if role == "assistant":
             self._said(item, content, f"{place}.content")
             return
@@ -159,16 +157,17 @@ class InputReader:
     def _content(self, content: Json, place: str) -> list[ContentBlock]:
         if isinstance(content, str):
             return [TextBlock(content)]
+        if content is None:
+            raise missing(place)
         if not isinstance(content, list):
-            raise BadRequest(f"Invalid type for '{place}': expected a string or an array.", param=place)
+            raise wrong_type(place, "a string or an array", content)
         return [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
 
     def _said(self, item: JsonObject, content: Json, place: str) -> None:
         """A message of the model."""
         if isinstance(content, str):
             content = [{"type": "output_text", "text": content}]
-        if not isinstance(content, list):
-            raise BadRequest(f"Invalid type for '{place}': expected a string or an array.", param=place)
+        content = [] if content is None else a_list(content, place)
         known: JsonObject = {"after": self._reasoning} if self._reasoning else {}
         item_id = item.get("id")
         if len(content) > 1 and not item_id:
@@ -178,9 +177,7 @@ class InputReader:
         if item.get("phase"):
             known["phase"] = item["phase"]
         for number, part in enumerate(content):
-            if not isinstance(part, dict):
-                raise BadRequest(f"Invalid type for '{place}[{number}]': expected an object.", param=place)
-            self._say(_said_part(part, known))
+            self._say(_said_part(an_object(part, f"{place}[{number}]"), known))
 
     # --- Reasoning ---
 
@@ -287,9 +284,7 @@ class InputReader:
             if isinstance(block, ResultPart):
                 parts.append(block)
             else:
-                self.losses.append(
-                    CallWarning(WarningCode.CONTENT_DROPPED, f"{place}: a tool's output can't have audio")
-                )
+                self._tools.losses.content(f"the audio in {place}", "a tool's output has none")
         return tuple(parts)
 
     # --- Items that only OpenAI understands ---
@@ -329,10 +324,7 @@ def _runs_at_client(item: JsonObject) -> bool:
 
 
 def _required(fields: JsonObject, name: str, place: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str) or not value:
-        raise BadRequest(f"Missing required parameter: '{place}.{name}'.", param=f"{place}.{name}")
-    return value
+    return a_text(fields.get(name), f"{place}.{name}")
 
 
 def _texts(parts: Json) -> list[str]:
@@ -363,15 +355,13 @@ def _part(part: Json, place: str) -> ContentBlock:
     """A part of a client's message, or of a tool's output."""
     if isinstance(part, str):
         return TextBlock(part)
-    if not isinstance(part, dict):
-        raise BadRequest(f"Invalid type for '{place}': expected an object.", param=place)
+    part = an_object(part, place)
     kind = part.get("type")
     match kind:
         case "input_text" | "output_text" | "text" | "summary_text":
-            text = part.get("text")
-            if not isinstance(text, str):
-                raise BadRequest(f"Missing required parameter: '{place}.text'.", param=f"{place}.text")
-            return TextBlock(text, _rest(part, "type", "text", "annotations", "logprobs"))
+            return TextBlock(
+                _required(part, "text", place), _rest(part, "type", "text", "annotations", "logprobs")
+            )
         case "refusal":
             return TextBlock(_required(part, "refusal", place))
         case "input_image" if part.get("image_url"):
@@ -383,7 +373,7 @@ def _part(part: Json, place: str) -> ContentBlock:
         case str():
             return OpaqueBlock(kind, ProviderRaw(OPENAI, part))
         case _:
-            raise BadRequest(f"Missing required parameter: '{place}.type'.", param=f"{place}.type")
+            raise missing(f"{place}.type")
 
 
 def _rest(part: JsonObject, *known: str) -> ProviderRaw | None:
@@ -396,8 +386,7 @@ def _image(part: JsonObject, place: str) -> ImageBlock:
     url = part["image_url"]
     if isinstance(url, dict):  # Chat's form, which some clients send
         url = url.get("url")
-    if not isinstance(url, str):
-        raise BadRequest(f"Invalid type for '{place}.image_url': expected a string.", param=f"{place}.image_url")
+    url = a_text(url, f"{place}.image_url")
     detail = part.get("detail")
     raw = _rest(part, "type", "image_url", "detail", "file_id")
     return ImageBlock(url=url, detail=detail if isinstance(detail, str) else None, provider_raw=raw)

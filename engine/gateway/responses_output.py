@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
+from callboard.adapters.providers.openai.wire import DETAILS
+from callboard.adapters.requests.content import encode_json
 from callboard.adapters.requests.settings import INPUT, digest
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -40,6 +43,7 @@ REFUSED = "The model refused to answer."
 _ENDS = {
     StopReason.MAX_TOKENS: (INCOMPLETE, "max_output_tokens"),
     StopReason.CONTENT_FILTER: (INCOMPLETE, "content_filter"),
+    StopReason.PAUSE_TURN: (INCOMPLETE, "pause_turn"),  # not one of OpenAI's reasons, but the reply goes on
     StopReason.CANCELLED: ("cancelled", None),
     StopReason.ERROR: (FAILED, None),
 }
@@ -211,13 +215,34 @@ def text_part(block: TextBlock) -> JsonObject:
     known = own(block.provider_raw)
     if known.get("type") == "refusal":
         return {"type": "refusal", "refusal": block.text}
-    annotations, logprobs = known.get("annotations"), known.get("logprobs")
+    logprobs = known.get("logprobs")
     return {
         "type": "output_text",
         "text": block.text,
-        "annotations": annotations if isinstance(annotations, list) else [],
+        "annotations": _annotations(block),
         "logprobs": logprobs if isinstance(logprobs, list) else [],
     }
+
+
+def _annotations(block: TextBlock) -> list[Json]:
+    """The sources of a text: OpenAI's own, and the web pages of other providers."""
+    data = block.provider_raw.data if block.provider_raw is not None else {}
+    found: list[Json] = []
+    for name in ("annotations", "citations"):
+        entries = data.get(name)
+        for entry in entries if isinstance(entries, list) else ():
+            match entry:
+                case {"url_citation": dict(cited)}:  # of Chat Completions
+                    found.append({"type": "url_citation", **cited})
+                case {"type": str()} if name == "annotations":
+                    found.append(entry)
+                case {"url": str(url)} if isinstance(entry, dict):  # of Anthropic
+                    title = entry.get("title")
+                    place = {"start_index": 0, "end_index": len(block.text)}
+                    found.append({"type": "url_citation", "url": url, "title": title or "", **place})
+                case _:
+                    pass
+    return found
 
 
 def message_item(item_id: str, parts: Sequence[Json], *, status: str = COMPLETED) -> JsonObject:
@@ -312,8 +337,7 @@ class ResponseObject:
             **(reasoning if isinstance(reasoning, dict) else {}),
         }
         echoed["text"] = {"format": {"type": "text"}, **(text if isinstance(text, dict) else {})}
-        # A large request is written once, though a stream repeats it three times.
-        self._echo = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
+        self._echo: Mapping[str, Any] = echoed
         self._head: JsonObject = {
             "id": response_id(info),
             "object": "response",
@@ -322,26 +346,38 @@ class ResponseObject:
         }
         self._tier = body.get("service_tier")
 
-    def at(
-        self,
-        status: str,
-        output: Sequence[Json] = (),
-        usage: TokenUsage | None = None,
-        *,
-        reason: str | None = None,
-        error: JsonObject | None = None,
-    ) -> dict[str, object]:
-        tier = usage.service_tier if usage is not None else self._tier
+    def encode_echo(self) -> None:
+        """Encode the fields of the request now, because a stream repeats them three times."""
+        self._echo = {name: msgspec.Raw(encode_json(value)) for name, value in self._echo.items()}
+
+    def at(self, status: str, output: Sequence[Json] = (), *, error: JsonObject | None = None) -> dict[str, Any]:
+        """The response before its end, or after a failure."""
         return {
             **self._head,
             "status": status,
             "error": error,
-            "incomplete_details": None if reason is None else {"reason": reason},
+            "incomplete_details": None,
             "output": list(output),
-            "usage": None if usage is None else usage_object(usage),
-            "service_tier": tier or "default",
+            "usage": None,
+            "service_tier": self._tier or "default",
             **self._echo,
         }
+
+    def ended(self, response: CanonicalResponse, output: Sequence[Json]) -> dict[str, Any]:
+        """The response at its end."""
+        status, reason = end_of(response.stop_reason)
+        error: JsonObject | None = {"code": "server_error", "message": _FAILED} if status == FAILED else None
+        details = response.provider_details
+        return {
+            **self.at(status, output, error=error),
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "usage": usage_object(response.usage),
+            "service_tier": response.usage.service_tier or "default",
+            **{name: details[name] for name in DETAILS if name in details},
+        }
+
+
+_FAILED = "The reply failed."
 
 
 def response_id(info: ReplyInfo) -> str:
@@ -379,18 +415,14 @@ def refusal_of(response: CanonicalResponse) -> str | None:
 
 def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
     """See `ClientWire.write_reply`."""
-    status, reason = end_of(response.stop_reason)
+    status, _ = end_of(response.stop_reason)
     writer = ItemWriter(asked, info)
     items = writer.write(response.content, status=INCOMPLETE if status == INCOMPLETE else COMPLETED)
     refused = refusal_of(response)
     if refused is not None:
         part: JsonObject = {"type": "refusal", "refusal": refused}
         items.append(message_item(writer.ids.next("msg"), [part]))
-    error: JsonObject | None = None
-    if status == FAILED:
-        error = {"code": "server_error", "message": "The reply failed."}
-    whole = ResponseObject(asked, info).at(status, items, response.usage, reason=reason, error=error)
-    return msgspec.json.decode(msgspec.json.encode(whole), type=JsonObject)
+    return ResponseObject(asked, info).ended(response, items)
 
 
 # --- Errors ---

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from callboard.adapters import CanonicalResponse
-from callboard.adapters.providers.openai.response import IMAGE_CALL
 from callboard.adapters.requests.content import encode_json, mend_text
 from callboard.adapters.requests.settings import INPUT
 from callboard.bus.streams.events import (
@@ -107,10 +106,12 @@ class ResponsesWriter:
     def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
         self._items = ItemWriter(asked, info)
         self._object = ResponseObject(asked, info)
+        self._object.encode_echo()
         self._output: list[Json] = []
+        self._texts: dict[int, JsonObject] = {}  # the finished parts by the indexes of their blocks
         self._count = 0  # of events
         self._open: _Open | None = None
-        self._held = False  # whether a block waits for the reply's whole content
+        self._held: list[int] = []  # indexes of the blocks that wait for the reply's whole content
         self._before = self._after = b""  # around the text of a delta of the open part
 
     def start(self) -> bytes:
@@ -142,18 +143,13 @@ class ResponsesWriter:
                 return b""
 
     def finish(self, response: CanonicalResponse) -> bytes:
-        status, reason = output.end_of(response.stop_reason)
-        last = INCOMPLETE if status == INCOMPLETE else COMPLETED
-        written = self._close(response.content, status=last)
-        if self._held:
-            written += self._images(response.content)
+        status, _ = output.end_of(response.stop_reason)
+        written = self._close(response.content, status=INCOMPLETE if status == INCOMPLETE else COMPLETED)
+        written += self._images(response.content)
         if response.stop_reason is StopReason.REFUSAL:
             written += self._refusal(output.refusal_of(response) or _refused(response.content))
-        error: JsonObject | None = None
-        if status == FAILED:
-            error = {"code": "server_error", "message": "The reply failed."}
-        done = self._object.at(status, self._output, response.usage, reason=reason, error=error)
-        return written + self._event(f"response.{status}", response=done)
+        self._complete_texts(response.content)
+        return written + self._event(f"response.{status}", response=self._object.ended(response, self._output))
 
     def fail(self, failure: Failure) -> bytes:
         """OpenAI sends an error, and then the response that failed."""
@@ -259,8 +255,17 @@ class ResponsesWriter:
         written += self._event("response.output_text.done", **place, text=text, logprobs=part["logprobs"])
         written += self._event("response.content_part.done", **place, part=part)
         opened.parts.append(part)
+        self._texts[opened.block] = part
         opened.block = -1
         return written
+
+    def _complete_texts(self, content: Sequence[ContentBlock]) -> None:
+        """Add to earlier texts what is known of them only now. The last event has it."""
+        for number, part in self._texts.items():
+            block = content[number] if number < len(content) else None
+            if isinstance(block, TextBlock) and block.text == part["text"]:
+                whole = text_part(block)
+                part.update({name: whole[name] for name in ("annotations", "logprobs") if name in whole})
 
     def _end_message(self, opened: _Open, content: Sequence[ContentBlock]) -> bytes:
         block = content[opened.block] if 0 <= opened.block < len(content) else None
@@ -377,16 +382,16 @@ class ResponsesWriter:
         if output.is_openai_item(event.kind, raw) and isinstance(raw, dict):
             item = raw if isinstance(raw.get("id"), str) else {**raw, "id": self._items.ids.next("item")}
             return self._close() + self._whole(item)
-        self._held = True
+        self._held.append(event.content_block_index)
         return b""
 
     def _images(self, content: Sequence[ContentBlock]) -> bytes:
         """The images of another provider, in its own form until the reply ends."""
         written = b""
-        for block in content:
-            if isinstance(block, ImageBlock) and own(block.provider_raw).get("type") != IMAGE_CALL:
-                item = self._items.image(block)
-                written += b"" if item is None else self._whole(item)
+        for number in self._held:
+            block = content[number] if number < len(content) else None
+            item = self._items.image(block) if isinstance(block, ImageBlock) else None
+            written += b"" if item is None else self._whole(item)
         return written
 
 

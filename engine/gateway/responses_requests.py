@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.adapters import AdapterCapabilities, CallWarning, CanonicalRequest, ToolChoice
+from callboard.adapters import AdapterCapabilities, CanonicalRequest, ToolChoice
 from callboard.adapters.requests.settings import CUSTOM, EFFORTS, put
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
+from .reading import a_list, an_object, missing, wrong_type, wrong_value
 from .responses_items import InputReader, is_reference
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, ToolTable
 from .wire import BadRequest, ClientRequest
@@ -72,8 +72,8 @@ class _Reader:
         self.body = body
         self.headers = headers
         self.options: JsonObject = {}  # for providers of this wire
-        self.losses: list[CallWarning] = []
         self.tools = ToolTable()
+        self.losses = self.tools.losses
 
     def read(self, model: str | None, stream: bool) -> ClientRequest:
         body = self.body
@@ -91,7 +91,6 @@ class _Reader:
         limit = self._limit()
         if self.tools.hosted:
             self.options["tools"] = self.tools.hosted
-        self.losses += self.tools.losses + reader.losses
         definitions = tuple(self.tools.definitions.values())
         request = CanonicalRequest(
             request_id="",
@@ -125,29 +124,24 @@ class _Reader:
     def _str(self, name: str) -> str | None:
         value = self.body.get(name)
         if value is not None and not isinstance(value, str):
-            raise BadRequest(f"Invalid type for '{name}': expected a string.", param=name)
+            raise wrong_type(name, "a string", value)
         return value
 
     def _bool(self, name: str) -> bool | None:
         value = self.body.get(name)
         if value is not None and not isinstance(value, bool):
-            raise BadRequest(f"Invalid type for '{name}': expected a boolean.", param=name)
+            raise wrong_type(name, "a boolean", value)
         return value
 
     def _number(self, name: str) -> float | None:
         value = self.body.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise BadRequest(f"Invalid type for '{name}': expected a decimal.", param=name)
+            raise wrong_type(name, "a decimal", value)
         return value
 
     def _object(self, name: str) -> JsonObject:
         value = self.body.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise BadRequest(f"Invalid type for '{name}': expected an object.", param=name)
-        return value or {}
-
-    def _lose(self, message: str, code: WarningCode = WarningCode.PARAMETER_DROPPED) -> None:
-        self.losses.append(CallWarning(code, message))
+        return {} if value is None else an_object(value, name)
 
     # --- Input ---
 
@@ -169,13 +163,13 @@ class _Reader:
         if limit is None:
             return None
         if isinstance(limit, bool) or not isinstance(limit, int):
-            raise BadRequest(
-                "Invalid type for 'max_output_tokens': expected an integer.", param="max_output_tokens"
-            )
+            raise wrong_type("max_output_tokens", "an integer", limit)
         if limit < 1:
             raise BadRequest(
-                f"Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 1, got {limit}.",
+                "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 1, but got "
+                f"{limit} instead.",
                 param="max_output_tokens",
+                code="integer_below_min_value",
             )
         return limit
 
@@ -183,16 +177,13 @@ class _Reader:
         given = self._object("reasoning")
         effort = given.get("effort")
         if effort is not None and effort not in EFFORTS:
-            listed = ", ".join(repr(known) for known in EFFORTS)
-            raise BadRequest(
-                f"Invalid value: {effort!r}. Supported values are: {listed}.", param="reasoning.effort"
-            )
+            raise wrong_value("reasoning.effort", effort, EFFORTS)
         rest: JsonObject = {name: value for name, value in given.items() if name != "effort" and value is not None}
         if rest:
             self.options["reasoning"] = rest
         for name in rest:
             if name not in ("summary", "generate_summary"):  # other providers show their reasoning unasked
-                self._lose(f"reasoning.{name} is a setting of OpenAI's models")
+                self.losses.parameter(f"reasoning.{name}")
         return effort if isinstance(effort, str) else None
 
     def _text(self) -> tuple[str | None, JsonObject | None]:
@@ -201,7 +192,7 @@ class _Reader:
         verbosity, form = given.get("verbosity"), given.get("format")
         for name in given:
             if name not in ("verbosity", "format"):
-                self._lose(f"text.{name} is a setting of OpenAI's models")
+                self.losses.parameter(f"text.{name}")
                 put(self.options, f"text.{name}", given[name])
         return (verbosity if isinstance(verbosity, str) else None), self._schema(form)
 
@@ -214,14 +205,10 @@ class _Reader:
         if kind == "json_object":
             return {"type": "object"}
         if kind != "json_schema" or not isinstance(form, dict):
-            raise BadRequest(
-                "Invalid value for 'text.format.type'. Supported values are: 'text', 'json_object' and "
-                "'json_schema'.",
-                param="text.format.type",
-            )
+            raise wrong_value("text.format.type", kind, ("text", "json_object", "json_schema"))
         schema = form.get("schema")
         if not isinstance(schema, dict):
-            raise BadRequest("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
+            raise missing("text.format.schema")
         own: JsonObject = {name: form[name] for name in ("type", "name", "description", "strict") if name in form}
         put(self.options, "text.format", own)
         return schema
@@ -230,12 +217,11 @@ class _Reader:
         given = self.body.get("include")
         if given is None:
             return
-        if not isinstance(given, list):
-            raise BadRequest("Invalid type for 'include': expected an array of strings.", param="include")
+        given = a_list(given, "include")
         if given:
             self.options["include"] = given
         if _DATA in given or self.body.get("top_logprobs"):
-            self._lose("only OpenAI gives the probabilities of tokens")
+            self.losses.parameter("the request for probabilities of tokens")
 
     def _user(self) -> str | None:
         user = self._str("user")
@@ -251,7 +237,7 @@ class _Reader:
             self.options[name] = value
             harmless = _WITHOUT_LOSS.get(name, ())
             if harmless is not None and value not in harmless:
-                self._lose(f"{name} is a setting of OpenAI's Responses API")
+                self.losses.parameter(name)
 
     # --- The choice of tools ---
 
@@ -265,11 +251,7 @@ class _Reader:
                 pass
         kind = choice.get("type") if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(kind, str):
-            raise BadRequest(
-                "Invalid value for 'tool_choice'. Supported values are: 'none', 'auto', 'required', or an object "
-                "with the type of a tool.",
-                param="tool_choice",
-            )
+            raise wrong_value("tool_choice", choice, ("none", "auto", "required"))
         allowed = choice.get("tools")
         if kind == "allowed_tools" and isinstance(allowed, list):
             return self._allowed(choice.get("mode"), allowed)
@@ -280,7 +262,7 @@ class _Reader:
                 raise BadRequest(f"Tool choice {told!r} not found in 'tools' parameter.", param="tool_choice")
             return ToolChoice("named", name)
         self.options["tool_choice"] = choice
-        self._lose(f"tool_choice: the tool {kind!r} runs at OpenAI only")
+        self.losses.parameter(f"the tool choice {kind!r}", "the tool runs at OpenAI")
         return None
 
     def _chosen(self, choice: JsonObject) -> str | None:
@@ -298,9 +280,9 @@ class _Reader:
         found = [name for name in names if name is not None]
         if len(found) < len(self.tools.definitions):
             self.tools.keep_only(found)
-            self._lose("the tools that tool_choice does not allow were not sent", WarningCode.PARAMETER_CHANGED)
+            self.losses.changed("other protocols don't get the tools that tool_choice does not allow")
         if len(found) < len(allowed):
-            self._lose("tool_choice allows tools that run at OpenAI only")
+            self.losses.parameter("a tool that tool_choice allows", "it runs at OpenAI")
         required = mode == "required" and bool(found)
         return ToolChoice("required" if required else "auto" if found else "none")
 

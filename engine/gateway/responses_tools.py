@@ -12,12 +12,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from callboard.adapters import CallWarning, ToolDefinition
+from callboard.adapters import ToolDefinition
 from callboard.adapters.requests.settings import CUSTOM, INPUT, digest
-from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
-from .wire import BadRequest
+from .reading import LossReport, a_list, a_text, an_object
 
 FUNCTION = "function"
 NAMESPACE = "namespace"
@@ -136,7 +135,7 @@ class ToolTable:
         """The client's form of the tools that need more than a function of the same name."""
         self.hosted: list[Json] = []
         """Tools that only OpenAI can run, as the client wrote them."""
-        self.losses: list[CallWarning] = []
+        self.losses = LossReport()
         self._names: dict[WireTool, str] = {}
 
     def add(self, tools: Json, param: str, namespace: str | None = None) -> list[str]:
@@ -147,29 +146,25 @@ class ToolTable:
         """
         if tools is None:
             return []
-        if not isinstance(tools, list):
-            raise BadRequest(f"Invalid type for '{param}': expected an array of objects.", param=param)
         names: list[str] = []
-        for number, tool in enumerate(tools):
+        for number, tool in enumerate(a_list(tools, param)):
             place = f"{param}[{number}]"
-            if not isinstance(tool, dict):
-                raise BadRequest(f"Invalid type for '{place}': expected an object.", param=place)
-            names += self._add(tool, place, namespace)
+            names += self._add(an_object(tool, place), place, namespace)
         return names
 
     def _add(self, tool: JsonObject, place: str, namespace: str | None) -> list[str]:
         kind = tool.get("type", FUNCTION)
         if kind == NAMESPACE:
-            return self.add(tool.get("tools"), f"{place}.tools", _text(tool, "name", place))
+            return self.add(tool.get("tools"), f"{place}.tools", a_text(tool.get("name"), f"{place}.name"))
         if kind in (FUNCTION, CUSTOM):
-            name = _text(tool, "name", place)
+            name = a_text(tool.get("name"), f"{place}.name")
             if kind == FUNCTION:
                 return [self._define(WireTool(FUNCTION, name, namespace), _function(tool))]
             return [self._define(WireTool(CUSTOM, name, namespace), _free_form(tool))]
         if isinstance(kind, str) and _runs_at_client(kind, tool):
             return [self._define(WireTool(kind, kind), _host_tool(kind, tool))]
         self.hosted.append(tool)
-        self._lose(f"the tool {kind!r} runs at OpenAI only")
+        self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
         return []
 
     def _define(self, wire: WireTool, fields: JsonObject) -> str:
@@ -199,16 +194,6 @@ class ToolTable:
         """Drop all tools but these, because the client allows no others."""
         kept = set(names)
         self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
-
-    def _lose(self, message: str) -> None:
-        self.losses.append(CallWarning(WarningCode.PARAMETER_DROPPED, message))
-
-
-def _text(fields: JsonObject, name: str, place: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str) or not value:
-        raise BadRequest(f"Missing required parameter: '{place}.{name}'.", param=f"{place}.{name}")
-    return value
 
 
 def _runs_at_client(kind: str, tool: JsonObject) -> bool:

@@ -2,7 +2,8 @@
 
     python -m labs.clients FOLDER                          every program over every wire
     python -m labs.clients FOLDER --client codex --wire anthropic
-    python -m labs.clients FOLDER --record BODIES          also writes the first requests of each program
+    python -m labs.clients FOLDER --record BODIES          also writes the requests of each program
+    python -m labs.clients FOLDER --fixtures tests/gateway/clients     makes the fixtures of the test suite again
 
 FOLDER has the programs:
 
@@ -15,6 +16,8 @@ The model is scripted, see `model`. Afterwards it must hold:
 * The file is edited, and the answer has the word that only a reader of the file knows.
 * The trace has a call for each of the provider's requests, completed, with the client's tag.
 * The bill is the provider's usage at its prices.
+* The provider's reasoning comes back to it with the calls that it belongs to.
+* A provider of the program's own wire gets the program's requests unchanged but for the model's name.
 
 The program exits with 1 if a pair fails.
 """
@@ -31,7 +34,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ from callboard.tracestore import CallFilter, CallRow
 from .model import NEW, OLD, ScriptedModel
 from .programs import PROGRAMS, Outcome, Place, Program, run
 from .provider import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS, WIRES, ScriptedProvider
+from .records import Sent, write_record
 
 PRICES = {"input": 3.0, "cache_read": 0.5, "output": 15.0}
 """US dollars for a million tokens."""
@@ -115,8 +119,7 @@ class Pair:
         self.kind = kind
         self.npm = npm
         self.folder = folder
-        self.sent: list[tuple[str, str, Mapping[str, str], Any]] = []
-        """Method, path, headers and body of the client's requests."""
+        self.sent: list[Sent] = []
 
     async def faults(self) -> list[str]:
         """Run the program. Returns what is wrong afterwards."""
@@ -142,11 +145,28 @@ class Pair:
                 assert engine.store is not None
                 rows = list(await engine.store.calls(CallFilter(), 1000))
         (self.folder / "out.txt").write_text(f"{outcome.output}\n--- errors\n{outcome.errors}")
-        return [*model.faults, *self._of_file(note, word), *_of_outcome(outcome, word), *_of_trace(rows, provider)]
+        return [
+            *model.faults,
+            *self._of_file(note, word),
+            *_of_outcome(outcome, word),
+            *_of_trace(rows, provider),
+            *_of_reasoning(provider),
+            *(self._of_wire(provider) if self.kind == self.program.wire else []),
+        ]
 
     def _of_file(self, note: Path, word: str) -> list[str]:
         text = note.read_text()
         return [] if text == f"{word}\nThis is {NEW}.\n" else [f"the file is {text!r}"]
+
+    def _of_wire(self, provider: ScriptedProvider) -> list[str]:
+        """What differs between the client's requests and the provider's, which speak the same wire."""
+        found: list[str] = []
+        sent = [json.loads(each.body) for each in self.sent if each.body]
+        for given, (_, got) in zip(sent, provider.bodies, strict=False):
+            differs = {name for name in given.keys() | got.keys() if given.get(name, "") != got.get(name, "")}
+            if more := differs - {"model"}:
+                found.append(f"the provider got other values of {', '.join(sorted(more))}")
+        return found
 
     def _recording(self, application: Any) -> Any:
         async def recorder(scope: Any, receive: Any, send: Any) -> None:
@@ -168,7 +188,7 @@ class Pair:
             await application(scope, noted, told)
             headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
             path = scope["path"] + ("?" + scope["query_string"].decode() if scope["query_string"] else "")
-            self.sent.append((f"{scope['method']} {status}", path, headers, bytes(body)))
+            self.sent.append(Sent(scope["method"], path, headers, bytes(body), status))
 
         return recorder
 
@@ -193,12 +213,22 @@ def _of_trace(rows: list[CallRow], provider: ScriptedProvider) -> list[str]:
     return found
 
 
+def _of_reasoning(provider: ScriptedProvider) -> list[str]:
+    """What is missing of the provider's own reasoning in the last request."""
+    last = json.dumps(provider.bodies[-1][1]) if provider.bodies else ""
+    missing = [signature for signature in provider.signatures if signature not in last]
+    return [f"{len(missing)} of {len(provider.signatures)} signatures did not come back"] if missing else []
+
+
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("npm", type=Path, metavar="FOLDER", help="the folder with the programs")
     parser.add_argument("--client", choices=[program.name for program in PROGRAMS], help="only this program")
     parser.add_argument("--wire", choices=list(WIRES), help="only a provider of this wire")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the requests of the programs there")
+    parser.add_argument(
+        "--fixtures", type=Path, metavar="FOLDER", help="write their last requests there, scrubbed"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the runs leave there")
     options = parser.parse_args()
     logging.getLogger("callboard").setLevel(logging.CRITICAL)
@@ -221,20 +251,13 @@ async def main() -> int:
             sys.stdout.write(f"{program.name} over {kind}: {len(pair.sent)} requests, {seconds:.1f} s: {said}\n")
             sys.stdout.flush()
             if options.record is not None:
-                write_record(options.record / f"{program.name}-{kind}.json", pair)
+                write_record(options.record / f"{program.name}-{kind}.json", pair.sent, whole=True)
+            if options.fixtures is not None and not faults and kind == program.wire:
+                write_record(options.fixtures / f"{program.name}.json", pair.sent, whole=False)
             if options.keep is None:
                 shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(f"{total - bad} of {total} pairs\n")
     return 1 if bad else 0
-
-
-def write_record(path: Path, pair: Pair) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    told = [
-        {"status": status, "path": address, "headers": headers, "body": json.loads(body) if body else None}
-        for status, address, headers, body in pair.sent
-    ]
-    path.write_text(json.dumps(told, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

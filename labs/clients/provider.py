@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -12,6 +15,9 @@ from .model import Asked, Call, Offered, Reply, ScriptedModel
 
 INPUT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS = 1000, 400, 50
 """The usage of each reply. The first number includes the second."""
+_SEED = secrets.token_hex(16)
+THOUGHT = "I should use a tool."
+"""The reasoning before each call."""
 
 Data: TypeAlias = dict[str, Any]
 Events: TypeAlias = Iterator[tuple[str, Any]]
@@ -32,6 +38,11 @@ def _text_of(content: Any) -> str:
             return msgspec.json.encode(content).decode()
         case _:
             return str(content)
+
+
+def _id(prefix: str, number: int) -> str:
+    """An id of a call, as long as those of real providers."""
+    return prefix + hashlib.sha256(f"{_SEED} {number}".encode()).hexdigest()[:24]
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -58,40 +69,48 @@ def read_messages(body: Data, path: str) -> Asked:
     return Asked(tools, results, body.get("stream") is True, form.get("schema"))
 
 
-def write_messages(reply: Reply, number: int) -> tuple[Data, Events]:
+def write_messages(reply: Reply, number: int, signature: str) -> tuple[Data, Events]:
     usage = {
         "input_tokens": INPUT_TOKENS - CACHED_TOKENS,
         "cache_read_input_tokens": CACHED_TOKENS,
         "cache_creation_input_tokens": 0,
     }
-    block: Data = {"type": "text", "text": reply} if isinstance(reply, str) else {
-        "type": "tool_use", "id": f"toolu_{number:04}", "name": reply.tool.name, "input": reply.input,
-    }  # fmt: skip
+    if isinstance(reply, str):
+        content: list[Data] = [{"type": "text", "text": reply}]
+    else:
+        call = {"type": "tool_use", "id": _id("toolu_", number), "name": reply.tool.name, "input": reply.input}
+        content = [{"type": "thinking", "thinking": THOUGHT, "signature": signature}, call]
     stop = "end_turn" if isinstance(reply, str) else "tool_use"
     message: Data = {
-        "id": f"msg_{number:04}", "type": "message", "role": "assistant", "model": "lab", "content": [block],
+        "id": f"msg_{number:04}", "type": "message", "role": "assistant", "model": "lab", "content": content,
         "stop_reason": stop, "stop_sequence": None, "usage": {**usage, "output_tokens": OUTPUT_TOKENS},
     }  # fmt: skip
 
-    def events() -> Events:
+    def bare() -> Iterator[Data]:
         begun = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
-        yield "message_start", {"type": "message_start", "message": begun}
-        empty = {**block, "text": ""} if isinstance(reply, str) else {**block, "input": {}}
-        yield "content_block_start", {"type": "content_block_start", "index": 0, "content_block": empty}
-        yield "ping", {"type": "ping"}
-        for half in _halves(reply if isinstance(reply, str) else _arguments(reply)):
-            delta = (
-                {"type": "text_delta", "text": half}
-                if isinstance(reply, str)
-                else {"type": "input_json_delta", "partial_json": half}
-            )
-            yield "content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta}
-        yield "content_block_stop", {"type": "content_block_stop", "index": 0}
+        yield {"type": "message_start", "message": begun}
+        yield {"type": "ping"}
+        said = reply if isinstance(reply, str) else _arguments(reply)
+        for index, block in enumerate(content):
+            kind, field, whole = {
+                "text": ("text_delta", "text", said),
+                "thinking": ("thinking_delta", "thinking", THOUGHT),
+                "tool_use": ("input_json_delta", "partial_json", said),
+            }[block["type"]]
+            empty = {name: {} if name == "input" else value for name, value in block.items()}
+            empty |= {name: "" for name in ("text", "thinking", "signature") if name in block}
+            yield {"type": "content_block_start", "index": index, "content_block": empty}
+            for half in _halves(whole):
+                yield {"type": "content_block_delta", "index": index, "delta": {"type": kind, field: half}}
+            if "signature" in block:
+                signed = {"type": "signature_delta", "signature": signature}
+                yield {"type": "content_block_delta", "index": index, "delta": signed}
+            yield {"type": "content_block_stop", "index": index}
         end = {"delta": {"stop_reason": stop, "stop_sequence": None}, "usage": {"output_tokens": OUTPUT_TOKENS}}
-        yield "message_delta", {"type": "message_delta", **end}
-        yield "message_stop", {"type": "message_stop"}
+        yield {"type": "message_delta", **end}
+        yield {"type": "message_stop"}
 
-    return message, events()
+    return message, ((str(event["type"]), event) for event in bare())
 
 
 # --- Responses ---
@@ -117,7 +136,7 @@ def read_responses(body: Data, path: str) -> Asked:
     return Asked(tools, results, body.get("stream") is True, form.get("schema"))
 
 
-def write_responses(reply: Reply, number: int) -> tuple[Data, Events]:
+def write_responses(reply: Reply, number: int, signature: str) -> tuple[Data, Events]:
     if isinstance(reply, str):
         part = {"type": "output_text", "text": reply, "annotations": [], "logprobs": []}
         item: Data = {"type": "message", "role": "assistant", "content": [part]}
@@ -126,7 +145,7 @@ def write_responses(reply: Reply, number: int) -> tuple[Data, Events]:
     else:
         item = {"type": "function_call", "name": reply.tool.name, "arguments": _arguments(reply)}
     if not isinstance(reply, str):
-        item["call_id"] = f"call_{number:04}"
+        item["call_id"] = _id("call_", number)
         if reply.tool.namespace:
             item["namespace"] = reply.tool.namespace
     item |= {"id": f"it_{number:04}", "status": "completed"}
@@ -135,33 +154,47 @@ def write_responses(reply: Reply, number: int) -> tuple[Data, Events]:
         "output_tokens": OUTPUT_TOKENS, "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": INPUT_TOKENS + OUTPUT_TOKENS,
     }  # fmt: skip
+    thought = {
+        "type": "reasoning", "id": f"rs_{number:04}", "summary": [{"type": "summary_text", "text": THOUGHT}],
+        "encrypted_content": signature,
+    }  # fmt: skip
+    output = [item] if isinstance(reply, str) else [thought, item]
     response: Data = {
         "id": f"resp_{number:04}", "object": "response", "created_at": 1, "model": "lab", "status": "completed",
-        "error": None, "incomplete_details": None, "output": [item], "usage": usage, "tools": [],
+        "error": None, "incomplete_details": None, "output": output, "usage": usage, "tools": [],
         "parallel_tool_calls": True, "tool_choice": "auto",
     }  # fmt: skip
 
     def bare() -> Iterator[Data]:
-        begun = {**response, "status": "in_progress", "output": [], "usage": None}
+        begun: Data = {**response, "status": "in_progress", "output": [], "usage": None}
         yield {"type": "response.created", "response": begun}
-        place = {"output_index": 0, "item_id": item["id"]}
+        if not isinstance(reply, str):
+            place: Data = {"output_index": 0, "item_id": thought["id"], "summary_index": 0}
+            yield {"type": "response.output_item.added", "output_index": 0, "item": {**thought, "summary": []}}
+            part = {"type": "summary_text", "text": ""}
+            yield {"type": "response.reasoning_summary_part.added", **place, "part": part}
+            yield {"type": "response.reasoning_summary_text.delta", **place, "delta": THOUGHT}
+            yield {"type": "response.reasoning_summary_text.done", **place, "text": THOUGHT}
+            yield {"type": "response.output_item.done", "output_index": 0, "item": thought}
+        place = {"output_index": len(output) - 1, "item_id": item["id"]}
         kind, field = {
-            "message": ("output_text", ""), "function_call": ("function_call_arguments", "arguments"),
+            "message": ("output_text", "text"), "function_call": ("function_call_arguments", "arguments"),
             "custom_tool_call": ("custom_tool_call_input", "input"),
-        }[str(item["type"])]  # fmt: skip
-        empty: Data = {**item, "status": "in_progress", **({field: ""} if field else {"content": []})}
-        yield {"type": "response.output_item.added", "output_index": 0, "item": empty}
-        if not field:
+        }[item["type"]]  # fmt: skip
+        emptied: Data = {"content": []} if field == "text" else {field: ""}
+        empty = {**item, "status": "in_progress", **emptied}
+        yield {"type": "response.output_item.added", "output_index": place["output_index"], "item": empty}
+        if field == "text":
             place["content_index"] = 0
-            part = {"type": "output_text", "text": "", "annotations": []}
-            yield {"type": "response.content_part.added", **place, "part": part}
-        whole = str(reply) if isinstance(reply, str) else _arguments(reply)
+            empty_part: Data = {"type": "output_text", "text": "", "annotations": []}
+            yield {"type": "response.content_part.added", **place, "part": empty_part}
+        whole = reply if isinstance(reply, str) else _arguments(reply)
         for half in _halves(whole):
             yield {"type": f"response.{kind}.delta", **place, "delta": half}
-        yield {"type": f"response.{kind}.done", **place, field or "text": whole}
-        if not field:
+        yield {"type": f"response.{kind}.done", **place, field: whole}
+        if field == "text":
             yield {"type": "response.content_part.done", **place, "part": item["content"][0]}
-        yield {"type": "response.output_item.done", "output_index": 0, "item": item}
+        yield {"type": "response.output_item.done", "output_index": place["output_index"], "item": item}
         yield {"type": "response.completed", "response": response}
 
     return response, ((str(event["type"]), {**event, "sequence_number": n}) for n, event in enumerate(bare()))
@@ -180,7 +213,7 @@ def read_chat(body: Data, path: str) -> Asked:
     return Asked(tools, results, body.get("stream") is True, (form.get("json_schema") or {}).get("schema"))
 
 
-def write_chat(reply: Reply, number: int) -> tuple[Data, Events]:
+def write_chat(reply: Reply, number: int, signature: str) -> tuple[Data, Events]:
     usage = {
         "prompt_tokens": INPUT_TOKENS, "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
         "completion_tokens": OUTPUT_TOKENS, "total_tokens": INPUT_TOKENS + OUTPUT_TOKENS,
@@ -190,8 +223,12 @@ def write_chat(reply: Reply, number: int) -> tuple[Data, Events]:
     if not isinstance(reply, str):
         kind = "custom" if reply.tool.free_form else "function"
         field = "input" if reply.tool.free_form else "arguments"
-        call = {"id": f"call_{number:04}", "type": kind, kind: {"name": reply.tool.name, field: _arguments(reply)}}
-        message["tool_calls"] = [call]
+        call = {
+            "id": _id("call_", number),
+            "type": kind,
+            kind: {"name": reply.tool.name, field: _arguments(reply)},
+        }
+        message |= {"reasoning_content": THOUGHT, "tool_calls": [call]}
     stop = "stop" if isinstance(reply, str) else "tool_calls"
     whole = {**head, "object": "chat.completion", "usage": usage}
     whole["choices"] = [{"index": 0, "message": message, "finish_reason": stop, "logprobs": None}]
@@ -205,6 +242,7 @@ def write_chat(reply: Reply, number: int) -> tuple[Data, Events]:
             for half in _halves(reply):
                 yield chunk({"role": "assistant", "content": half})
         else:
+            yield chunk({"role": "assistant", "reasoning_content": THOUGHT})
             first, second = _halves(_arguments(reply))
             begun = {**call, "index": 0, kind: {"name": reply.tool.name, field: first}}
             yield chunk({"role": "assistant", "content": None, "tool_calls": [begun]})
@@ -236,7 +274,7 @@ def read_gemini(body: Data, path: str) -> Asked:
     return Asked(tools, results, "streamGenerateContent" in path, schema)
 
 
-def write_gemini(reply: Reply, number: int) -> tuple[Data, Events]:
+def write_gemini(reply: Reply, number: int, signature: str) -> tuple[Data, Events]:
     usage = {
         "promptTokenCount": INPUT_TOKENS, "cachedContentTokenCount": CACHED_TOKENS,
         "candidatesTokenCount": OUTPUT_TOKENS, "totalTokenCount": INPUT_TOKENS + OUTPUT_TOKENS,
@@ -252,15 +290,15 @@ def write_gemini(reply: Reply, number: int) -> tuple[Data, Events]:
     if isinstance(reply, str):
         parts: list[Data] = [{"text": half} for half in _halves(reply)]
     else:
-        call = {"id": f"call{number:04}", "name": reply.tool.name, "args": reply.input}
-        parts = [{"functionCall": call, "thoughtSignature": "c2lnbmF0dXJl"}]
+        call = {"id": _id("", number)[:8], "name": reply.tool.name, "args": reply.input}
+        parts = [{"text": THOUGHT, "thought": True}, {"functionCall": call, "thoughtSignature": signature}]
     pieces = [part([each], "STOP" if each is parts[-1] else None) for each in parts]
     return part(parts, "STOP"), (("", piece) for piece in pieces)
 
 
 # --- The server ---
 
-WIRES: dict[str, tuple[Callable[[Data, str], Asked], Callable[[Reply, int], tuple[Data, Events]]]] = {
+WIRES: dict[str, tuple[Callable[[Data, str], Asked], Callable[[Reply, int, str], tuple[Data, Events]]]] = {
     "anthropic": (read_messages, write_messages),
     "openai": (read_responses, write_responses),
     "openai_compatible": (read_chat, write_chat),
@@ -279,7 +317,12 @@ class ScriptedProvider:
     def __init__(self) -> None:
         self.model = ScriptedModel("")
         self.bodies: list[tuple[str, Data]] = []
+        self.signatures: list[str] = []
+        """What must come back with the calls in later requests."""
         self._numbers = itertools.count(1)
+
+    def signature(self, number: int) -> str:
+        return base64.b64encode(f"{_SEED}-{number:04}".encode()).decode()
 
     async def __call__(
         self,
@@ -302,7 +345,10 @@ class ScriptedProvider:
             body = msgspec.json.decode(received)
             self.bodies.append((kind, body))
             asked = read(body, path)
-            whole, events = write(self.model.answer(asked), next(self._numbers))
+            reply, number = self.model.answer(asked), next(self._numbers)
+            whole, events = write(reply, number, self.signature(number))
+            if isinstance(reply, Call):
+                self.signatures.append(THOUGHT if kind == "openai_compatible" else self.signature(number))
         except Exception as error:  # the lab tells it in place of the client
             self.model.faults.append(f"{kind}: {type(error).__name__}: {error}")
             await self._send(send, 500, "application/json", b"{}")

@@ -83,7 +83,12 @@ def stream(wire: Wire, *events: Any, ends: Literal["whole", "cut", "never"] = "w
     return Scripted(wire.stream(*events), kind=EVENTS, ends=ends)
 
 
-MODELS = {"anthropic": "claude-opus-4-6", "openai": "gpt-5.2", "openai_compatible": "gpt-4.1"}
+MODELS = {
+    "anthropic": "claude-opus-4-6",
+    "openai": "gpt-5.2",
+    "openai_compatible": "gpt-4.1",
+    "gemini": "gemini-2.5-pro",
+}
 """A model of each protocol."""
 
 

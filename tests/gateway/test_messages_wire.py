@@ -40,8 +40,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice
 from callboard.bus.values.usage import StopReason, TokenUsage
-from callboard.engine.gateway.messages_fields import canonical_tool_id, client_tool_id
-from callboard.engine.gateway.messages_replies import IMAGE_LEFT_OUT, WIRE
+from callboard.engine.gateway.messages_fields import IMAGE_LEFT_OUT, canonical_tool_id, client_tool_id
+from callboard.engine.gateway.messages_replies import WIRE
 from callboard.engine.gateway.wire import BadRequest, ClientRequest, Failure, ListedModel, ReplyInfo
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -527,6 +527,13 @@ def test_thinking_comes_back_with_its_signature(
     assert message["content"][0]["signature"]
     asked = read({"role": "user", "content": "Hi"}, {"role": "assistant", "content": message["content"]})
     assert asked.request.messages[1].content == (back, TextBlock("So"))
+
+
+def test_the_words_for_an_image_are_no_words_of_the_model() -> None:
+    image = ImageBlock(data=b"\x89PNG\r\n\x1a\n", provider_raw=ProviderRaw("gemini", {}))
+    content = WIRE.write_reply(read(), INFO, response(TextBlock("So"), image))["content"]
+    asked = read({"role": "user", "content": "Hi"}, {"role": "assistant", "content": content})
+    assert asked.request.messages[1].content == (TextBlock("So"),)
 
 
 def test_thinking_that_the_messages_api_did_not_sign_is_not_in_the_body() -> None:
