@@ -93,6 +93,7 @@ def query_of(budget: Budget, now_us: int) -> SpendingQuery:
         since_us=since_us,
         slot_us=slot_us,
         current=budget.follows_repricing,
+        imported=budget.counts_imported,
     )
 
 

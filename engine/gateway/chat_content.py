@@ -6,7 +6,7 @@ stop reason in its `native_finish_reason`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -24,6 +24,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
+from .chat_reasoning import as_list
 from .chat_requests import FREE_FORM_TOOLS, LEGACY_FUNCTIONS, TOOL_NAMES
 from .wire import ClientRequest, Failure, FailureKind
 
@@ -140,22 +141,47 @@ def encode_arguments(block: ToolUseBlock) -> str:
 # --- Citations and media ---
 
 
-def annotations_of(content: Iterable[ContentBlock]) -> list[Json]:
+def annotations_of(content: Sequence[ContentBlock]) -> list[Json]:
     """The citations of a reply, as the vendor's web search gives them."""
     found: list[Json] = []
     text, apart = "", False
     for block in content:
+        if isinstance(block, OpaqueBlock) and block.kind == _GROUNDING:
+            found += _grounded(block.provider_raw.data.get(_GROUNDING), reply_text(content))
         if not isinstance(block, TextBlock):
             apart = True
             continue
         start = len(text) + (len(gap(text, block.text)) if apart else 0)
         text, apart = f"{text}{gap(text, block.text) if apart else ''}{block.text}", False
         data = block.provider_raw.data if block.provider_raw is not None else {}
-        for name in ("annotations", "citations"):
-            entries = data.get(name)
-            for entry in entries if isinstance(entries, list) else ():
-                found += _annotation(entry, start, len(text))
+        for entry in (*as_list(data.get("annotations")), *as_list(data.get("citations"))):
+            found += _annotation(entry, start, len(text))
     return found
+
+
+_GROUNDING = "groundingMetadata"
+"""Gemini's citations, which follow the text."""
+
+
+def _grounded(metadata: Json, text: str) -> Iterator[Json]:
+    known = metadata if isinstance(metadata, dict) else {}
+    pages = [
+        chunk.get("web") if isinstance(chunk, dict) else None for chunk in as_list(known.get("groundingChunks"))
+    ]
+    encoded = text.encode("utf-8", "replace")
+    for support in as_list(known.get("groundingSupports")):
+        match support:
+            case {"segment": {"text": str(said)} as segment, "groundingChunkIndices": list(places)}:
+                first = segment.get("startIndex", 0) if isinstance(segment, dict) else 0
+                start = len(encoded[: first if isinstance(first, int) else 0].decode("utf-8", "ignore"))
+                if not text.startswith(said, start):  # the index counts bytes of the text's own part
+                    start = max(text.find(said), 0)
+                for place in places:
+                    page = pages[place] if isinstance(place, int) and 0 <= place < len(pages) else None
+                    if isinstance(page, dict) and isinstance(page.get("uri"), str):
+                        yield _citation(page["uri"], page.get("title"), start, start + len(said))
+            case _:
+                pass
 
 
 def _annotation(entry: Json, start: int, end: int) -> list[Json]:
@@ -172,8 +198,12 @@ def _annotation(entry: Json, start: int, end: int) -> list[Json]:
             first, last = start, end
         case _:
             return []
-    said: JsonObject = {"url": url, "title": entry.get("title") or "", "start_index": first, "end_index": last}
-    return [{"type": "url_citation", "url_citation": said}]
+    return [_citation(url, entry.get("title"), first, last)]
+
+
+def _citation(url: Json, title: Json, start: Json, end: Json) -> JsonObject:
+    said: JsonObject = {"url": url, "title": title or "", "start_index": start, "end_index": end}
+    return {"type": "url_citation", "url_citation": said}
 
 
 def media_of(content: Iterable[ContentBlock]) -> JsonObject:
@@ -261,6 +291,11 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
         "message": failure.message,
         "type": kind,
         "param": param,
-        "code": code if code is not None else failure.code,
+        "code": code if code is not None else _vendors_code(failure.code),
     }
     return status, {"error": error}
+
+
+def _vendors_code(code: str | None) -> str | None:
+    """A provider's code, unless it is the type of an error in another vendor's words."""
+    return None if code is None or code.endswith("_error") or code.isupper() else code

@@ -135,7 +135,7 @@ class _Reader:
         content = message.get("content")
         if content is None:
             raise missing(f"{where}.content")
-        self._note_others(message, ("role", "content", "name", MARK, "tool_calls"), where)
+        self._note_others(message, ("role", "content", "name", MARK), where)
         if isinstance(content, str):
             return (TextBlock(content, _own({MARK: message.get(MARK)})),)
         return tuple(_with_mark(self._parts(content, f"{where}.content"), message))
@@ -233,9 +233,7 @@ class _Reader:
             blocks += _with_mark(self._reply_parts(content, f"{where}.content"), message)
         if isinstance(said, str) and said:
             blocks.append(TextBlock(said))
-        for place, image in enumerate(as_list(message.get("images"))):
-            found = self._part(image, f"{where}.images[{place}]")
-            blocks.append(found if isinstance(found, ImageBlock | OpaqueBlock) else TextBlock(""))
+        blocks += self._reply_parts(as_list(message.get("images")), f"{where}.images")
         if message.get("audio") is not None:
             self.losses.content(f"{where}.audio")
         for place, call in enumerate(as_list(message.get("tool_calls"))):
@@ -250,6 +248,8 @@ class _Reader:
     def _reply_parts(self, content: Json, where: str) -> Iterator[ContentBlock]:
         for place, part in enumerate(a_list(content, where)):
             match part:
+                case {"type": "thinking", "thinking": str(text), "signature": str(signature)} if signature:
+                    yield ThinkingBlock(text, signature)
                 case {"type": "thinking", "thinking": thinking}:
                     yield ThinkingBlock(flat_text(thinking), provider_raw=ProviderRaw(PROTOCOL, {}))
                 case str():
@@ -264,7 +264,10 @@ class _Reader:
     def _call(self, call: JsonObject, where: str, place: int) -> ToolUseBlock:
         given = call.get("id")
         wire_id = given if isinstance(given, str) and given else f"call_{len(self.messages)}_{place}"
-        data = {name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None}
+        data: JsonObject = {
+            name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
+        }
+        self._note_others(data, ("extra_content", MARK), f"{where}.tool_calls[{place}]")
         free_form = call.get(CUSTOM)
         if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):
             name, text = free_form.get("name"), free_form.get("input")

@@ -25,11 +25,8 @@ def as_list(value: Json) -> list[Json]:
 
 def flat_text(value: Json) -> str:
     """The text in a string, in a text part, or in a list of them."""
-    if isinstance(value, list):
-        return "".join(map(flat_text, value))
-    if isinstance(value, dict):
-        return flat_text(value.get("text"))
-    return value if isinstance(value, str) else ""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in [value, *as_list(value)]]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
@@ -65,7 +62,7 @@ def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThi
 
 
 def _details(details: list[JsonObject], said: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
-    """OpenRouter's form. Anthropic's signatures are read as such, other details stay together."""
+    """OpenRouter's form. Each part of Anthropic's reasoning is a block, other parts stay together."""
     others: list[Json] = []
     signed = [detail for detail in details if detail.get("signature")]
     for detail in details:
@@ -73,16 +70,19 @@ def _details(details: list[JsonObject], said: str) -> Iterator[ThinkingBlock | R
         if detail.get("format") != ANTHROPIC_FORMAT or not (signature or data):
             others.append(detail)
         elif isinstance(signature, str):
-            text = _detail_text(detail)
-            yield ThinkingBlock(text or (said if len(signed) == 1 else ""), signature)
+            text = _detail_text(detail) or (said if len(signed) == 1 else "")
+            yield ThinkingBlock(text, signature, _raw({**detail, "text": text}))
         else:
-            yield RedactedThinkingBlock(str(data))
+            yield RedactedThinkingBlock(str(data), _raw(detail))
     if others:
         text = "".join(_detail_text(detail) for detail in others if isinstance(detail, dict))
-        raw = ProviderRaw(PROTOCOL, {"reasoning_details": others})
         last = others[-1]
         mark = last.get("signature") if isinstance(last, dict) else None
-        yield ThinkingBlock(text, mark if isinstance(mark, str) and mark else None, raw)
+        yield ThinkingBlock(text, mark if isinstance(mark, str) and mark else None, _raw(*others))
+
+
+def _raw(*details: Json) -> ProviderRaw:
+    return ProviderRaw(PROTOCOL, {"reasoning_details": [*details]})
 
 
 def _detail_text(detail: JsonObject) -> str:

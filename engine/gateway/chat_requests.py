@@ -392,7 +392,12 @@ _CANONICAL = frozenset(
 )
 """The fields that the canonical request has, or that are read elsewhere."""
 
-_HARMLESS = frozenset({"prompt_cache_key", "prompt_cache_retention", "safety_identifier", *_SESSION_FIELDS})
+_HARMLESS = frozenset(
+    {
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "usage", "include_reasoning"),
+        *_SESSION_FIELDS,
+    }
+)
 """Fields without effect on the reply."""
 
 _DEFAULTS: Mapping[str, tuple[Json, ...]] = {

@@ -226,7 +226,7 @@ class _Reader:
     def add(self, value: Json, where: str) -> None:
         content = camel(value, where)
         parts = [
-            (camel(part, f"{where}.parts[{number}]"), f"{where}.parts[{number}]")
+            (_without_nulls(camel(part, f"{where}.parts[{number}]")), f"{where}.parts[{number}]")
             for number, part in enumerate(each(content.get("parts"), f"{where}.parts"))
         ]
         role = content.get("role")
@@ -334,6 +334,13 @@ class _Reader:
             arguments or {},
             provider_raw=ProviderRaw(GEMINI, raw) if raw else None,
         )
+
+
+def _without_nulls(part: JsonObject) -> JsonObject:
+    """A part without fields that are null, which are absent to Google's servers."""
+    if None not in part.values():
+        return part
+    return {name: value for name, value in part.items() if value is not None}
 
 
 Medium = TypeVar("Medium", bound=ImageBlock | AudioBlock | DocumentBlock | OpaqueBlock)

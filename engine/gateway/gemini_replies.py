@@ -24,7 +24,14 @@ from callboard.bus.streams.events import (
     ToolUseStart,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.usage import StopReason
 
 from .gemini_contents import GEMINI
@@ -163,7 +170,7 @@ class GeminiWriter:
         self._next = 0  # the first block that may have unwritten content
         self._text = -1  # the last block that was written, if it is a text
         self._waits = False  # content waits for the end of the reply
-        self._unwritten: list[int] = []  # earlier blocks of other providers' own kinds
+        self._written: set[int] = set()  # the blocks of Gemini's own kinds that were written
         usage: JsonObject = {}
         if info.input_tokens:
             usage = {"promptTokenCount": info.input_tokens, "totalTokenCount": info.input_tokens}
@@ -206,8 +213,8 @@ class GeminiWriter:
         return self._frame(encode_json(body)) + self._close
 
     def ping(self) -> bytes:
-        """Empty, because the vendor's SDKs accept neither comments nor chunks without content."""
-        return b""
+        """A chunk with an empty text, as Gemini sends some itself. The SDKs take a comment for a broken chunk."""
+        return self._frame(self._before + b'{"text":""}' + self._after)
 
     def _block(self, event: ProviderBlock) -> bytes:
         """A block outside the catalogue. Gemini's own are parts; the others are known when the reply is whole."""
@@ -216,17 +223,17 @@ class GeminiWriter:
             return b""
         self._text = -1
         if self._provider != GEMINI or not isinstance(event.raw, dict):
-            self._unwritten.append(event.content_block_index)
             return b""
+        self._written.add(event.content_block_index)
         block = OpaqueBlock(event.kind, ProviderRaw(GEMINI, event.raw))
         return self._chunks(self._reply.parts.parts(block))
 
     def _left_behind(self, content: Sequence[ContentBlock]) -> list[JsonObject]:
         """The parts of earlier blocks that only the whole reply has: images, and the last text's signature."""
         parts: list[JsonObject] = []
-        for place in self._unwritten:
-            if place < len(content):
-                parts += self._reply.parts.parts(content[place])
+        for place, block in enumerate(content[: self._next]):
+            if not isinstance(block, TextBlock | ThinkingBlock) and place not in self._written:
+                parts += self._reply.parts.parts(block)
         last = content[self._text] if 0 <= self._text < len(content) else None
         signed = list(signed_pieces(last)) if isinstance(last, TextBlock) else []
         return [{"text": "", "thoughtSignature": signed[-1][2]}, *parts] if signed else parts

@@ -34,6 +34,7 @@ from .messages_fields import (
     bool_at,
     canonical_tool_id,
     canonical_tool_name,
+    is_own_signature,
     list_at,
     object_at,
     read_thinking,
@@ -45,6 +46,9 @@ _BILLING = "x-anthropic-billing-header:"
 """The start of Claude Code's first system block. It differs in each request (anthropics/claude-code#68900)."""
 
 
+_WORDS = TextBlock(IMAGE_LEFT_OUT)
+
+
 class ContentReader:
     """Reads the system text and the messages of one request."""
 
@@ -52,6 +56,8 @@ class ContentReader:
         self.losses = losses
         self.names: dict[str, Json] = {}
         """The client's names of tools, by the canonical ones, where they differ."""
+        self.has_own_thinking = False
+        """Whether there is thinking that the Messages API did not sign."""
 
     def name(self, name: str) -> str:
         """The canonical name of a tool. The client's is kept if it differs."""
@@ -100,15 +106,17 @@ class ContentReader:
         content = required(fields, "content", at_content)
         if isinstance(content, str):
             return role, [TextBlock(content)]
-        return role, [
+        blocks = [
             self._block(object_at(block, f"{at_content}.{at}"), f"{at_content}.{at}", role)
             for at, block in enumerate(list_at(content, at_content))
         ]
+        if role == "assistant" and _WORDS in blocks:
+            blocks = [block for block in blocks if block != _WORDS]
+        return role, blocks
 
     def _turn(self, role: str, blocks: list[ContentBlock]) -> Iterator[Message]:
         if role == "assistant":
-            ours = TextBlock(IMAGE_LEFT_OUT)
-            yield Message(Role.ASSISTANT, tuple(block for block in blocks if block != ours))
+            yield Message(Role.ASSISTANT, tuple(blocks))
         elif role == "user":
             results = tuple(block for block in blocks if isinstance(block, ToolResultBlock))
             if results:
@@ -140,7 +148,9 @@ class ContentReader:
                 return self._tool_use(block, path)
             case "thinking", "assistant":
                 text = text_at(required(block, "thinking", f"{path}.thinking"), f"{path}.thinking")
-                return read_thinking(text, text_at(block.get("signature") or "", f"{path}.signature"))
+                signature = text_at(block.get("signature") or "", f"{path}.signature")
+                self.has_own_thinking = self.has_own_thinking or is_own_signature(signature)
+                return read_thinking(text, signature)
             case "redacted_thinking", "assistant":
                 return RedactedThinkingBlock(text_at(required(block, "data", f"{path}.data"), f"{path}.data"))
             case "tool_result", _:

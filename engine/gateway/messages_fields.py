@@ -184,15 +184,15 @@ def read_thinking(text: str, signature: str) -> ThinkingBlock:
     return ThinkingBlock(text, signature)
 
 
-def without_own_thinking(body: JsonObject) -> JsonObject:
-    """A client's body without thinking that the Messages API did not sign, which its providers refuse.
+def is_own_signature(signature: str) -> bool:
+    """Whether `client_signature` wrote it, and not a provider of the Messages API."""
+    return signature == UNSIGNED or signature.startswith(_FOREIGN)
 
-    It is the same object if there is none.
-    """
+
+def without_own_thinking(body: JsonObject) -> JsonObject:
+    """A client's body without thinking that the Messages API did not sign, which its providers refuse."""
     messages = body.get("messages")
     kept = [_bare(message) for message in messages] if isinstance(messages, list) else []
-    if not isinstance(messages, list) or all(one is other for one, other in zip(kept, messages, strict=True)):
-        return body
     return {**body, "messages": [message for message in kept if message is not None]}
 
 
@@ -207,4 +207,4 @@ def _bare(message: Json) -> Json:
 
 def _is_unsigned(block: Json) -> bool:
     signature = block.get("signature") if isinstance(block, dict) else None
-    return isinstance(signature, str) and (signature == UNSIGNED or signature.startswith(_FOREIGN))
+    return isinstance(signature, str) and is_own_signature(signature)

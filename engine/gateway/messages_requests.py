@@ -94,7 +94,7 @@ class _Reader:
             model=model,
             request=request,
             stream=bool_at(body.get("stream") or False, "stream"),
-            body=without_own_thinking(body),
+            body=without_own_thinking(body) if self.content.has_own_thinking else body,
             headers={name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers},
             losses=self.losses.all,
             session_hint=_session(body, self.headers),
@@ -285,8 +285,8 @@ def _fitting_schema(schema: JsonObject) -> JsonObject:
     changed: JsonObject = {}
     if schema.get("type") != "object":
         changed["type"] = "object"
-    if isinstance(needed, list) and any(name not in known for name in needed):
-        changed["required"] = [name for name in needed if name in known]
+    if isinstance(needed, list) and any(not isinstance(name, str) or name not in known for name in needed):
+        changed["required"] = [name for name in needed if isinstance(name, str) and name in known]
     return {**schema, **changed} if changed else schema
 
 

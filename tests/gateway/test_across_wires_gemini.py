@@ -166,6 +166,29 @@ async def test_thinking(wire: Wire, streamed: bool) -> None:
         found.says("Still yes.", 0, "end", streamed=streamed)
         history = [types.UserContent("Sure?"), *map(_content, chunks), types.UserContent("Really?")]
         assert text(await found.ask(history, streamed=streamed, thinking_config=THINKING)) == "Still yes."
+    assert all(secret in str(found.sent) for secret in wire.secrets[:1])
+    assert wire.faults(msgspec.json.encode(found.sent)) == wire.judged(msgspec.json.encode(found.sent)) == []
+
+
+@each_provider
+@both_ways
+async def test_reasoning_comes_back_with_its_call(wire: Wire, streamed: bool) -> None:
+    """A client that drops thoughts, as Gemini CLI does, and ids, sends none of it back. It was kept here."""
+    async with client(wire) as found:
+        found.says("", 2, "tools", "Let me think.", streamed=streamed)
+        chunks = await found.ask("Look.", streamed=streamed, tools=FUNCTIONS, thinking_config=THINKING)
+        calls = [part.function_call for part in parts(chunks) if part.function_call]
+        for call in calls:
+            call.id = None
+        said = [types.Part(function_call=call) for call in calls]
+        results = [_result(call, 1) for call in calls]
+        found.says("Done.", 0, "end", streamed=streamed)
+        history = [types.UserContent("Look."), types.ModelContent(said), types.Content(role="user", parts=results)]
+        await found.ask(history, streamed=streamed, tools=FUNCTIONS, thinking_config=THINKING)
+    secrets = wire.secrets[:1] or ("Let me think.",)
+    assert [secret in str(found.sent) for secret in secrets] == [True]
+    calls_sent, results_sent = wire.ids(found.sent)
+    assert results_sent == calls_sent
     assert wire.faults(msgspec.json.encode(found.sent)) == wire.judged(msgspec.json.encode(found.sent)) == []
 
 

@@ -211,6 +211,10 @@ def test_a_part_of_a_message_becomes_a_block(part: JsonObject, block: ContentBlo
 
 
 CLAUDE = "anthropic-claude-v1"
+SIGNED: JsonObject = {
+    "type": "reasoning.text", "text": "Hm", "signature": "c2ln", "index": 0, "format": CLAUDE
+}  # fmt: skip
+HIDDEN: JsonObject = {"type": "reasoning.encrypted", "data": "ZGF0YQ", "index": 1, "format": CLAUDE}
 
 
 @pytest.mark.parametrize(
@@ -240,17 +244,20 @@ CLAUDE = "anthropic-claude-v1"
                     {"type": "reasoning.text", "signature": "c2ln", "index": 0, "format": CLAUDE},
                 ],
             },
-            [ThinkingBlock("Hm", "c2ln")],
+            [ThinkingBlock("Hm", "c2ln", ProviderRaw(PROVIDER, {"reasoning_details": [SIGNED]}))],
         ),
         (
             {
                 "reasoning_content": "Hm",
                 "reasoning_details": [
                     {"type": "reasoning.text", "signature": "c2ln", "index": 0, "format": CLAUDE},
-                    {"type": "reasoning.encrypted", "data": "ZGF0YQ", "index": 1, "format": CLAUDE},
+                    HIDDEN,
                 ],
             },
-            [ThinkingBlock("Hm", "c2ln"), RedactedThinkingBlock("ZGF0YQ")],
+            [
+                ThinkingBlock("Hm", "c2ln", ProviderRaw(PROVIDER, {"reasoning_details": [SIGNED]})),
+                RedactedThinkingBlock("ZGF0YQ", ProviderRaw(PROVIDER, {"reasoning_details": [HIDDEN]})),
+            ],
         ),
         (
             {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "openai-responses-v1"}]},
@@ -275,6 +282,13 @@ def test_reasoning_that_a_client_sends_back_is_read_in_its_most_exact_form(
     fields: JsonObject, blocks: list[ContentBlock]
 ) -> None:
     assert list(replied(content=None, **fields)) == blocks
+
+
+def test_anthropics_reasoning_goes_back_to_openrouter_as_it_came() -> None:
+    message: JsonObject = {"role": "assistant", "content": "Hi", "reasoning_details": [SIGNED, HIDDEN]}
+    request = asked(messages=[{"role": "user", "content": "Hi"}, message]).request
+    sent = adapters_body(request, QUIRKS["openrouter"])
+    assert sent["messages"][1]["reasoning_details"] == [SIGNED, HIDDEN]
 
 
 def test_a_refusal_in_the_history_is_text() -> None:

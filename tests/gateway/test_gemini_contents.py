@@ -167,6 +167,7 @@ FILES = "https://generativelanguage.googleapis.com/v1beta/files/abc"
             ImageBlock(url="https://x.test/a", media_type="image/png"),
         ),
         ({"fileData": {"fileUri": "https://x.test/a.jpg?v=1"}}, ImageBlock(url="https://x.test/a.jpg?v=1")),
+        ({"text": "a", "functionResponse": None, "inlineData": None}, TextBlock("a")),
         ({"fileData": {"fileUri": "https://youtu.be/abc"}}, DocumentBlock(url="https://youtu.be/abc")),
         (
             {"fileData": {"mimeType": "audio/ogg", "fileUri": "gs://b/a.ogg"}},

@@ -6,14 +6,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.http.classify import build_error, read_error_value
 from callboard.adapters.providers.gemini.data import CODES
 from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.content import encode_json
 from callboard.bus import errors
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
+    ContentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -22,6 +26,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
+from callboard.bus.values.messages import Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from callboard.engine.gateway.gemini_contents import real_signature, token_of
 from callboard.engine.gateway.gemini_replies import WIRE
@@ -30,7 +35,7 @@ from callboard.engine.gateway.wire import (
     FailureKind,
 )
 
-from ..support.canonical_requests import PNG
+from ..support.canonical_requests import MESSAGES, PNG
 from ..support.fake_http import FakeReply
 from ..support.wires import WIRES
 from ..support.wires.gemini import USAGE, chunk, text
@@ -73,6 +78,35 @@ def test_any_providers_reply_is_gemini_to_the_client(wire: Wire) -> None:
             reply.usage.output_tokens,
             reply.usage.cached_input_tokens,
         )
+
+
+REPLIES = MESSAGES.filter(lambda message: message.role is Role.ASSISTANT).map(lambda message: message.content)
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(REPLIES, st.sampled_from(list(StopReason)), st.booleans())
+def test_any_reply_is_the_same_whole_and_streamed(
+    content: tuple[ContentBlock, ...], stop: StopReason, thoughts: bool
+) -> None:
+    asked = asks(include_thoughts=thoughts)
+    reply = response(*content, stop=stop)
+    body = msgspec.json.decode(encode_json(reply_body(asked, reply)))
+    lines = streamed(asked, reply).split(b"\r\n\r\n")
+    chunks = [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines if line]
+    assert told(chunks) == told([body])
+    last, whole = chunks[-1]["candidates"][0], body["candidates"][0]
+    assert last.keys() == whole.keys()
+    assert (last["finishReason"], chunks[-1]["usageMetadata"]) == (whole["finishReason"], body["usageMetadata"])
+
+
+def told(chunks: list[Any]) -> object:
+    """What a client makes of the parts of chunks: the thoughts, the text, and what is neither in any order."""
+    parts = [part for one in chunks for part in one["candidates"][0]["content"].get("parts", ())]
+    texts = [
+        "".join(part["text"] for part in parts if "text" in part and bool(part.get("thought")) is thought)
+        for thought in (True, False)
+    ]
+    return texts, sorted(str({**part, "thoughtSignature": None}) for part in parts if "text" not in part)
 
 
 def parts_of(reply: CanonicalResponse, **options: Json) -> Any:

@@ -257,6 +257,17 @@ def test_the_sdks_chat_streams_over_turns() -> None:
     assert [message.text for message in asked[-1].request.messages] == ["How is it?", "It is warm.", "Sure?"]
 
 
+def test_a_sign_of_life_is_an_empty_text_to_the_sdk() -> None:
+    def reply(asked: ClientRequest) -> bytes:
+        writer, found = WIRE.writer(asked, INFO), response(TextBlock("Hi"))
+        first, second, *_ = [writer.write(event) for event in whole_events(found, "msg_1")]
+        return first + second + writer.ping() + writer.ping() + writer.finish(found)
+
+    sdk = client(reply, [])
+    stream = sdk.models.generate_content_stream(model="m", contents="Hello")
+    assert [chunk.text for chunk in stream] == ["Hi", "", "", ""]
+
+
 def test_the_sdk_raises_a_failure_in_mid_stream() -> None:
     def reply(asked: ClientRequest) -> bytes:
         writer = WIRE.writer(asked, INFO)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Set
-from itertools import cycle
 from typing import NamedTuple, assert_never
 
 from callboard.bus.errors import InvalidRequestError
@@ -34,7 +33,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import is_remote, media_bytes, media_type_of, mend_text
-from ...requests.fitted import FittedHistory, Loss, left_out
+from ...requests.fitted import FittedHistory, Loss, encoded_form, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from .response import CONTAINER, FALLBACK
 
@@ -253,6 +252,13 @@ def write_system(history: FittedHistory) -> str | list[Json] | None:
     return [writer._text(part) for part in history.system_parts]
 
 
+def _plain(message: Message, text: str) -> JsonObject:
+    return {"role": message.role.value, "content": [{"type": "text", "text": text}]}
+
+
+_encoded = encoded_form("messages", _plain)
+
+
 class _Writer:
     def __init__(self, history: FittedHistory, habits: Habits) -> None:
         self.history = history
@@ -264,12 +270,14 @@ class _Writer:
         self.toolsets: dict[str, Json] = {}  # of calls, by our ids, for their results
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        said: list[list[Json]] = [[{"type": "text", "text": text}] for text in self.history.plain]
-        written: list[Json] = [
-            {"role": role, "content": content} for role, content in zip(cycle(_SPEAKERS), said, strict=False)
-        ]
-        last, last_role = (said[-1] if said else []), _SPEAKERS[len(said) % 2 - 1]
-        for message in self.history.messages[len(said) :]:
+        history, plain = self.history, self.history.plain
+        written = _encoded(history)
+        done, last = len(written), list[Json]()
+        for message, said in zip(history.messages[done:], plain[done:], strict=False):
+            last = [{"type": "text", "text": said}]
+            written.append({"role": message.role.value, "content": last})
+        last_role = _SPEAKERS[len(plain) % 2 - 1]
+        for message in history.messages[len(plain) :]:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
             text = message.plain_text
             blocks: list[Json] = self._content(message) if text is None else [{"type": "text", "text": text}]
