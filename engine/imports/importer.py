@@ -135,6 +135,7 @@ async def import_calls(
     Raises:
         StoreError: The store can't be written.
         ConfigurationError: There is no such source.
+        ValueError: There is no store, and it is no dry run.
     """
     importer = Importer(
         store,
@@ -151,7 +152,12 @@ async def import_calls(
 
 
 class Importer:
-    """Imports from one source, again and again. The arguments are those of `import_calls`."""
+    """Imports from one source, again and again. The arguments are those of `import_calls`.
+
+    Raises:
+        ConfigurationError: There is no such source.
+        ValueError: There is no store, and it is no dry run.
+    """
 
     def __init__(
         self,
