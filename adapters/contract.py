@@ -148,8 +148,14 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """A request as a client wrote it, for an adapter of the same protocol.
 
-    Such an adapter sends `body` with its own model name, and with the few fields that it needs itself. It ignores
-    the canonical fields. Any other adapter ignores this.
+    Such an adapter sends `body` with its own model name, and with the few fields that it needs itself, see
+    `adapters.http.fidelity`. It ignores the canonical fields. Any other adapter ignores this. Batches ignore it,
+    and so does an adapter that emulates the request's tools.
+
+    A refused body is repaired by edits, as any other. If a repair changes the canonical request instead, the
+    canonical request is sent and `on_event` gets nothing. A reply that breaks off is never continued
+    (`continue_broken`). A Responses body with ``background: true`` asks for a background reply: the call ends when
+    the provider has completed it.
     """
 
     protocol: str
@@ -161,6 +167,14 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     on_event: Callable[[str, bytes], object] | None = None
     """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
     one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.
+
+    Events are passed on from one attempt only, the one that delivers content. The events before its first content
+    come together with it. An error that the provider reports later is passed on, and then the call raises it.
+
+    Nothing is passed on if the reply has another form than the requested one (a whole reply in a stream, or events
+    for a whole reply), or if middleware changed the request or may change the reply. So a caller writes the
+    canonical reply if this was not called before the first canonical event or the response. Nothing is passed on
+    after a cancellation. Keys that a server repeats are masked.
     """
 
 
@@ -384,6 +398,15 @@ class MeteredAdapter(Protocol):
 
         It is computed on demand. A call that ends early is billed with it.
         """
+        ...
+
+
+@runtime_checkable
+class SendsClientRequests(Protocol):
+    """A ProviderAdapter of a protocol that clients use as well."""
+
+    def sends_client_request(self, request: CanonicalRequest) -> bool:
+        """Whether `CanonicalRequest.wire` is sent in place of the canonical request."""
         ...
 
 

@@ -104,7 +104,7 @@ REFUSED_US = 600_000_000
 PAUSE_US = 10_000_000
 """Microseconds of a pause after a rate limit without a hint."""
 TRIAL_US = 30_000_000
-"""Microseconds for which one call alone may try a key after its pause."""
+"""Microseconds for which a single call may try a key after its pause."""
 
 MAX_RESTS = 4096
 """The largest number of recorded pauses. The oldest is dropped first."""

@@ -110,7 +110,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     vendor: Vendor | None = None
     """The vendor of its models. None: it depends on the address, or is unknown."""
     vendor_of: str | None = None
-    """The place of a function that returns a vendor's name from `AdapterConfig`'s options and address."""
+    """Where to find a function that returns a vendor's name, given the options and the address of
+    `AdapterConfig`."""
     other_vendors: tuple[Vendor, ...] = ()
     """Further vendors with its protocol."""
 

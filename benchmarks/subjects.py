@@ -53,6 +53,7 @@ SUBJECTS = {
     ),
     "nodes": Subject("Nodes (floor: the same engine without neighbours; a bare message of the broker)", "here"),
     "frames": Subject("Streams read on another node (floor: no frames; nats-py publish to subscribe)", "here"),
+    "gateway": Subject("The gateway, CPU of its process (floor: the same engine asked directly)", "here"),
     "web_view": Subject("The live view, through the whole engine (floor: the same without a live view)", "here"),
 }
 

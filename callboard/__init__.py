@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from sys import modules
 
-_ROOMS = (".bus", ".adapters", ".tracestore", ".engine.middleware", ".engine")
+_ROOMS = (".bus", ".adapters", ".tracestore", ".engine.middleware", ".engine.gateway", ".engine")
 
 
 def __getattr__(name: str) -> object:

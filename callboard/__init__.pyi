@@ -4,6 +4,7 @@ from callboard.adapters import AdapterCapabilities, AdapterConfig, AdapterHealth
 from callboard.tracestore import CacheSavings, CallFilter, CallRow, CallStatus, Capture, Component, CostRow, CountedCall, CurrentPrices, DayReprice, Durability, ErrorRow, Explanation, Flush, ModelReprice, OpenReply, OtelExporter, Percentiles, PostgresStore, PriceAlias, PriceRow, PriceTable, PruneReport, Redact, RepriceReport, RepriceRun, RepriceSums, SavedReplies, SavedSession, SessionReprice, SessionRow, ShippingOptions, ShippingStatistics, SqlResult, SqlValue, StatisticsRow, Store, StoreState, StoredBatch, StoredEvents, StoredJob, StoredSubmission, TraceShipper, TraceStore, TraceWriter, WriterCore, WriterOptions, WriterStatistics, cache_savings, decode_json, encode_json, upcast
 from callboard.engine import AbortController, AbortSignal, AccountState, ActiveWork, AdapterEntry, Amount, Answer, ApprovalRequest, Approve, Approved, AttachedView, Availability, BatchHandle, BatchOptions, BatchResult, BatchResults, BatchState, Bridge, Budget, BudgetExceededError, Check, ChildTurn, Cluster, ConfiguredModel, Context, ContextPolicy, Conversation, Denied, Elicitation, ElicitationAnswer, EmbeddingOptions, EmbeddingResult, EndedCall, Engine, EngineStatistics, Finish, FunctionTool, GenerateResult, HealthReport, ImageOptions, ImageResult, ImportFault, ImportReport, ImportedModel, Importer, InvalidToolCallError, LastTurns, Limits, McpLogMessage, McpOAuth, McpPrompt, McpPromptArgument, McpResource, McpServer, McpServerSettings, McpServerStatus, McpServers, McpService, McpTokenFile, McpTokenStorage, McpTool, ModelChoice, ModelDefaults, ModelEntry, ModelInfo, ModelRegistry, Moment, NeedsApproval, NoObjectGeneratedError, NoObjectReason, ObjectResult, ObjectStream, OnUsage, Pending, ProviderStatistics, RemoteBus, RepairToolCall, Reply, RequestLoss, RequestPreview, Requirements, SamplingRequest, SchemaError, SchemaMode, Scope, Session, SessionInfo, StepResult, StopWhen, StreamAccumulator, StreamFailed, StreamResult, Summarise, SyncObjectStream, SyncStreamResult, SyncWatch, TextEnd, TextStart, ThinkingEnd, ThinkingStart, TimeoutConfig, Timeouts, Tool, ToolContext, ToolDefinitionError, ToolError, ToolLike, ToolSettings, ToolSource, TreePiece, Truncate, TurnLimitError, TurnLimits, TurnOptions, TurnStream, UsageSoFar, VideoHandle, VideoOptions, VideoResult, ViewEvent, ViewReader, Watch, WorkInProgress, agent_tool, attach_trace_context, costs, costs_sync, default_engine, detached, embed, embed_sync, generate, generate_object, generate_object_sync, generate_sync, get_latest_model, get_model_info, handoff, import_calls, list_models, load_registry, mcp_servers, mcp_service, mcp_tools, reprice, reprice_sync, run_sync, set_default_engine, stream, stream_object, stream_object_sync, stream_sync, tool, trace_context, watch, watch_sync, web
 from callboard.engine.middleware import AnyEventFilter, Around, AsyncEventFilter, Cache, CallEnd, CallInfo, CallOutcome, EventFilter, Guard, GuardReport, GuardedKind, Guardrail, Held, Judged, LogCalls, MemoryReplies, Middleware, MiddlewareLike, Next, ReplyStore, Steps, Stop, TryModels, Window
+from callboard.engine.gateway import Gateway, GatewayLimits, gateway
 
 __all__ = [
     "AbortController",
@@ -139,6 +140,8 @@ __all__ = [
     "Flush",
     "FunctionTool",
     "Gap",
+    "Gateway",
+    "GatewayLimits",
     "GeminiAdapter",
     "GenerateResult",
     "GeneratedImage",
@@ -443,6 +446,7 @@ __all__ = [
     "encode_envelope",
     "encode_event",
     "encode_json",
+    "gateway",
     "generate",
     "generate_object",
     "generate_object_sync",

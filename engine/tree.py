@@ -20,7 +20,7 @@ from contextvars import ContextVar, Token
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Protocol, Self
 from urllib.parse import quote, unquote
 
 import anyio
@@ -112,6 +112,22 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
         return self.turn_id
 
 
+class FarTurn(Protocol):
+    """The way to the node that runs a turn, for the node that stands for it here; see `engine.nodes.trees`."""
+
+    def busy(self, *, busy: bool) -> None:
+        """Its tool's first call here has started, or the last one has ended."""
+
+    def started(self, child: ChildTurn) -> None:
+        """A turn has started here below it."""
+
+    def called(self, calls: int) -> None:
+        """Calls were counted here below it, or taken back."""
+
+    def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
+        """An attempt here below it has ended."""
+
+
 _lock = threading.Lock()
 _NO_USAGE = TokenUsage()
 
@@ -154,6 +170,8 @@ class TreeNode:
         """Whether the turn has ended. Calls that its tools start later are not its children."""
         self.refusal = ""
         """Why what its tools start now is refused: the turn was cancelled, or has failed."""
+        self.far: FarTurn | None = None
+        """The way to the turn, if another node runs it."""
         self._started = 0
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
         self._idle: Callable[[], object] | None = None
@@ -168,12 +186,15 @@ class TreeNode:
     def count(self, part: CostSum, usage: TokenUsage | None) -> None:
         """Count an attempt that a descendant has ended, here and in all turns above."""
         with _lock:
+            top: TreeNode | None = None
             node: TreeNode | None = self
             while node is not None:
                 node.below += part
                 if usage is not None:
                     node.below_usage += usage
-                node = node.above
+                top, node = node, node.above
+        if top is not None and top.far is not None:
+            top.far.spent(part, usage)
 
     # --- Limits ---
 
@@ -185,14 +206,23 @@ class TreeNode:
                 most = node.limits.max_calls
                 if most is not None and node.calls + 1 + self.depth - node.depth + levels > most:
                     raise TurnLimitError("max_calls", most, node.turn_id)
-            for node in self.limited:
-                node.calls += 1
+            self._count_calls(1)
 
     def take_back_call(self) -> None:
         """Take back a call that was admitted and is not made."""
         with _lock:
-            for node in self.limited:
-                node.calls -= 1
+            self._count_calls(-1)
+
+    def count_calls_elsewhere(self, calls: int) -> None:
+        """Count calls that another node has admitted."""
+        with _lock:
+            self._count_calls(calls)
+
+    def _count_calls(self, calls: int) -> None:
+        for node in self.limited:
+            node.calls += calls
+            if node.far is not None:
+                node.far.called(calls)
 
     def admit_child(self) -> None:
         """Count a turn or a call that a tool of this turn starts. Raises TurnLimitError."""
@@ -211,18 +241,24 @@ class TreeNode:
     def adopt(self, caller: Caller, child: object, cancel: Callable[[], object]) -> None:
         """Note a child that has started on the running event loop, and how it is cancelled there."""
         with _lock:
+            first = not self._open
             self._open[child] = (
                 caller,
                 partial(_on_loop, asyncio.get_running_loop(), threading.get_ident(), cancel),
             )
+        if first and self.far is not None:
+            self.far.busy(busy=True)
 
     def release(self, child: object) -> None:
         """Note that a child is over. A second call does nothing."""
         with _lock:
-            self._open.pop(child, None)
+            known = self._open.pop(child, None) is not None
             idle = None if self._open else self._idle
+            last = known and not self._open
         if idle is not None:
             idle()
+        if last and self.far is not None:
+            self.far.busy(busy=False)
 
     def cancel_open(self, caller: Caller | None = None) -> None:
         """Cancel the children in progress, or those of one run of a tool."""
@@ -269,6 +305,8 @@ class Caller:
         streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
         beside: Whether the call belongs to the turn itself, such as a summary of its history.
+        carry: Gives what another node must know to reach this one; see `trace_context`.
+        carried: What that node has got.
     """
 
     def __init__(
@@ -286,6 +324,8 @@ class Caller:
         streamed: bool = False,
         trace_parent: str | None = None,
         beside: bool = False,
+        carry: Callable[[Caller], Mapping[str, str]] | None = None,
+        carried: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.node = node
         self.call_id = call_id
@@ -299,6 +339,10 @@ class Caller:
         self.beside = beside
         self.counted = node.above if beside else node
         """The lowest turn for which the call's costs are those of a descendant."""
+        self.carry = carry
+        self.carried = carried
+        self.beyond: object = None
+        """The part of a node that talks with others about this run, if its place was carried to them."""
         self._key = key
         self._tell = tell
         self._home = None if tell is None else (asyncio.get_running_loop(), threading.get_ident())
@@ -309,9 +353,14 @@ class Caller:
         """The idempotency key of the tool's call; empty if it has none."""
         return "" if self._key is None else self._key()
 
+    @property
+    def refusal(self) -> str:
+        """Why the tool may start no call: the turn or the run was cut off; empty if it may."""
+        return self._refusal or self.node.refusal
+
     def require(self) -> None:
         """Check that the tool may start a call. Raises CancelledError if the turn or the run was cut off."""
-        if refusal := self._refusal or self.node.refusal:
+        if refusal := self.refusal:
             raise CancelledError(refusal)
 
     def start(self, child: object, cancel: Callable[[], object], turn: ChildTurn | None = None) -> None:
@@ -321,6 +370,12 @@ class Caller:
         self.node.adopt(self, child, cancel)
         if turn is None:
             return
+        self.note(turn)
+        if self.node.far is not None:
+            self.node.far.started(turn)
+
+    def note(self, turn: ChildTurn) -> None:
+        """Note a turn that the tool has started, here or on another node, and publish it."""
         self.node.children.append(turn)
         if self._tell is not None and self._home is not None:
             loop, thread = self._home
@@ -332,7 +387,9 @@ class Caller:
 
     def end(self, refusal: str = "") -> None:
         """End the run of the tool. With a refusal, cancel its calls in progress, and refuse all further ones."""
-        self._tell = self._key = self.runtime = None  # Tasks that it has left behind keep this object.
+        self._tell = self._key = self.runtime = self.carry = (
+            None  # Tasks that it has left behind keep this object.
+        )
         if refusal:
             self._refusal = refusal
             self.node.cancel_open(self)
@@ -346,6 +403,17 @@ def caller_here() -> Caller | None:
     """The tool run that owns calls started here; None outside of a tool run, or if its turn has ended."""
     caller = current_tool.get()
     return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
+
+
+def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
+    """The tags of a call that starts here: those of the turn whose tool makes it, and over them its own.
+
+    None if there are none. So a budget of a tag counts what tools spend, too.
+    """
+    caller = caller_here() if caller is None else caller
+    if caller is None or not caller.tags:
+        return dict(own) if own else None
+    return {**caller.tags, **(own or {})}
 
 
 # --- Leaving the tree, and other processes ---
@@ -381,6 +449,8 @@ def trace_context() -> dict[str, str]:
         carried["traceparent"] = trace
     if caller is not None and not caller.node.over:
         members = {**_place(caller), **_left(caller.node)}
+        if caller.carry is not None:
+            members.update(caller.carry(caller))
         carried["baggage"] = ",".join(
             f"{_PREFIX}{name}={quote(value, safe='')}" for name, value in members.items()
         )
@@ -477,6 +547,7 @@ def _caller_in(headers: Mapping[str, str]) -> Caller | None:
         call_id=members.get("call"),
         tool_use_id=members.get("tool"),
         trace_parent=headers.get("traceparent"),
+        carried=members,
     )
 
 

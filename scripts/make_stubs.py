@@ -42,7 +42,7 @@ def whole() -> str:
     """The text of the stub of `callboard`, which has the names of all rooms."""
     rooms: dict[str, list[str]] = {}
     known: set[str] = set()
-    for folder in (*ROOMS, "engine/middleware"):
+    for folder in (*ROOMS, "engine/middleware", "engine/gateway"):
         names = [name for names in table(ROOT / folder / "__init__.py").values() for name in names]
         rooms["callboard." + folder.replace("/", ".")] = sorted(set(names) - known)
         known.update(names)

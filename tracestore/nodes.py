@@ -36,7 +36,7 @@ class Slot(msgspec.Struct, frozen=True):
     start_us: int
     """The first moment."""
     forgotten_us: int
-    """The time from which it no longer counts. A later grant may extend it."""
+    """The time after which it does not count. A later grant may extend it."""
 
 
 class AccountScope(Protocol):
@@ -131,7 +131,7 @@ It is pure, and is called within the transaction.
 
 
 _ONE_BY_ONE = 16
-"""The calls for which an account must have room, for a node to get more than the call at hand needs."""
+"""The number of calls that must fit into an account. With less room, a node gets only what its call needs."""
 
 
 def by_name(scope: AccountScope) -> tuple[str, str]:
@@ -166,7 +166,7 @@ class LedgerTables(Protocol):
     """
 
     async def grant(self, node: str, number: int, wants: Wants) -> Answer:
-        """Give a node the slices that it wants, all of them or none."""
+        """Give a node all the slices that it requests, or none."""
         ...
 
     async def give_back(
@@ -249,7 +249,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float = 0.0
     """Seconds until the end of that lease."""
     released: bool = False
-    """Whether it has let go of the session."""
+    """Whether it has released the session."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,7 +293,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
-        """Make a session a node's own, unless another owner lives and hasn't let go of it."""
+        """Give a session to a node, unless another owner is alive and has not released it."""
         ...
 
     async def wanted(self, node: str) -> Sequence[str]:
@@ -305,7 +305,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
-        """Let go of a session that was deleted: nothing is known of it afterwards."""
+        """Release a deleted session: nothing is known of it afterwards."""
         ...
 
     async def owner(self, session_id: str) -> Owner | None:
@@ -337,5 +337,5 @@ class ProbeTables(Protocol):
         ...
 
     async def release(self, node: str, provider: str, model: str) -> None:
-        """Let go of a lease, if the node has it."""
+        """Release a lease, if the node has it."""
         ...

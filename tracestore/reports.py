@@ -284,9 +284,9 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     by_session: bool = False
     """Whether sessions are to be compared as well."""
     replaced: tuple[int, ...] | None = None
-    """The runs that were current before, the first of them first; None in a run of an early version."""
+    """The runs that were current before, in order; None in a run of an early version."""
     undone_us: int | None = None
-    """The time at which the run was taken back, in microseconds UTC."""
+    """The time at which the run was undone, in microseconds UTC."""
     finished_no: int | None = None
     """The place among the finished runs."""
     in_flight: int | None = None
@@ -336,13 +336,13 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     """Events."""
     costs: int = 0
-    """Costs of any repricing."""
+    """The number of deleted costs of repricings."""
     sessions: int = 0
     """The number of sessions. They are counted when they are deleted, so a dry run has 0."""
     runs: int = 0
-    """Runs, counted when they have gone."""
+    """The number of deleted runs."""
     bodies: int = 0
-    """Bodies of captured content, counted when they have gone."""
+    """The number of deleted bodies of captured content."""
     bytes_before: int = 0
     """Bytes of the pages in use before."""
     bytes_after: int = 0

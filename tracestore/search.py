@@ -21,7 +21,7 @@ from .sql.connection import Database, Row, SqlValue, Statements
 from .writing.content import Bodies, message_of
 
 _AT_ONCE = 500
-"""The number of messages that one transaction takes in."""
+"""The number of messages that one transaction indexes."""
 
 
 class Index(Protocol):
@@ -63,7 +63,7 @@ async def search(database: Database, index: Index, where: SearchFilter) -> list[
 
 
 def _take_in(statements: Statements, index: Index) -> bool:
-    """Take in some messages. False if there were none left."""
+    """Index some messages. False if there were none left."""
     rows = statements.run(
         f"""
         SELECT c.id, c.body FROM content AS c
@@ -163,7 +163,7 @@ def words_of(text: str) -> list[str]:
 
 
 def terms_of(question: str) -> tuple[Term, ...]:
-    """The terms of a question. It has none if there is no word in it."""
+    """The terms of a question. A text without words has none."""
     return tuple(_terms(question))
 
 

@@ -241,7 +241,7 @@ async def a_retry_after_is_waited_for(kit: Kit) -> None:
 
 @check("6.4", RETRIES)
 async def lasting_failures_are_raised_at_once(kit: Kit) -> None:
-    """A bad key, a bad request, a prompt too long and the like are never tried again, nor waited for."""
+    """Errors that another attempt can't solve, such as a bad key, are raised without a retry or a wait."""
     for condition in ("bad key", "bad request", "overflow", "forbidden", "no model", "quota"):
         for streamed in (False, True):
             async with kit.stage_or_none(Fails(condition)) as at:

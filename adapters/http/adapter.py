@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import AdapterError, CapabilityError
 from callboard.bus.values.messages import Message, ToolDefinition
@@ -160,7 +162,13 @@ class HttpAdapter:
             return background_stream(self.client, background, request, on_attempt)
         if self.can_stream(request):
             return HttpStream(HttpCall(self.client, request, on_attempt, stream=True))
+        if request.wire is not None:  # the client expects events
+            request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, on_event=None))
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
+
+    def sends_client_request(self, request: CanonicalRequest) -> bool:
+        """See `adapters.contract.SendsClientRequests`."""
+        return self.wire.client_request(request) is not None
 
     def can_stream(self, request: CanonicalRequest) -> bool:
         """Whether the reply to a request can be streamed. If not, `stream` yields whole blocks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -24,6 +24,7 @@ from ..requests.fitted import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, read_error_body
 from .attempts import HttpAttempts, given
 from .classify import error_without_status, find_error
+from .fidelity import EventRelay
 from .repair import Repair, edited
 from .wire import ChatWire, HttpClient
 
@@ -54,7 +55,7 @@ class HttpCall(HttpAttempts):
         self._message_id = request.message_id or client.clock.new_id("msg")
 
     def new_assembler(self) -> Assembler:
-        return Assembler(
+        assembler = Assembler(
             message_id=self._message_id,
             provider=self.client.name,
             requested_model=self.request.wire_model,
@@ -63,6 +64,12 @@ class HttpCall(HttpAttempts):
             estimate_usage=partial(_estimated_usage, self.wire, self.request),
             request=self.request,
         )
+        if self.request.wire is not None:
+            sent = self.wire.client_request(self.request)
+            if sent is not None and sent.on_event is not None:
+                hides = self.wire.hides(sent, stream=self.streamed)
+                assembler.relay = EventRelay(sent.on_event, partial(_secrets, self.client), hides)
+        return assembler
 
     def prepare_attempt(self) -> None:
         if self.broken is None:
@@ -89,6 +96,11 @@ class HttpCall(HttpAttempts):
         self.read_whole(body, reply)
         self.first_event(reply.headers)
         return self.response(written, reply)
+
+    def first_event(self, headers: Mapping[str, str]) -> None:
+        super().first_event(headers)
+        if self.assembler.relay is not None:
+            self.assembler.relay.deliver()
 
     async def send(self) -> tuple[WireCall, HttpReply]:
         """Send the request of a stream. The caller closes the reply. Raises AdapterError."""
@@ -154,7 +166,10 @@ class HttpCall(HttpAttempts):
         found = self.wire.repair(self.request, self.written, error, done)
         if found is None:
             return False
-        self.request = found.request
+        mended = found.request
+        if mended is not self.request and mended.wire is not None:  # the client's own body has not changed with it
+            mended = msgspec.structs.replace(mended, wire=None)
+        self.request = mended
         self.repairs += (found,)
         self.written = None
         return True
@@ -174,6 +189,11 @@ class HttpCall(HttpAttempts):
                 return events
         if assembler.raw is not None:
             assembler.raw.body(body)
+        if assembler.relay is not None:
+            if self.streamed:
+                assembler.relay.stop()
+            else:
+                assembler.relay.body(body)
         try:
             try:
                 body.decode()  # before any content is accepted: msgspec does not check what is kept raw
@@ -197,6 +217,8 @@ class HttpCall(HttpAttempts):
 
     def _read_events(self, body: bytes) -> list[StreamEvent] | None:
         """Read a whole body of server-sent events; None if the protocol has none."""
+        if self.assembler.relay is not None:  # the client expects one body
+            self.assembler.relay.stop()
         normaliser = self.wire.normaliser(self.assembler)
         if not reads_server_sent_events(normaliser):
             return None
@@ -259,6 +281,10 @@ def mended(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
     )
 
 
+def _secrets(client: HttpClient) -> Sequence[str]:
+    return client.secrets
+
+
 def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> TokenUsage:
     """Estimate the usage of a reply without reported usage."""
     return TokenUsage(
@@ -273,6 +299,8 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
 def continued(wire: ChatWire, request: CanonicalRequest, said: str | None) -> CanonicalRequest | None:
     """A request for the rest of a reply; None if it can't be requested."""
     if said is None or not request.continue_broken or request.output_schema is not None:
+        return None
+    if wire.client_request(request) is not None:
         return None
     choice = request.tool_choice
     if (choice is not None and choice.mode in ("required", "named")) or not wire.takes_beginning(request):

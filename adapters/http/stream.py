@@ -320,6 +320,8 @@ class HttpStream:
         An active reader continues; otherwise this task reads, so that the call always ends.
         """
         self._kept = self._call.assembler.fork()
+        if self._call.assembler.relay is not None:
+            self._call.assembler.relay.stop()
         if being_read:
             return
         self._drained = anyio.Event()
@@ -391,10 +393,13 @@ class HttpStream:
         """Read the rest of a finished body for the reuse of the connection, then close."""
         reply, normaliser = self._reply, self._normaliser
         if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
+            relays = isinstance(normaliser, EventNormaliser) and self._call.assembler.relay is not None
             with anyio.move_on_after(DRAIN_SECONDS) as scope:
                 try:
-                    while await reply.chunk() is not None and current_time() < scope.deadline:
-                        pass
+                    while (chunk := await reply.chunk()) is not None and current_time() < scope.deadline:
+                        if relays:
+                            assert isinstance(normaliser, EventNormaliser)
+                            normaliser.pass_on(chunk)
                 except AdapterError:
                     pass  # the reply is already whole
         await self._close_reply()

@@ -22,7 +22,7 @@ from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
 
 from ..config import AdapterConfig
-from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
 from ..keys import Keyring, KnownKey
 from ..operations.media_wire import ImageWire, VideoWire
@@ -93,6 +93,8 @@ class ChatWire(ABC):
     """The fields of media that the protocol supports: ``image.detail``, ``document.name``."""
     emulates_tools: bool = False
     """Whether tools are emulated by constrained output; `write_request` then gets requests without tools."""
+    client_protocol: str = ""
+    """The `WireRequest.protocol` of bodies that this wire sends as they are; empty for none."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -118,6 +120,23 @@ class ChatWire(ABC):
             CapabilityError: The request needs an ability that the model lacks.
             InvalidRequestError: The request can't be expressed in this protocol.
         """
+
+    def client_request(self, request: CanonicalRequest) -> WireRequest | None:
+        """The client's own request, if this wire sends it in place of the canonical one; else None."""
+        sent = request.wire
+        if sent is None or sent.protocol != self.client_protocol:
+            return None
+        if self.emulates_tools and (request.tools or any(message.tool_uses for message in request.messages)):
+            return None
+        return sent
+
+    def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
+        """Write a client's own request, for a wire with a `client_protocol`."""
+        raise NotImplementedError
+
+    def hides(self, sent: WireRequest, *, stream: bool) -> Callable[[bytes], bool] | None:
+        """Whether an event is sent only because `write_as_sent` asked for it; None if it asked for nothing."""
+        return None
 
     @abstractmethod
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:

@@ -50,7 +50,7 @@ QUESTION_SECONDS = 30.0
 """The time limit of a request about a job, in seconds."""
 
 CLOCKS_APART = 60
-"""Seconds by which the provider's clock may be behind ours."""
+"""The most seconds that the provider's clock may be behind ours."""
 
 _LOOKS = 3
 """The number of searches for an unconfirmed job. Each follows a retry's wait."""

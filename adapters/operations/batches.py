@@ -72,8 +72,9 @@ class HttpBatches(HttpJobs):
 
     def _written(self, item: BatchItem) -> Written:
         wire, request = self._client.wire, item.request
-        if request.capabilities is None:
-            request = msgspec.structs.replace(request, capabilities=wire.get_capabilities(request.wire_model))
+        if request.capabilities is None or request.wire is not None:
+            known = request.capabilities or wire.get_capabilities(request.wire_model)
+            request = msgspec.structs.replace(request, capabilities=known, wire=None)
         try:
             return Written(item.id, emulation.write_request(wire, request, stream=False))
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:

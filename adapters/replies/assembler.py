@@ -41,6 +41,7 @@ from .usage import usage_until_now
 
 if TYPE_CHECKING:
     from ..http.classify import ErrorType
+    from ..http.fidelity import EventRelay
     from .block import RawKept
 
 
@@ -83,6 +84,9 @@ class Assembler:
         estimate_usage: Estimates the usage of a reply from its output, for providers that report none.
         request: The request, for protocols whose replies depend on it.
     """
+
+    relay: EventRelay | None = None
+    """Passes the provider's events on, if a client asked in this protocol."""
 
     def __init__(
         self,
@@ -273,6 +277,11 @@ class Assembler:
     def usage_from(self, count: Callable[[], TokenUsage | None]) -> None:
         """Call `count` for the usage on demand, for providers that report it with every delta."""
         self._count_usage = count
+
+    def place(self, key: Key) -> int:
+        """The index of a block in the reply, or the index that a block without content would have now."""
+        block = self._by_key.get(key)
+        return len(self._done) + (self._open is not None) + len(self._held) if block is None else block.index
 
     def provider_event(self, kind: str, raw: Json) -> None:
         """Add the provider's other data. They are held until the reply starts."""

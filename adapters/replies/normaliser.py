@@ -57,7 +57,17 @@ class EventNormaliser(ABC):
 
     def _read_with(self, decoder: BodyDecoder) -> None:
         kept = self.assembler.raw
+        if self.assembler.relay is not None:
+            decoder = self.assembler.relay.forwarding(decoder, self.is_repeated)
         self._decoder = decoder if kept is None else kept.recording(decoder)
+
+    def is_repeated(self, data: bytes) -> bool:
+        """Whether an event repeats one that another connection brought."""
+        return False
+
+    def pass_on(self, chunk: bytes) -> None:
+        """Decode data after the end of the reply, for the relay of its events."""
+        self._decoder.feed(chunk)
 
     @abstractmethod
     def on_event(self, name: bytes, data: bytes) -> None:

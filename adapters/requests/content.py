@@ -325,11 +325,26 @@ def _same(one: ContentBlock, other: ContentBlock) -> bool:
     return one is other
 
 
+_ANTHROPICS = "anthropic-claude-v1"
+"""OpenRouter's name for the form of Anthropic's reasoning."""
+
+
+def is_unowned(raw: ProviderRaw | None) -> bool:
+    """Whether reasoning has no stated provider. A gateway that states its form as Anthropic's is none."""
+    if raw is None:
+        return True
+    match raw.data.get("reasoning_details"):
+        case [{"format": str(form)}]:
+            return form == _ANTHROPICS
+        case _:
+            return False
+
+
 def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
     """A block without its signature. None if it is empty then."""
     match block:
         case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
-            return None if raw is None or raw.provider == provider else block
+            return None if is_unowned(raw) or (raw is not None and raw.provider == provider) else block
         case TextBlock(provider_raw=ProviderRaw() as raw) | ToolUseBlock(provider_raw=ProviderRaw() as raw):
             data = _unsigned(raw, provider)
             if data is raw.data:

@@ -245,7 +245,13 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
 
 
 def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
-    """Write a request, with emulated tools if the wire needs that. Raises the wire's errors."""
+    """Write a request: a client's own as it is, or else with emulated tools if the wire needs that.
+
+    Raises the wire's errors.
+    """
+    sent = wire.client_request(request) if request.wire is not None else None
+    if sent is not None:
+        return wire.write_as_sent(sent, request.wire_model, stream=stream)
     emulated = emulate(request) if wire.emulates_tools else None
     if emulated is None:
         return wire.write_request(request, stream=stream)

@@ -57,7 +57,7 @@ class TokenRates(msgspec.Struct, frozen=True, dict=True):
     property: float = 2.0
     """Tokens of a property in a tool's schema."""
     text: float = 1.0
-    """Tokens for each token of text by the vocabulary."""
+    """The factor from the estimate of a text to the tokens of this vocabulary."""
     json: float = 1.0
     """Tokens for each such token in a call's arguments."""
     schema: float = 0.7

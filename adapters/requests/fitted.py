@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import is_
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from callboard.bus.errors import CapabilityError, WarningCode
 from callboard.bus.log import Log
-from callboard.bus.values.base import JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -25,10 +25,10 @@ from callboard.bus.values.content import (
     TextBlock,
     ThinkingBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message
+from callboard.bus.values.messages import CallWarning, Message, cached_form
 
 from ..contract import AdapterCapabilities
-from .content import WEB, is_empty, media_type_of
+from .content import WEB, encode_json, is_empty, is_unowned, media_type_of
 
 _log = Log("adapters.history")
 
@@ -91,7 +91,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the provider accepts its model's images back, as the model's own."""
     keeps_developer: bool = False
     adopts_signatures: bool = False
-    """Whether a signature of unstated origin counts as the provider's own."""
+    """Whether a signature of unstated origin counts as the provider's own; see `is_unowned`."""
     begins_with_user: bool = False
     """Whether the provider rejects a history that starts with an assistant's message."""
     keeps_own_blanks: bool = False
@@ -205,6 +205,28 @@ class FittedHistory(msgspec.Struct, frozen=True):
             raise CapabilityError(f"the history can't be sent without a loss: {reasons}", provider=self.adapter)
 
 
+RECENT = 4
+"""The last plain messages that are written anew for each request, because a wire may mark or join them."""
+
+
+def encoded_form(name: str, make: Callable[[Message, str], JsonObject]) -> Callable[[FittedHistory], list[Json]]:
+    """The JSON of a history's plain messages in one protocol, but for the `RECENT` ones. See `cached_form`.
+
+    Args:
+        name: The protocol.
+        make: Makes the wire's message of a plain message and its text.
+    """
+    forms = cached_form(
+        f"{name}_json", lambda message: msgspec.Raw(encode_json(make(message, message.plain_text or "")))
+    )
+
+    def encoded(history: FittedHistory) -> list[Json]:
+        # To an encoder, Raw is JSON like any other.
+        return cast("list[Json]", forms(history.messages[: max(len(history.plain) - RECENT, 0)]))
+
+    return encoded
+
+
 def block_type(block: ContentBlock) -> str:
     return str(type(block).__struct_config__.tag)
 
@@ -257,7 +279,7 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
     raw = block.provider_raw
     origin = raw.provider if raw is not None else None
     unsigned = isinstance(block, ThinkingBlock) and block.signature is None
-    if origin is None and target.adopts_signatures and not unsigned:
+    if target.adopts_signatures and not unsigned and is_unowned(raw):
         origin = target.provider
     if origin != target.provider:
         return "its provider is unknown" if origin is None else f"only {origin} accepts it"

@@ -33,7 +33,7 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     triple: float = 0.4
     """Three digits in a row."""
     joint: float = 0.8
-    """One of ``._-/(``, which tokenizers join to the word behind it."""
+    """One of ``._-/(``, which tokenizers join to the next word."""
     mark: float = 0.6
     """Any other ASCII mark."""
     space: float = 0.05
@@ -51,7 +51,7 @@ class TextRates(msgspec.Struct, frozen=True, array_like=True):
     camel: float = 0.8
     """A capital behind a small letter."""
     capitalised: float = 0.0
-    """A capital with three small letters behind it."""
+    """A capital followed by three small letters."""
     capital_pair: float = -0.2
     """Two capitals in a row."""
     digit_after: float = 0.8

@@ -9,7 +9,8 @@ schema allows more than the original, so the caller checks arguments by the orig
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
@@ -17,6 +18,7 @@ from callboard.bus.errors import InvalidRequestError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
+from .content import encode_json
 from .schemas import describe, describe_constraints, normalise_schema, remembered
 from .strict_schemas import NotStrict, StrictSchema, to_strict, without_added_nulls
 
@@ -224,6 +226,31 @@ def _schemas(value: Json) -> list[JsonObject]:
 
 
 # --- Strict mode ---
+
+
+def encoded_tool(
+    tool: ToolDefinition,
+    form: str,
+    write: Callable[[ToolDefinition], JsonObject],
+    warnings: Sequence[CallWarning] = (),
+) -> Json:
+    """The JSON of a tool in one protocol, which is kept with the tool.
+
+    A tool with a provider's fields, or with warnings, is written anew for each request.
+
+    Args:
+        tool: The tool.
+        form: A name of the JSON, with all that it depends on besides the tool.
+        write: Writes the tool, and adds its warnings to `warnings`.
+        warnings: The request's warnings.
+    """
+    kept: Json = tool.__dict__.get(form)
+    if kept is None:
+        known = len(warnings)
+        kept = write(tool)
+        if not tool.provider_options and len(warnings) == known:
+            kept = tool.__dict__[form] = cast("Json", msgspec.Raw(encode_json(kept)))
+    return kept
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:

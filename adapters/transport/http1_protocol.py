@@ -87,7 +87,7 @@ class ReplyParser:
         return headers
 
     def close(self) -> None:
-        """Release httptools' parser, which references this one. No more parsing is possible."""
+        """Release httptools' parser, which references this one. Nothing can be parsed after this."""
         del self._parser, self.on_body
 
     # --- Callbacks of httptools ---

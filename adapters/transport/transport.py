@@ -73,9 +73,9 @@ class _Inflater:
 
 
 def codings(header: str) -> list[str]:
-    """The codings of a `content-encoding` in the order of their application.
+    """The codings of a `content-encoding`, in the order in which they were applied.
 
-    Raises StreamError for an unrequested one, and for too many.
+    Raises StreamError for a coding that was not requested, and for too many codings.
     """
     named = [name for name in re.split(r"[\s,]+", header.lower()) if name not in ("", "identity")]
     for name in named:

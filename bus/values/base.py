@@ -42,7 +42,8 @@ class cached_property(Generic[S, T]):
 
     def __init__(self, work: Callable[[S], T]) -> None:
         self._work = work
-        self._name = work.__name__
+        self.name = work.__name__
+        """The key in the object's ``__dict__``."""
         self.__doc__ = work.__doc__
 
     @overload
@@ -54,7 +55,7 @@ class cached_property(Generic[S, T]):
     def __get__(self, instance: S | None, owner: type) -> T | Self:
         if instance is None:
             return self
-        value = instance.__dict__[self._name] = self._work(instance)
+        value = instance.__dict__[self.name] = self._work(instance)
         return value
 
 

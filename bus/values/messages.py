@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -242,6 +242,26 @@ _PLAIN_TEXT = attrgetter("plain_text")
 def plain_texts(messages: Iterable[Message]) -> list[str | None]:
     """The `plain_text` of each message."""
     return list(map(_PLAIN_TEXT, messages))
+
+
+T = TypeVar("T")
+
+
+def cached_form(name: str, make: Callable[[Message], T]) -> Callable[[Iterable[Message]], list[T]]:
+    """A form of messages that is made once for each message, such as its JSON in one protocol.
+
+    A conversation sends its history again with each turn. The form is kept with the message, and there is no loop
+    in Python.
+
+    Args:
+        name: A name that no other form and no field of a message has.
+        make: Makes the form of one message.
+    """
+    form = cached_property(make)
+    form.name = name
+    setattr(Message, name, form)
+    get = attrgetter(name)
+    return lambda messages: list(map(get, messages))
 
 
 def _is_utf8(text: str) -> bool:

@@ -117,8 +117,11 @@ def is_job(name: str) -> bool:
 _LONGEST_NAP_SECONDS = 3600.0
 """How long a call waits at most before it looks at the clock again, which may have been set."""
 
+_LOAN_SECONDS = 2.0
+"""How long a call waits for what was reserved for another node, before it is refused."""
+
 _SHARED_NAP_SECONDS = 1.0
-"""How long a call waits at most before it asks again what other nodes have given back."""
+"""The longest wait of a call before it checks again what other nodes have returned."""
 
 
 class SharedBudgets(Protocol):
@@ -202,6 +205,8 @@ class Budgets:
         self._know(self.ledger.budgets)
         self._loading = anyio.Lock()
         self._waiters: list[_Waiter] = []
+        self._loans: set[str] = set()
+        self._loans_ended = anyio.Event()
         self._late: list[_End] | None = None  # the ends that come while the trace is asked
 
     def _know(self, budgets: Sequence[Budget]) -> None:
@@ -321,11 +326,25 @@ class Budgets:
         if refusals and self._shared is not None:
             await self._shared.secure(self._shared_accounts(payer), asked)
             refusals = self._try(name, payer, asked)
+        while refusals and [each for each in payer.accounts if await each.secure(asked, self._now_us())]:
+            refusals = self._try(name, payer, asked)  # another call may have been faster
+        if refusals and self._loans and all(refusal.may_fit for refusal in refusals):
+            refusals = await self._after_loans(name, payer, asked, refusals)
         if refusals is None:
             return
         if refusals:
             self._require_patience(name, payer, refusals)
         await self._wait(_Waiter(name, payer, asked))
+
+    async def _after_loans(
+        self, name: str, payer: Payer, asked: Amount, refusals: list[Refusal] | None
+    ) -> list[Refusal] | None:
+        """Try again when other nodes give back their loans. A tool's result may be faster than that message."""
+        with anyio.move_on_after(_LOAN_SECONDS):
+            while refusals and self._loans:
+                await self._loans_ended.wait()
+                refusals = self._try(name, payer, asked)
+        return refusals
 
     def reserve_now(self, name: str, payer: Payer, asked: Amount) -> bool:
         """Reserve without waiting. Returns False if there is no room, or an earlier call waits for it."""
@@ -344,6 +363,24 @@ class Budgets:
 
     def _shared_accounts(self, payer: Payer) -> list[Account]:
         return [account for account in self.ledger.accounts(payer) if account.budget.per not in OF_TREES]
+
+    def lend(self, name: str, payer: Payer, asked: Amount) -> Refusal | None:
+        """Reserve room for calls of another node in the accounts of a tree. Returns why there is none."""
+        accounts = [account for account in self.ledger.accounts(payer) if account.budget.per in OF_TREES]
+        refusals = self.ledger.reserve_in(accounts, name, asked, self._now_us())
+        if not refusals:
+            self._loans.add(name)
+        return next(iter(refusals), None)
+
+    def take_back(self, names: Sequence[str], spent: Amount) -> None:
+        """Count what another node has spent of the room that was reserved for it, and release the rest."""
+        for number, name in enumerate(names):
+            self.ledger.settle(name, None if number else spent)
+        self._loans.difference_update(names)
+        self._loans_ended.set()
+        self._loans_ended = anyio.Event()
+        if self._waiters:
+            self._admit()
 
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
         """The refusal for which a router should look for a cheaper model; None if there is room."""
@@ -382,7 +419,7 @@ class Budgets:
         return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
 
     def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
-        """Raise for the first refusal that waiting can't or shall not help."""
+        """Raise for the first refusal that no waiting can or may resolve."""
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:
                 self._tell(

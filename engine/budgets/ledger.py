@@ -7,7 +7,7 @@ A reservation is in exactly one state:
                            └──── lose ─────► unknown ── settle ──► spent
 
 `held` and `unknown` count at the most that the call can cost, `spent` at its actual cost. A call counts in the
-slot in which it was reserved, whenever it ends. So the accounts agree with sums over the trace, where each row
+slot of its reservation, even if it ends later. So the accounts agree with sums over the trace, where each row
 counts at its start. A reservation takes room in all accounts of the call, or in none.
 """
 
@@ -59,10 +59,10 @@ class Refusal(msgspec.Struct, frozen=True):
     asked: Amount
     """The room that the call needs."""
     fits_at_us: int | None
-    """The moment at which the window alone makes room enough, in microseconds since the Unix epoch; None for
+    """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
     never."""
     held: Amount
-    """The room that calls in progress give back at most when they end."""
+    """The most that calls in progress can release when they end."""
 
     @property
     def may_fit(self) -> bool:
@@ -232,6 +232,10 @@ class Account:
             return self._refusal("tokens", asked, now_us)
         return None
 
+    async def secure(self, asked: Amount, now_us: int) -> bool:
+        """Ask another node for more room, if it has the turn of this account. Returns whether it gave some."""
+        return False
+
     def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
         """The reason why an amount would have no room, without side effects; None if it has room."""
         return self.refuses(asked, now_us)
@@ -311,7 +315,9 @@ class _Hold:
 
     __slots__ = ("asked", "at_us", "lost", "payer", "places")
 
-    def __init__(self, asked: Amount, payer: Payer, at_us: int, places: list[tuple[Account, SlotSum]]) -> None:
+    def __init__(
+        self, asked: Amount, payer: Payer | None, at_us: int, places: list[tuple[Account, SlotSum]]
+    ) -> None:
         self.asked = asked
         self.payer = payer
         self.at_us = at_us
@@ -351,7 +357,7 @@ class Ledger:
         carried = {}
         for hold in self._holds.values():
             for number in fresh:
-                value = self._budgets[number].value_for(hold.payer)
+                value = None if hold.payer is None else self._budgets[number].value_for(hold.payer)
                 if value is not None:
                     account = self._account(number, value)
                     found = account.slot_of(hold.at_us)
@@ -400,9 +406,17 @@ class Ledger:
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call. Returns why not, and then takes none."""
+        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer)
+
+    def reserve_in(
+        self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, payer: Payer | None = None
+    ) -> list[Refusal]:
+        """Take room in these accounts. Returns why not, and then takes none.
+
+        A reservation without a payer does not count in budgets that are added later.
+        """
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")
-        accounts = self.accounts(payer)
         refusals = [refusal for account in accounts if (refusal := account.refuses(asked, now_us)) is not None]
         if refusals:
             return refusals
@@ -505,7 +519,7 @@ class BudgetExceededError(CallboardError):
         self.asked_tokens: int = refusal.asked.tokens
         """The most tokens that the call can use."""
         self.fits_at: datetime | None = _moment(refusal.fits_at_us)
-        """The time, UTC, at which the window alone makes room; None if it never does."""
+        """The time, UTC, at which the window has room; None if it never does."""
         super().__init__(_text(self, refusal))
 
 

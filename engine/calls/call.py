@@ -39,7 +39,7 @@ from callboard.adapters import (
     TokenUsage,
 )
 from callboard.adapters.actor import AdapterActor, CallHandle, start_call
-from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
+from callboard.adapters.contract import MeteredAdapter, ProviderAdapter, SendsClientRequests
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
 from callboard.bus import CallContent, LlmCallCompleted, StreamLog
@@ -132,7 +132,7 @@ class Filtering:
         return cast("R", result)
 
     def cut(self) -> None:
-        """Filter no more: the call is cancelled."""
+        """Stop filtering: the call is cancelled."""
         self._cut = True
         if self._all_arrived and self._scope is not None:
             self._scope.cancel()
@@ -208,6 +208,8 @@ class Call(CallEvents):
         self._running: RunningAdapter = context.running
         self.request = request
         self.most_output = request.max_output_tokens
+        if request.wire is not None and request.default_output_limit:
+            self.most_output = _most_of_wire(self._running, request)
         self._log = log
         self._warnings = warnings
         self._deadline = deadline
@@ -215,6 +217,9 @@ class Call(CallEvents):
         middleware = context.runtime.middleware
         function = middleware.filter(request, self._tell_judged) if middleware else None
         self._filtering = None if function is None else Filtering(function, self._deliver, self.cancel)
+        if function is not None and request.wire is not None:  # only the canonical reply is filtered
+            wire = msgspec.structs.replace(request.wire, on_event=None)
+            self.request = msgspec.structs.replace(request, wire=wire)
         self._queueing: anyio.CancelScope | None = None  # while it waits for a slot
         self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
         self._end: list[StreamEvent] = []  # of the message, until it may be handed over
@@ -384,7 +389,7 @@ class Call(CallEvents):
         self._log.extend(events)
 
     def _deliver(self, events: Sequence[StreamEvent]) -> None:
-        """Take in what middleware lets pass. A whole reply has its content from the filter, and no stream."""
+        """Process what middleware lets through. A whole reply has its content from the filter, and no stream."""
         if self.streamed:
             self._take_in(events)
 
@@ -446,6 +451,16 @@ def _marked(response: CanonicalResponse) -> CanonicalResponse:
     text = f"the reply ended with {said} and has no text and no tool call. Set retry_empty= to retry"
     warnings = (*response.warnings, CallWarning(WarningCode.EMPTY_REPLY, text))
     return msgspec.structs.replace(response, warnings=warnings)
+
+
+def _most_of_wire(running: RunningAdapter, request: CanonicalRequest) -> int:
+    """The most output tokens of a request whose client gave no limit. Its own body is sent without any."""
+    actor = running.ref.actor
+    adapter = actor.made if isinstance(actor, AdapterActor) else None
+    if request.capabilities is None or not isinstance(adapter, SendsClientRequests):
+        return request.max_output_tokens
+    sends = adapter.sends_client_request(request)
+    return request.capabilities.max_output_tokens if sends else request.max_output_tokens
 
 
 async def _cancel(handle: CallHandle[CanonicalResponse]) -> None:

@@ -34,7 +34,7 @@ from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
-from ..tree import PARENT_ENDED, caller_here
+from ..tree import PARENT_ENDED, caller_here, tags_here
 from .events import CallContext, CallEvents, Served
 from .fallback import BorrowedAdapters, examined, first_that_works
 from .outcome import CallInfo, without_quotes
@@ -209,6 +209,8 @@ class PlainCalls(Generic[A]):
             if caller is None:
                 with runtime.in_flight.call():
                     return await work()
+            if caller.carried and runtime.node is not None:
+                runtime.node.reach(caller)
             with runtime.in_flight.call(PARENT_ENDED) as cancel:
                 caller.start(self, cancel)
                 return await work()
@@ -305,7 +307,7 @@ class PlainCalls(Generic[A]):
             priced_as=running.published_name(named.entry),
             running=running,
             caused_by=caused_by,
-            tags=dict(self._options.get("tags", {})) or None,
+            tags=tags_here(self._options.get("tags")),
             order=self._order,
             estimated_input_tokens=estimated_input_tokens,
             key=self._options.get("key"),

@@ -67,7 +67,9 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         "ship": CommandEntry("upkeep:add_ship", "Copy a trace file to a server as it grows"),
     },
     "Serve": {
+        "serve": CommandEntry("serve:add_command", "Serve models to any client, as a gateway"),
         "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
+        "clients": CommandEntry("clients:add_command", "Manage the clients of a gateway: keys, budgets, models"),
         "serve-mcp": CommandEntry("serve_mcp:add_command", "Serve tools or a model as an MCP server"),
     },
     "Set up": {

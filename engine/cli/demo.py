@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _remove_trace(trace: Path) -> None:
-    """Remove the trace of an earlier demo. No other file has its name."""
+    """Remove the trace of an earlier demo. Its name is unique."""
     for ending in _BESIDE_THE_TRACE:
         trace.with_name(trace.name + ending).unlink(missing_ok=True)
 

@@ -134,10 +134,12 @@ async def serve_until_interrupt(
     *,
     lifespan: Literal["auto", "off"] = "off",
     on_shutdown: Callable[[], object] = lambda: None,
+    **options: Any,
 ) -> None:
     """Serve an ASGI application until Ctrl-C.
 
     `on_shutdown` is called first when the server stops. It ends the streams that would not end by themselves.
+    `options` are uvicorn's.
     """
     import uvicorn
 
@@ -146,8 +148,9 @@ async def serve_until_interrupt(
             on_shutdown()
             await super().shutdown(sockets)
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan=lifespan)
-    config.timeout_graceful_shutdown = 1
+    own: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    own["timeout_graceful_shutdown"] = 1
+    config = uvicorn.Config(app, lifespan=lifespan, **(own | options))
     await Server(config).serve(sockets=[listener])
 
 

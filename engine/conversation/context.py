@@ -46,7 +46,7 @@ class RefusedReasoning:
         self._refused: dict[str, set[str]] = {}
 
     def note(self, provider: str, sent: Sequence[Message], warnings: Sequence[CallWarning]) -> None:
-        """Take in the end of a call."""
+        """Record the end of a call."""
         if any(warning.code == WarningCode.REASONING_REFUSED for warning in warnings):
             self._refused.setdefault(provider, set()).update(
                 message.id

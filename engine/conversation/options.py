@@ -173,7 +173,7 @@ def for_requests(*levels: TurnOptions) -> RequestOptions:
 def said_by(request: CanonicalRequest) -> TurnOptions:
     """The options of a turn that requests the same as a request."""
     said: TurnOptions = {
-        "max_output_tokens": request.max_output_tokens,
+        "max_output_tokens": None if request.default_output_limit else request.max_output_tokens,
         "stop_sequences": request.stop_sequences,
         "call_timeout": request.timeout_seconds,
         "max_tool_rounds": 0,

@@ -22,6 +22,7 @@ from callboard.adapters import (
     MessageMetadata,
     Role,
     StopReason,
+    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -36,7 +37,7 @@ from ..calls.call import Call
 from ..calls.events import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
 from ..models.entries import ModelEntry, first_choice, parallel_calls
-from ..routing.candidates import Route, asks_for_length, may_fall_back
+from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.context import idempotency_key
@@ -71,6 +72,7 @@ def request_for(
     asked["parallel_tool_calls"] = parallel_calls(
         entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
     )
+    caller = turn.given
     return CanonicalRequest(
         request_id=ids.request_id,
         messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
@@ -83,9 +85,26 @@ def request_for(
         stop_sequences=tuple(options.get("stop_sequences", ())),
         message_id=ids.message_id,
         session_id=turn.state.calls_as,
+        has_beginning=caller is not None and caller.has_beginning,
+        wire=None if caller is None or _is_refitted(turn, option, choice) else caller.wire,
         timeout_seconds=options.get("call_timeout"),
         stream=turn.streamed,
         **asked,
+    )
+
+
+def _is_refitted(turn: TurnContext, option: Option, choice: ToolChoice | None) -> bool:
+    """Whether the configuration or a budget gives the model another request than the one that was made.
+
+    Default settings of a model are no part of it: a client that leaves a setting out means the provider's default.
+    """
+    given, options = option.input, turn.options
+    assert given is not None
+    limit = options.get("max_output_tokens")
+    return (
+        (given.tools, given.system_prompt) != (turn.state.definitions, turn.state.system_prompt or None)
+        or (given.schema, choice) != (options.get("output_schema"), options.get("tool_choice"))
+        or (option.max_output_tokens < limit if limit is not None else asks_for_length(option.named.entry))
     )
 
 
@@ -109,6 +128,41 @@ def carried_over(
         if name not in ("model", "request_id") and getattr(changed, name) != getattr(original, name)
     }
     return msgspec.structs.replace(fitted, **changes)
+
+
+_SAID_BY_WIRE = frozenset(
+    {"messages", "max_output_tokens", "tools", "system_prompt", "stop_sequences", "temperature", "top_p"}
+    | {"frequency_penalty", "presence_penalty", "seed", "verbosity", "user", "output_schema", "tool_choice"}
+    | {"parallel_tool_calls", "reasoning_effort", "provider_options"}
+)
+"""The fields of a request that a client's own body has in its own form."""
+
+
+def _asks_otherwise(original: CanonicalRequest, changed: CanonicalRequest) -> bool:
+    """Whether middleware changed anything that a client's own body would ask for as before."""
+    return changed is not original and any(
+        getattr(changed, name) != getattr(original, name) for name in _SAID_BY_WIRE
+    )
+
+
+class _HeldReply:
+    """Keeps a provider's whole reply back until the middleware has let the outcome pass unchanged."""
+
+    def __init__(self, request: CanonicalRequest) -> None:
+        assert request.wire is not None
+        self._receiver = request.wire.on_event
+        self._body: bytes | None = None
+        wire = request.wire
+        if self._receiver is not None:
+            wire = msgspec.structs.replace(wire, on_event=self._hold)
+        self.request = msgspec.structs.replace(request, wire=wire)
+
+    def _hold(self, name: str, body: bytes) -> None:
+        self._body = body
+
+    def release(self, sent: CallOutcome, outcome: CallOutcome) -> None:
+        if self._receiver is not None and self._body is not None and outcome.response is sent.response:
+            self._receiver("", self._body)
 
 
 _log = Log("engine.step")
@@ -151,6 +205,7 @@ class Step:
         if not first_ids.request_id and not first_ids.message_id:  # the call and its message share what follows
             self._request_id = "req" + self._message_id.removeprefix("msg")
         self._sent: list[Route] = []  # of the calls that one attempt has made
+        self._outcome: CallOutcome | None = None  # of the last of them
         self._first_seq = turn.log.next_seq
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
@@ -178,7 +233,11 @@ class Step:
             request = self._request(route)
             chain = turn.runtime.middleware
             if chain:
+                held = _HeldReply(request) if request.wire is not None and not turn.streamed else None
+                request = request if held is None else held.request
                 outcome = await chain.around(request, partial(self._send_for, request, route))
+                if held is not None and self._outcome is not None:
+                    held.release(self._outcome, outcome)
                 if (
                     not self._sent
                 ):  # A middleware answered without a call, so the ids of the reply mean nothing here.
@@ -202,6 +261,10 @@ class Step:
         """Whether the reply is empty, and the turn may ask for another."""
         turn = self._turn
         empty = is_empty(response.content, response.stop_reason)
+        if (
+            turn.given is not None and turn.given.wire is not None
+        ):  # the client has the provider's own reply, and asks again itself
+            return False
         return empty and turn.takes_up is None and not turn.scope.cancelled
 
     def _request(self, route: Route) -> CanonicalRequest:
@@ -220,6 +283,8 @@ class Step:
         if request.model != original.model:
             route = self._models.route_to(request.model, self._messages)
             request = carried_over(original, request, self._request(route))
+        if request.wire is not None and request.wire is original.wire and _asks_otherwise(original, request):
+            request = msgspec.structs.replace(request, wire=None)
         if self._sent:
             request = msgspec.structs.replace(request, request_id=self._turn.runtime.clock.new_id("req"))
         return await self._send(request, route)
@@ -250,6 +315,7 @@ class Step:
             self.call = None
         if route.option.input is not None and route.option.input.forced is not None:
             outcome = CallOutcome(response=answer_as_text(outcome.response), cost=outcome.cost)
+        self._outcome = outcome
         if outcome.response.warnings:
             refused = turn.state.refused_reasoning
             refused.note(route.decision.provider, request.messages, outcome.response.warnings)
@@ -455,6 +521,7 @@ class TurnTools:
             streamed=turn.streamed,
             key=lambda: idempotency_key(turn.state.id or None, history, call.id),
             tell=self._tell_child,
+            carry=None if turn.runtime.node is None else turn.runtime.node.carry,
         )
 
     def _tell_child(self, child: ChildTurn) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from callboard.adapters import (
     AdapterError,
     CallWarning,
+    CanonicalRequest,
     CapabilityError,
     ContentBlock,
     Message,
@@ -99,6 +100,8 @@ class TurnContext:
     """The turn's stream, from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
     """The reply that is being made in the background, with which the turn starts in place of a new one."""
+    given: CanonicalRequest | None = None
+    """The request that the caller gave; None if it gave messages and options."""
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
 
@@ -126,11 +129,15 @@ class TurnContext:
         """The tokens and costs of the turn's calls so far."""
         self.route: Route | None = None
         """The way of the turn's last call."""
-        self.tags: dict[str, str] = {**state.tags, **(options.get("tags") or {})}
-        """The tags of the turn's calls: the session's, and over them the turn's own."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
+        if self.caller is not None and self.caller.carried and runtime.node is not None:
+            runtime.node.reach(self.caller)
         """The run of a tool that has started the turn; None for a root."""
+        own = {**state.tags, **(options.get("tags") or {})}
+        self.tags: dict[str, str] = own if self.caller is None else {**self.caller.tags, **own}
+        """The tags of the turn's calls: the calling turn's, over them the session's, and over them the turn's own.
+        """
         limits = options.get("limits")
         self.node: TreeNode | None = None
         """The turn's place in its tree; None for a root without limits that has run no tool."""
@@ -176,7 +183,7 @@ class SteeringQueue:
             self._waiting.append(message)
 
     def take(self) -> tuple[Message, ...]:
-        """All messages that wait, which then wait no more."""
+        """Remove and return all waiting messages."""
         if not self._waiting:  # nearly always: without the lock
             return ()
         with self._lock:
@@ -189,7 +196,7 @@ class SteeringQueue:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Take no more messages, unless some wait. Returns whether the queue was empty, and is closed."""
+        """Refuse further messages, unless some wait. Returns whether the queue was empty, and is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why
@@ -401,7 +408,7 @@ class TurnModels:
         check_tool_choice(self._asked)
 
     def also_asks(self, messages: Sequence[Message]) -> None:
-        """Take in messages that steer the turn: its models must be able to take them, too."""
+        """Add messages that steer the turn: its models must be able to take them, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     def use_tools(self, tools: tuple[ToolDefinition, ...]) -> None:

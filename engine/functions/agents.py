@@ -127,8 +127,6 @@ async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:
     answers = {call.id: ToolError(OUTCOME_UNKNOWN) for call in session.pending_calls}
     going_on = bool(answers) or (bool(messages) and messages[-1].role is Role.TOOL)
     caller = current_tool.get()
-    if caller is not None:
-        options = merged(options, {"tags": {**caller.tags, **(options.get("tags") or {})}})
     if caller is not None and caller.streamed:
         stream = session.submit_stream(answers, **options) if going_on else session.stream(task, **options)
         async with stream as turn:

@@ -158,7 +158,7 @@ def _place(trace: Path | str | None) -> TracePlace:
 
 
 async def _settled(place: TracePlace) -> TracePlace:
-    """The place of a trace, in which the calls of this process are that have ended."""
+    """The address of a trace. All ended calls of this process are in it."""
     if isinstance(place, Path):
         await engines().flush(place)
     return place

@@ -18,14 +18,19 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from callboard.adapters import TokenUsage
 from callboard.bus.errors import RateLimitWaitError, StoreError, StoreUnavailable
 from callboard.bus.log import Log
+from callboard.bus.values.base import ShortRepr
+from callboard.tracestore import Store
 from callboard.tracestore.gateway import Client, ClientKey, GatewayChanges, GatewayTables
 
 from ..budgets.budget import Budget
+from ..budgets.budgets import loader
+from ..budgets.ledger import Ledger
 from ..routing.rate_limits import LiveGate, Permit
 from ..routing.rate_slots import Gate
 from .wire import Failure, FailureKind
@@ -39,9 +44,6 @@ CLIENT_TAG = "client"
 
 LOOK_US = 1_000_000
 """The age up to which the last look at the clients is good enough, in microseconds."""
-
-UNKNOWN_LOOK_US = 100_000
-"""The same for an unknown key, so that guesses don't become one query each."""
 
 SHARE_SECONDS = 0.5
 """Seconds that a request waits in a cluster for this node's share of its client's rate."""
@@ -125,6 +127,57 @@ async def tables_of(runtime: Runtime) -> GatewayTables | None:
     return tables
 
 
+# --- Spending ---
+
+
+class ClientSpending(ShortRepr, frozen=True, kw_only=True):
+    """A client, and what its calls have cost according to the trace."""
+
+    client: Client
+    keys: tuple[ClientKey, ...] = ()
+    """Its keys that have not expired, the oldest first."""
+    calls: int = 0
+    """Its calls so far."""
+    cost_nano_usd: int = 0
+    """Their cost as far as known, in nano-USD."""
+    spent_nano_usd: int | None = None
+    """The cost in the budget's current window, with what calls in progress may cost; None without a budget."""
+    left_nano_usd: int | None = None
+    """What is left of the budget in its window; None without a budget."""
+
+
+async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[ClientSpending]:
+    """All clients by name, with their spending. Raises StoreError."""
+    clients, keys = await tables.clients(), await tables.client_keys()
+    budgets = {each.name: budget for each in clients if (budget := budget_of(each)) is not None}
+    ledger = Ledger(tuple(budgets.values()))
+    load = loader(store, "", anyio.lowlevel.checkpoint)
+    (await load(ledger.budgets, now_us)).count_in(ledger)
+    costs = {row.key[0]: row for row in await store.costs(by=[f"tag:{CLIENT_TAG}"])}
+    found = []
+    for client in clients:
+        row = costs.get(client.name)
+        state = None
+        if client.budget_nano_usd is not None:
+            state = ledger.account(budgets[client.name], client.name).state(now_us)
+        left = None if state is None else state.left_nano_usd
+        found.append(
+            ClientSpending(
+                client=client,
+                keys=tuple(
+                    key
+                    for key in keys
+                    if key.client == client.name and (key.expires_us is None or key.expires_us > now_us)
+                ),
+                calls=0 if row is None else row.calls,
+                cost_nano_usd=0 if row is None else row.cost_nano_usd,
+                spent_nano_usd=None if left is None else (client.budget_nano_usd or 0) - left,
+                left_nano_usd=left,
+            )
+        )
+    return found
+
+
 # --- Rates ---
 
 
@@ -193,6 +246,8 @@ class Clients:
         self._known = _Known()
         self._budgets: frozenset[Budget] = frozenset()
         self._looked_us: int | None = None
+        self._looks = 0
+        """The looks that were begun."""
         self._looking = anyio.Lock()
         self._gates: dict[str, LiveGate] = {}
         self._revoked: dict[str, anyio.Event] = {}
@@ -211,10 +266,10 @@ class Clients:
             raise ClientRefused(
                 "authentication", "the request has no API key. Send one that `callboard clients add` has made"
             )
-        await self._look(LOOK_US)
+        await self._look()
         digest = hash_of(key)
         if digest not in self._known.keys:
-            await self._look(UNKNOWN_LOOK_US)
+            await self._look_again()  # it may be new
         found = self._known.keys.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest):
             raise ClientRefused("authentication", "the API key is unknown or was revoked")
@@ -228,26 +283,29 @@ class Clients:
             raise ClientRefused("unavailable", "the client's budget can't be counted now", retry_after=1.0)
         return client
 
-    async def _look(self, fresh_us: int) -> None:
-        """Read the clients, unless they were looked at so recently."""
-        if self._is_fresh(fresh_us):
-            return
+    async def _look(self) -> None:
+        """Read the clients, unless they were looked at within the last second."""
+        looked = self._looked_us
+        if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
+            await self._look_again()
+        if self._runtime.node is not None:
+            self._watch()
+
+    async def _look_again(self) -> None:
+        """Read the clients. Requests that come together share a look that begins after them."""
+        begun = self._looks
         async with self._looking:
-            if self._is_fresh(fresh_us):
+            if self._looks > begun:
                 return
+            self._looks += 1
             try:
                 await self._read()
             except StoreError as error:
                 if self._known.changes is None:
+                    self._looks = begun  # those that wait try it themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
             self._looked_us = self._runtime.clock.now_us()
-        if self._runtime.node is not None:
-            self._watch()
-
-    def _is_fresh(self, fresh_us: int) -> bool:
-        looked = self._looked_us
-        return looked is not None and 0 <= self._runtime.clock.now_us() - looked < fresh_us
 
     async def _read(self) -> None:
         tables = await tables_of(self._runtime)
@@ -362,7 +420,7 @@ class Clients:
         try:
             while self._in_progress or self._runtime.node is not None:
                 await anyio.sleep(LOOK_US / 1e6)
-                await self._look(0)
+                await self._look_again()
             self._revoked.clear()
         finally:
             self._watching = False

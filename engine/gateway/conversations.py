@@ -1,34 +1,20 @@
 """Conversations of clients: their sessions, the parts of replies that a client's wire can't carry, and stored
 Responses.
 
-A conversation has the session of the client's hint. Without a hint a hash chain over its history names it: the
-chain of a request and its reply is a prefix of the next request's chain.
-
-A reply is kept under a hash of what any client sends back of it: its text, and the names and arguments of its
-calls. Ids choose between replies with one hash, and otherwise their order does. Everything is kept by client.
+A conversation has the session of the client's hint. Without a hint the hash chain over its history names it, see
+`histories`. Everything is kept by client.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
-from callboard.adapters import (
-    CanonicalRequest,
-    ContentBlock,
-    ImageBlock,
-    Message,
-    Role,
-    TextBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from callboard.adapters import CanonicalRequest, ContentBlock, Message, Role, ToolUseBlock
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
@@ -36,6 +22,17 @@ from callboard.tracestore import decode_json, encode_json
 from callboard.tracestore.gateway import GatewayTables, Kept, KeptKind
 
 from .clients import LOOK_US, ClientRefused, tables_of
+from .histories import (
+    KeptReply,
+    after_reply,
+    chains,
+    chosen,
+    fingerprint,
+    is_worth_keeping,
+    put_in,
+    runs_of_replies,
+    session_named,
+)
 from .wire import ClientRequest
 
 if TYPE_CHECKING:
@@ -52,9 +49,6 @@ TRIM_EVERY = 256
 
 LONGEST_CHAIN = 10_000
 """The stored Responses that a conversation may have behind it."""
-
-UNGUESSABLE = 16
-"""The length from which the id of a call is taken for one that only its conversation knows."""
 
 _ENTRY_BYTES = 512
 """The memory of an entry besides its content, roughly."""
@@ -104,180 +98,6 @@ class Earlier(ShortRepr, frozen=True, kw_only=True):
     """The same in the canonical form."""
     session_id: str
     """The session of the conversation."""
-
-
-# --- What a client sends back of a message ---
-
-
-def fingerprint(messages: Iterable[Message]) -> bytes:
-    """A hash of what any client sends back of a reply; of several messages together. Empty if that is nothing."""
-    texts, calls = [], []
-    for message in messages:
-        for block in message.content:
-            if isinstance(block, TextBlock):
-                texts.append(block.text)
-            elif isinstance(block, ToolUseBlock):
-                calls.append((block.name, block.raw_arguments or _plain(block.input)))
-    text = "".join(texts).strip()
-    return _digest(text, calls) if text or calls else b""
-
-
-def _plain(value: Json) -> Json:
-    """JSON without the difference between 1 and 1.0, which JavaScript doesn't have."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case dict():
-            return {name: _plain(each) for name, each in sorted(value.items())}
-        case list():
-            return [_plain(each) for each in value]
-        case _:
-            return value
-
-
-def _digest(*parts: object) -> bytes:
-    return hashlib.sha256(encode_json(parts)).digest()
-
-
-def _said(message: Message) -> list[object]:
-    """What a user or a tool said, as far as a chain counts it."""
-    found: list[object] = []
-    for block in message.content:
-        match block:
-            case TextBlock():
-                found.append(block.text)
-            case ToolResultBlock():
-                found.append(block.text)
-            case ImageBlock():
-                found.append([block.url, len(block.data or b"")])
-            case _:
-                found.append(type(block).__name__)
-    return found
-
-
-def runs_of_replies(messages: Sequence[Message]) -> list[range]:
-    """The places of the assistant's messages. Neighbours are one reply that a wire has split."""
-    found: list[range] = []
-    for place, message in enumerate(messages):
-        if message.role is Role.ASSISTANT:
-            if found and found[-1].stop == place:
-                found[-1] = range(found[-1].start, place + 1)
-            else:
-                found.append(range(place, place + 1))
-    return found
-
-
-def chains(client: str, messages: Sequence[Message]) -> tuple[list[bytes], bytes]:
-    """The hash chain behind each reply of a history, and the one of all of it."""
-    known: list[bytes] = []
-    chain = _digest(client)
-    place = 0
-    for run in runs_of_replies(messages):
-        for message in messages[place : run.start]:
-            chain = _link(chain, message)
-        chain = after_reply(chain, messages[run.start : run.stop])
-        known.append(chain)
-        place = run.stop
-    for message in messages[place:]:
-        chain = _link(chain, message)
-    return known, chain
-
-
-def _link(chain: bytes, message: Message) -> bytes:
-    if message.role in (Role.SYSTEM, Role.DEVELOPER):  # clients change these from request to request
-        return chain
-    return _digest(chain.hex(), message.role, _said(message))
-
-
-def after_reply(chain: bytes, reply: Sequence[Message]) -> bytes:
-    """The chain behind a reply."""
-    return _digest(chain.hex(), Role.ASSISTANT, fingerprint(reply).hex())
-
-
-def session_named(*parts: str) -> str:
-    """A session id that follows from parts. Ids of one client never meet those of another."""
-    return "ses_" + base64.b32encode(_digest(*parts)).decode()[:26]
-
-
-# --- Putting kept blocks in ---
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    """The blocks of a reply, as they are kept."""
-
-    content: tuple[ContentBlock, ...]
-
-    def ids(self) -> list[set[str]]:
-        """The ids that a client may have for each call: our own, or the provider's."""
-        return [
-            {block.id, *_ids_in({} if block.provider_raw is None else block.provider_raw.data)}
-            for block in self.content
-            if isinstance(block, ToolUseBlock)
-        ]
-
-
-def _ids_in(data: Mapping[str, Json]) -> Iterator[str]:
-    return (value for name in ("id", "call_id") if isinstance(value := data.get(name), str))
-
-
-def is_worth_keeping(content: Sequence[ContentBlock]) -> bool:
-    """Whether a reply has something that a client may be unable to send back."""
-    return any(
-        not isinstance(block, TextBlock | ToolUseBlock) or block.provider_raw is not None for block in content
-    )
-
-
-def chosen(
-    own: Sequence[_Reply], others: Sequence[_Reply], sent: Sequence[list[ToolUseBlock]]
-) -> list[_Reply | None]:
-    """The kept reply for each of several messages with one fingerprint. Pure.
-
-    A reply with the message's own ids is taken first. The others go by their order, from the last one back. None
-    is taken twice, because providers refuse two copies of one reasoning item. A reply of another conversation needs
-    ids that nobody guesses: several people may share a key, and one's reasoning must not get into another's prompt.
-
-    Args:
-        own: The kept replies of this conversation, the oldest first.
-        others: Those of the client's other conversations.
-        sent: The calls in each message, in the order of the history.
-    """
-    left, more = list(own), list(others)
-    taken: list[_Reply | None] = [None] * len(sent)
-    for place, calls in enumerate(sent):
-        candidates = [*more, *left] if all(len(call.id) >= UNGUESSABLE for call in calls) else left
-        fits = [reply for reply in candidates if calls and _has_ids(reply, calls)]
-        if fits:
-            taken[place] = fits[-1]
-            left = [reply for reply in left if reply is not fits[-1]]
-            more = [reply for reply in more if reply is not fits[-1]]
-    for place in reversed(range(len(sent))):
-        if taken[place] is None and left:
-            taken[place] = left.pop()
-    return taken
-
-
-def _has_ids(reply: _Reply, calls: Sequence[ToolUseBlock]) -> bool:
-    return all(call.id in ids for call, ids in zip(calls, reply.ids(), strict=True))
-
-
-def put_in(reply: _Reply, run: Sequence[Message]) -> Message:
-    """The message with kept blocks. Its calls have the ids that the client knows, and its cache mark stays."""
-    sent = [block for message in run for block in message.content]
-    ids = iter([block.id for block in sent if isinstance(block, ToolUseBlock)])
-    content = [
-        msgspec.structs.replace(block, id=next(ids)) if isinstance(block, ToolUseBlock) else block
-        for block in reply.content
-    ]
-    mark = sent[-1].provider_raw if sent else None
-    last = content[-1]
-    if mark is not None and "cache_control" in mark.data and isinstance(last, TextBlock | ToolUseBlock):
-        raw = last.provider_raw
-        if raw is None:
-            content[-1] = msgspec.structs.replace(last, provider_raw=mark)
-        elif raw.provider == mark.provider:
-            data = {**raw.data, "cache_control": mark.data["cache_control"]}
-            content[-1] = msgspec.structs.replace(last, provider_raw=msgspec.structs.replace(raw, data=data))
-    return msgspec.structs.replace(run[0], content=tuple(content))
 
 
 # --- Memory ---
@@ -395,7 +215,7 @@ class Conversations:
             return
         some: list[tuple[KeptKind, bytes, object, bytes]] = []
         if is_worth_keeping(content):
-            kept = _Reply(tuple(content))
+            kept = KeptReply(tuple(content))
             some.append(("reply", key, kept, encode_json(kept)))
         if conversation.chain:
             some.append(("chain", after_reply(conversation.chain, [reply]), session_id, b""))
@@ -459,11 +279,11 @@ class Conversations:
     async def _session_of(self, client: str, known: Sequence[bytes]) -> str:
         """The session behind the last known part of a history."""
         for chain in reversed(known):
-            for entry in self._memory.get(client, "chain", chain):
+            for entry in reversed(self._memory.get(client, "chain", chain)):
                 return entry.session_id
         found = await self._found(client, "chain", known)
         for chain in reversed(known):
-            for entry in found.get(chain, ()):
+            for entry in reversed(found.get(chain, [])):
                 return entry.session_id
         if known:  # begun before this process, and without a store: the same again next time
             return session_named("chain", client, known[0].hex())
@@ -479,9 +299,10 @@ class Conversations:
         joined: dict[int, Message] = {}
         gone: set[int] = set()
         for key, entries in found.items():
-            own, others = [], []
+            own: list[KeptReply] = []
+            others: list[KeptReply] = []
             for entry in entries:
-                if isinstance(entry.value, _Reply):
+                if isinstance(entry.value, KeptReply):
                     (own if entry.session_id == session_id else others).append(entry.value)
             sent = [_calls(messages[run.start : run.stop]) for run in places[key]]
             for run, reply in zip(places[key], chosen(own, others, sent), strict=True):
@@ -578,7 +399,7 @@ def _calls(messages: Iterable[Message]) -> list[ToolUseBlock]:
 def _decoded(kind: KeptKind, row: Kept) -> object:
     match kind:
         case "reply":
-            return msgspec.convert(decode_json(row.body), _Reply)
+            return msgspec.convert(decode_json(row.body), KeptReply)
         case "response":
             return msgspec.convert(decode_json(row.body), StoredResponse)
         case "chain":

@@ -54,9 +54,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class BadRequest(Exception):
     """A client's request that a wire can't read. `failure` has the details."""
 
-    def __init__(self, message: str, *, param: str | None = None, kind: FailureKind = "invalid_request") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: FailureKind = "invalid_request",
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.failure = Failure(kind=kind, message=message, param=param)
+        self.failure = Failure(kind=kind, message=message, param=param, code=code)
 
 
 class ClientRequest(ShortRepr, frozen=True, kw_only=True):

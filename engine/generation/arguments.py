@@ -21,9 +21,17 @@ from ..tools import Tool, ToolLike
 
 
 def turn_of(
-    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None, streamed: bool
+    runtime: Runtime,
+    request: CanonicalRequest,
+    *,
+    tags: Mapping[str, str] | None,
+    streamed: bool,
+    model: Model | None = None,
 ) -> Turn:
-    """The one turn of a conversation without a session that asks just what the request asks."""
+    """The one turn of a conversation without a session that asks just what the request asks.
+
+    A given `model` stands in place of the request's.
+    """
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
     )
@@ -32,12 +40,13 @@ def turn_of(
         runtime=runtime,
         state=state,
         new=request.messages,
-        model=None,
+        model=model,
         options=said_by(request),
         streamed=streamed,
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,
     )
+    turn.given = request
     turn.steering.close("a CanonicalRequest has one reply. To steer, use stream(model, messages=[...])")
     return turn
 

@@ -48,6 +48,12 @@ class JsonString:
         self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
 
+    def take(self) -> str:
+        """Return the text since the last call of `take`. `text` no longer has it."""
+        taken = "".join(self._pieces)
+        self._pieces = []
+        return taken
+
     def read(self, text: str, place: int) -> int:
         """Read from a position to the string's end, if it has arrived. Returns the position where to continue."""
         self.grew = False

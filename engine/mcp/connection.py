@@ -222,7 +222,7 @@ class Connection:
             self.tools_changed()
 
     async def _listen(self, client: Client) -> None:
-        """Hear of changes from a server whose version of the protocol has subscriptions."""
+        """Listen for changes from a server with a protocol version that has subscriptions."""
         offers = client.server_capabilities.tools
         if _is_old(client) or offers is None or not offers.list_changed:
             return  # an older server sends notifications by itself
@@ -447,7 +447,7 @@ class _Lines(asyncio.Protocol):
 
 @asynccontextmanager
 async def _read_lines(lines: deque[str]) -> AsyncIterator[Any]:
-    """The writing end of a pipe whose last lines are kept, so that a command's stderr is not the host's."""
+    """The writing end of a pipe. Its last lines are kept, so a command's stderr does not reach the host's."""
     reads, writes = os.pipe()
     with os.fdopen(writes, "w") as writer:
         reader = os.fdopen(reads, "rb", 0)  # the transport closes it

@@ -25,7 +25,7 @@ _PAGE = "<!doctype html><title>Callboard</title><p>You are logged in. You can cl
 
 
 class McpTokenStorage(Protocol):
-    """A host's storage of logins. A key stands for one server, and the data is a secret."""
+    """A host's storage of logins. A key identifies a server, and the data is a secret."""
 
     async def load(self, key: str) -> bytes | None:
         """The data that was saved under a key; None if there is none."""

@@ -113,7 +113,7 @@ def annotations_of(tool: types.Tool) -> ToolAnnotations | None:
 def content_of(result: types.CallToolResult) -> ResultContent:
     """The text and media of a result, or its structured content if there is nothing else.
 
-    A part that models take in no tool's result, such as sound, is replaced by its name.
+    A part that no model accepts in a tool's result, such as sound, is replaced by its name.
     """
     parts = tuple(part_of(block) for block in result.content)
     if not parts:
@@ -218,7 +218,7 @@ def message_of_prompt(message: types.PromptMessage) -> Message:
 
 
 def messages_of(sampled: Iterable[types.SamplingMessage]) -> tuple[Message, ...]:
-    """The messages of a sampling request. Results of tools become messages of their own."""
+    """The messages of a sampling request. Results of tools become separate messages."""
     found: list[Message] = []
     for message in sampled:
         given = message.content if isinstance(message.content, list) else [message.content]

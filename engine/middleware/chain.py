@@ -127,7 +127,7 @@ class Middleware:
         """
 
     async def aclose(self) -> None:
-        """Let go of everything that is held, because the engine has stopped. Another engine may still come."""
+        """Release everything that is held, because the engine has stopped. Another engine may still come."""
 
 
 MiddlewareLike: TypeAlias = Middleware | Around | Callable[[CanonicalRequest], Steps]

@@ -22,12 +22,12 @@ from .chain import AnyEventFilter, GuardReport, Judged, Middleware, StoppedAfter
 Unit: TypeAlias = Literal["characters", "words", "sentences", "block"]
 
 MOST_CHARACTERS = 4000
-"""The length of a piece of words or sentences at which it is cut, because no end of one comes."""
+"""The length at which a piece of words or sentences without an end is cut."""
 
 _WORD = re.compile(r"\S+\s")
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]{0,8}\s|[。！？｡][\"'”’」』）]{0,8}(?=.)|\n", re.DOTALL)
 _LONGEST_END = 10
-"""The most characters of an end of a sentence, with the character behind it that shows that it is one."""
+"""The most characters of a sentence's end, including the next character, which confirms the end."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Window(msgspec.Struct, frozen=True):
 
     @classmethod
     def words(cls, size: int, *, overlap: int = 0) -> Self:
-        """Pieces of so many words, each with the white space behind it.
+        """Pieces of so many words, each with its trailing white space.
 
         Args:
             size: The words of each piece.

@@ -37,18 +37,20 @@ _ONLY_ABOUT_THE_CALL = {
     "response_id": "",
 }
 
+_ONLY_ABOUT_THE_STREAM = frozenset({"stream", "stream_options"})
+
 
 class ReplyStore(Protocol):
     """The place where a `Cache` keeps replies. All times are microseconds since the epoch."""
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of a key; None if there is none that is still good at `now_us`."""
+        """The reply of a key; None if no valid one exists at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
         """Keep a reply until `until_us`, in place of an earlier one. Replies that are over at `now_us` may go."""
 
     async def aclose(self) -> None:
-        """Let go of everything that is held. The store may be used again."""
+        """Release everything that is held. The store may be used again."""
 
 
 class MemoryReplies:
@@ -141,6 +143,9 @@ def key_of(request: CanonicalRequest) -> str:
     """A digest of everything that the reply depends on."""
     messages = tuple(Message(message.role, message.content) for message in request.messages)
     asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
+    if (wire := asked.wire) is not None:  # another wire, or a field that only it has, may have another reply
+        body = {name: value for name, value in wire.body.items() if name not in _ONLY_ABOUT_THE_STREAM}
+        asked = msgspec.structs.replace(asked, wire=msgspec.structs.replace(wire, body=body, on_event=None))
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 

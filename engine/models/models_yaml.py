@@ -71,7 +71,8 @@ _MODEL_KEYS = {
 }
 _DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
 _TOOL_KEYS = {"strict", "max", "core", "parallel", "force_first_turn"}
-_TOP_KEYS = {"adapters", "models", "default_model", "default_provider", "only"}
+_TOP_KEYS = {"adapters", "models", "default_model", "default_provider", "gateway", "only"}
+_GATEWAY_KEYS = {"names"}
 
 
 def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
@@ -113,7 +114,19 @@ class Reader:
             default_model=self._string(top, "default_model", ""),
             default_provider=default_provider,
             source=str(self.path),
+            client_names=self._client_names(top),
         )
+
+    def _client_names(self, top: JsonObject) -> dict[str, tuple[str, ...]]:
+        """The names that clients of a gateway use, each with the models that serve it."""
+        given = self._section(top.get("gateway") or {}, _GATEWAY_KEYS, "gateway")
+        names: dict[str, tuple[str, ...]] = {}
+        for name, value in self._mapping(given.get("names") or {}, "gateway.names").items():
+            models = value if isinstance(value, list) else [value]
+            if not models or not all(isinstance(model, str) and model for model in models):
+                self._fail(f"gateway.names.{name}", "the name of a model, or a list of names", value)
+            names[name] = tuple(cast("list[str]", models))
+        return names
 
     def _adapter(self, name: str, value: Json) -> AdapterEntry:
         where = f"adapters.{name}"

@@ -15,7 +15,8 @@ a model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,6 +55,8 @@ class ModelRegistry:
         source: The origin of the configuration, for messages.
         removed: Names that an earlier configuration of the same engine had. They are errors, and never passed
             through.
+        client_names: What a gateway's clients may ask for, and the models that serve it, the first one first. A
+            ``*`` in a name stands for any text.
 
     Raises:
         ConfigurationError: A name is taken twice, or leads nowhere.
@@ -68,6 +71,7 @@ class ModelRegistry:
         default_provider: str | None = None,
         source: str = "code",
         removed: Collection[str] = (),
+        client_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.adapters = dict(adapters)
         self.models = {
@@ -83,7 +87,26 @@ class ModelRegistry:
         self._aliases = self._index_aliases()
         self._found: dict[str, Resolved] = {}
         self.removed = frozenset(removed) - self.names
+        self.client_names = {name: tuple(models) for name, models in (client_names or {}).items()}
+        self._patterns = [
+            (re.compile(".*".join(map(re.escape, name.split("*")))), models)
+            for name, models in self.client_names.items()
+            if "*" in name
+        ]
         self._check_fallbacks()
+
+    def serving(self, name: str) -> tuple[str, ...]:
+        """The models that serve a name of a gateway's client, the first one first.
+
+        A name that `client_names` doesn't list is served by itself. A listed name goes before a model's own id or
+        alias, that before a pattern, and an earlier pattern before a later one.
+        """
+        listed = self.client_names.get(name)
+        if listed is not None:
+            return listed
+        if name in self.models or name in self._aliases:
+            return (name,)
+        return next((models for pattern, models in self._patterns if pattern.fullmatch(name)), (name,))
 
     @property
     def names(self) -> frozenset[str]:
@@ -99,6 +122,7 @@ class ModelRegistry:
             default_provider=self.default_provider,
             source=self.source,
             removed=previous.removed | previous.names,
+            client_names=self.client_names,
         )
 
     def _check_fallbacks(self) -> None:
@@ -108,6 +132,12 @@ class ModelRegistry:
                     self.resolve(name)
                 except ConfigurationError as error:
                     raise ConfigurationError(f"{self.source}: models.{model.id}.fallback: {error}") from error
+        for client_name, models in self.client_names.items():
+            for name in models:
+                try:
+                    self.resolve(name)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"{self.source}: gateway.names.{client_name}: {error}") from error
 
     def _index_aliases(self) -> dict[str, str]:
         aliases: dict[str, str] = {}
@@ -250,6 +280,22 @@ class ModelRegistry:
         fuller = copy.copy(self)
         fuller.adapters = {name: _with_client(entry, client) for name, entry in self.adapters.items()}
         return fuller
+
+    def with_client_names(self, names: Mapping[str, Sequence[str]]) -> ModelRegistry:
+        """This registry with other names for a gateway's clients, see `client_names`.
+
+        Raises:
+            ConfigurationError: A name leads nowhere.
+        """
+        return ModelRegistry(
+            self.adapters,
+            self.models,
+            default_model=self.default_model,
+            default_provider=self.default_provider,
+            source=self.source,
+            removed=self.removed,
+            client_names=names,
+        )
 
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
         """This registry and one more adapter, in place of one of the same name that the environment offers.

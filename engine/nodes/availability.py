@@ -100,7 +100,7 @@ class SharedAvailability:
         """Nothing is held."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Take in what another node has found."""
+        """Apply what another node has found."""
         found = msgspec.json.decode(payload, type=Found)
         if found.node == self._node:
             return
@@ -205,7 +205,7 @@ class LearnedLimits:
         """Nothing is held."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Take in what another node has learned."""
+        """Apply what another node has learned."""
         try:
             told = msgspec.json.decode(payload, type=Told)
         except msgspec.DecodeError as error:  # of another version

@@ -40,6 +40,7 @@ from ..budgets.budget import Budget
 from ..routing.availability import AvailabilityTable
 from ..routing.rate_limits import LiveGate
 from ..stores import StoreAddress, is_address, server_store
+from ..tree import Caller
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker
@@ -50,6 +51,7 @@ from .frames.retained import NothingStored, StoredTurns
 from .frames.sender import Frames
 from .ownership import Ownership, TakeoverRequests
 from .rate_limits import RateLimitShares
+from .trees import FarTrees
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The form of a cluster's name, which is a part of subjects."""
@@ -314,12 +316,15 @@ class Node:
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
         """The shared lessons about rate limits; None without a broker."""
+        self.trees: FarTrees | None = None
+        """The trees of turns that reach over several nodes; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
             shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
             self.learned = LearnedLimits(self.id, cluster.name, self.broker)
-            self.parts = [*self.parts, self.broker, self.frames, shared, self.learned]
+            self.trees = FarTrees(self.id, cluster.name, self.broker)
+            self.parts = [*self.parts, self.broker, self.frames, shared, self.learned, self.trees]
             if self.ownership is not None:
                 self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
             if store is not None:
@@ -371,6 +376,15 @@ class Node:
         assert self.ownership is not None
         nodes = await self.ownership.tables.nodes()
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
+
+    def carry(self, caller: Caller) -> dict[str, str]:
+        """What another node must know to be a part of a tree of this one; nothing without a broker."""
+        return {} if self.trees is None else self.trees.carry(caller)
+
+    def reach(self, caller: Caller) -> None:
+        """Connect a tool's run on another node with the calls that it starts here."""
+        if self.trees is not None:
+            self.trees.reach(caller)
 
     async def shared_trace(self) -> Store:
         """The trace that the nodes share, to be read. It is the engine's own where that is on the server."""

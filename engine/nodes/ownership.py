@@ -121,7 +121,7 @@ class Holding:
         self._sessions[session_id] = max(epoch, self._sessions.get(session_id, 0))
 
     def let_go(self, session_id: str) -> int:
-        """A session is not the node's own any more."""
+        """The node has released a session."""
         return self._sessions.pop(session_id, 0)
 
 

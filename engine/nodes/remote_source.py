@@ -52,7 +52,7 @@ class Incoming:
 
     def __init__(self, known: int | None, patience: float) -> None:
         self.known = known
-        """The `seq` up to which everything was given."""
+        """The `seq` up to which all events were given."""
         self.wanted = known or 0
         """The `seq` of the last announced event."""
         self.passed_over = 0
@@ -211,7 +211,7 @@ class RemoteStatistics(msgspec.Struct, frozen=True):
     lacking: int
     """The number of runs with missing events that are requested from the store."""
     waits_seconds: float
-    """The longest time for which one of them has waited for the store, without any progress."""
+    """The longest time that one of them has waited for the store without progress."""
     passed_over: int
     """The number of gaps that could not be filled."""
 
@@ -264,7 +264,7 @@ class RemoteEvents:
         return RemoteStatistics(len(self._runs), len(self._lacking), max(waits, default=0.0), passed_over)
 
     async def begin(self) -> None:
-        """Find out where everything stands now, so that nothing behind it is missed."""
+        """Find the current position of everything, so that nothing after it is missed."""
         self._sweep_at = anyio.current_time() + self._sweep_seconds
         if self._since is not None:
             self._position = from_us(self._since) - MARGIN

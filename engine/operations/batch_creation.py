@@ -33,6 +33,7 @@ from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
 from ..routing.model_choice import overridden
 from ..runtime.runtime import Runtime, settled_store
+from ..tree import tags_here
 from .batch_handle import NOT_BILLED, USUAL_BATCH_POLLING, BatchHandle, Submission, counted_calls
 from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
 from .jobs import GRACE_SECONDS, EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
@@ -364,7 +365,7 @@ class _Creation:
             digest=self._digest,
             request_ids=ids_of(self._batch_id, self._requests),
             key=options.get("key"),
-            tags=dict(options.get("tags", {})) or None,
+            tags=tags_here(options.get("tags")),
         )
 
     def _publish_plan(self, plan: BatchPlan) -> None:

@@ -109,6 +109,7 @@ def digest_of(requests: Sequence[CanonicalRequest]) -> str:
             retry=None,
             timeout_seconds=None,
             capabilities=None,
+            wire=None,
         )
         digest.update(msgspec.json.encode((about, said), enc_hook=repr, order="deterministic") + b"\n")
     return digest.hexdigest()[:12]

@@ -45,6 +45,7 @@ from ..budgets.budgets import job_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime
+from ..tree import tags_here
 from .embeddings import ImageInput, image_block
 from .jobs import (
     GRACE_SECONDS,
@@ -452,7 +453,7 @@ async def create_video(runtime: Runtime, prompt: str, model: Models, options: Vi
             decision=route.decision,
             wire_model=named.entry.wire_name,
             priced_as=priced_as(runtime, named),
-            tags=dict(options.get("tags", {})) or None,
+            tags=tags_here(options.get("tags")),
         )
 
         async def work(adapter: VideoAdapter, on_attempt: AttemptObserver) -> JobAnswer[VideoJob]:

@@ -68,7 +68,7 @@ OUTAGE_AFTER = 5
 FIRST_COOL_DOWN_US = 30_000_000
 LONGEST_COOL_DOWN_US = 600_000_000
 PAUSE_US = 10_000_000
-"""Microseconds for which a rate limit without a hint sets a model back."""
+"""Microseconds until a model with a rate limit is tried again, if the provider gives no time."""
 
 MAX_RECORDS = 4096
 """The number of records. The oldest record is forgotten first."""
@@ -235,7 +235,7 @@ class AvailabilityTable:
     def observe(
         self, event: LlmCallCompleted | LlmCallFailed, now_us: int, *, request_id: str | None = None
     ) -> Changes:
-        """Take in the end of one attempt. `request_id` is the id of its call."""
+        """Record the end of an attempt. `request_id` is the id of its call."""
         if not self._records and isinstance(event, LlmCallCompleted):
             return ()
         of_provider, of_model = blame(event)
@@ -278,7 +278,7 @@ class AvailabilityTable:
         return self._signal(record, "crashed", "adapter_crashed", now_us) if record is not None else ()
 
     def reloaded(self, changed: Collection[str], removed: Collection[str], now_us: int) -> Changes:
-        """Take in a new configuration.
+        """Apply a new configuration.
 
         Changed providers start without failures, and all others may be probed immediately.
         """

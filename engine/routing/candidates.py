@@ -231,7 +231,7 @@ def default_max_output(
 
 
 def asks_for_length(model: ModelEntry) -> bool:
-    """Whether the configuration has a length for the model's replies."""
+    """Whether the configuration sets a length for the model's replies."""
     return bool(model.defaults.max_output_tokens or model.max_output_tokens or model.usual_max_output)
 
 

@@ -90,7 +90,7 @@ class Limit(ABC):
 
     @abstractmethod
     def opens_in(self, amount: float, now_us: int) -> int:
-        """Microseconds until this amount is left, if no other request takes any."""
+        """Microseconds until this amount is available, if no other request uses any."""
 
     @abstractmethod
     def hold(self, ticket: Ticket, now_us: int) -> None:
@@ -238,7 +238,7 @@ class Learned(Limit):
 FIRST_PAUSE_US = 1_000_000
 LONGEST_PAUSE_US = MINUTE_US
 UNDERWAY_US = 2_000_000
-"""The age up to which a request may be missing from a reading on another node."""
+"""The age below which a request may be missing in another node's reading."""
 
 
 class Account:

@@ -72,7 +72,7 @@ class LiveGate:
             self.on_learned(Lesson(model, headers, pause_us, account.cap is None))
 
     def learn(self, lesson: Lesson, observed_us: int) -> None:
-        """Take in what others have learned."""
+        """Apply what others have learned."""
         now_us = self.now_us()
         if not self.gate.known:
             self.begin_to_count()
@@ -313,7 +313,7 @@ def _is_of_rate(error: RateLimitError) -> bool:
 # The rate limits of one engine
 
 MOST_HEARD = 256
-"""The number of models of an unused adapter for which the readings of other nodes are kept."""
+"""The number of models of an unused adapter whose readings from other nodes are kept."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,7 +371,7 @@ class RateLimits:
         return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, lesson: Lesson, age_us: int) -> None:
-        """Take in what another engine has learned."""
+        """Apply what another engine has learned."""
         name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
         if (live := self._gates.get(name)) is not None:
             self._teach(live, lesson, observed_us)

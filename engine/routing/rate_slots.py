@@ -181,7 +181,7 @@ class Gate:
         account.observe_elsewhere(readings, observed_us, now_us, output=headers.output, opens=opens)
 
     def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
-        """Take in the end of a request."""
+        """Record the end of a request."""
         if ticket.state != "sent":
             if ticket.state != "over":
                 self.withdraw(ticket, now_us)
@@ -326,7 +326,7 @@ class Lesson(msgspec.Struct, frozen=True):
     model: str
     headers: Headers = NO_HEADERS
     pause_us: int = 0
-    """Microseconds for which the provider wants to be left alone, after a refusal; 0 without one."""
+    """Microseconds without requests that the provider wants after a refusal; 0 without one."""
     opens: bool = False
     """Whether the request was sent behind the last refusal, so that the provider takes requests again."""
 

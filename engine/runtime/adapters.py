@@ -180,7 +180,7 @@ class Host(Protocol):
         """Whether the engine is up and running, on the event loop that asks; then `start` has nothing to do."""
 
     def require_loop(self, instead: str = "") -> None:
-        """Check that no other event loop than the engine's own runs here. Raises WrongLoop."""
+        """Check that the running event loop is the engine's. Raises WrongLoop."""
 
     async def aclose(self) -> ShutdownReport | None:
         """End in order, see `Engine.aclose`."""
@@ -295,7 +295,7 @@ class AdapterPool:
         return spare
 
     async def replace(self, names: Iterable[str]) -> None:
-        """Use the running adapters of these names no more, and let them finish their calls."""
+        """Retire the running adapters of these names. They finish their calls."""
         await self._host.start()
         for name in names:
             self._spares.pop(name, None)

@@ -153,7 +153,7 @@ def require_asyncio() -> None:
 
 
 def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
-    """Check that no other event loop than this one runs. Raises WrongLoop."""
+    """Check that the running event loop is this one. Raises WrongLoop."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:

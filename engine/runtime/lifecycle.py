@@ -3,8 +3,7 @@
 The store is the outer context, the supervised actors the inner one. They start in this order: trace writer,
 shipper, cluster parts, availability, session manager, adapters. They stop in reverse. The stop starts when all
 work was cancelled and has ended, or after half of the shutdown time. Events published during the stop are written
-before the store closes. The root is a task of its own, so that another task than the one that entered the engine
-can leave it.
+before the store closes. The root is a separate task, so that any task can close the engine.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ MEMORY_EVENTS = 100_000
 """How many stored events are looked through for them, so that a start on a large trace stays quick."""
 
 SHIPPING_SECONDS = 5.0
-"""The longest time for which a turn waits for the shared store, where answers wait for it: at all its calls and at
+"""The longest wait of a turn for the shared store, if answers wait for it: at all its calls and at
 its end together. A call without a turn waits so long at most."""
 
 LAST_SHIPPING_SECONDS = 2.0

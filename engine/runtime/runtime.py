@@ -41,15 +41,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_provider: int = 256
     """The largest number of concurrent calls; further calls wait in order."""
     admit_events: int = 8192
-    """The number of events by which the trace writer may be behind. While it is further behind, a new turn waits.
+    """The largest number of events that may wait for the trace writer. While it is further behind, a new turn
+    waits.
     """
     admit_bytes: int = 16 * 1024 * 1024
-    """The number of bytes by which the trace writer may be behind. While it is further behind, a new turn waits.
+    """The largest number of bytes that may wait for the trace writer. While it is further behind, a new turn
+    waits.
     """
     admit_seconds: float = 5.0
-    """Seconds for which the writer may commit nothing while a turn waits, before AdmissionError."""
+    """Seconds without a commit after which a waiting turn raises AdmissionError."""
     retain_streams_seconds: float = 60.0
-    """Seconds for which the stream of a turn that is over can still be attached to, see `bus.streams.channel`."""
+    """Seconds for which readers can attach to the stream of an ended turn, see `bus.streams.channel`."""
     retain_streams_bytes: int = 64 * 1024 * 1024
     """The bytes of memory for all such streams together."""
 
@@ -169,7 +171,7 @@ T = TypeVar("T")
 
 
 async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
-    """Put a configuration in the place of the one in force.
+    """Replace the configuration in force.
 
     Adapters that have changed or gone are stopped when their last turn has ended.
 

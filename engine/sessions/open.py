@@ -79,7 +79,7 @@ class OpenSessions:
         self.states[state.id] = state
 
     def change_model(self, state: SessionState, model: Model) -> None:
-        """Put another model in the place of a session's model."""
+        """Replace a session's model."""
         previous, state.model = state.model, model
         if previous != model and self._host.started:
             change = SessionModelChanged(previous=model_text(previous), current=model_text(model))

@@ -318,7 +318,7 @@ class Session:
         return self.submit_stream(self._shown(calls, Denied(why)), **options)
 
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
-        """The answer to each of some calls, which must wait just as they are given."""
+        """The answer to each of these calls, which must be waiting with these arguments."""
         if not calls:
             raise ValueError("pass the ids of the calls. session.pending_calls lists the waiting ones")
         waiting = {call.id: call for call in self.pending_calls}

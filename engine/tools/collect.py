@@ -45,7 +45,7 @@ class ToolSource(Sequence[Tool]):
 
 ToolLike: TypeAlias = Tool | ToolSource | Callable[..., object]
 """A tool, or a function that is made one as ``@tool`` makes it: by its name, its type hints and its docstring. A
-`ToolSource` stands for all its tools."""
+`ToolSource` means all its tools."""
 
 _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 """The tools of functions, so that a function that is given with every call is looked into once."""

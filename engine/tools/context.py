@@ -65,7 +65,7 @@ class ToolContext:
         """A key for the system that the tool calls, so that it does a thing once.
 
         The key is a UUID. It is the same each time this call of the model is run, also in another process that has
-        resumed the session. No other call has it, and the same call in a fork of the session has another.
+        resumed the session. It is unique. The same call in a fork of the session has a different one.
         """
 
         return idempotency_key(self.session_id, self.messages, self.tool_call_id)

@@ -62,7 +62,7 @@ class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     caller: Callable[[ToolUseBlock], Caller] | None = None
     """Gives the run of each tool its place in the tree of turns."""
     asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
-    """The lock by which one question about approval is asked at a time."""
+    """The lock that allows one question about approval at a time."""
 
 
 class ToolRound(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 CHARACTERS_PER_TOKEN = 4
-"""By which the tokens of a reply in progress are estimated."""
+"""The characters for one token, to estimate a reply in progress."""
 
 Stage: TypeAlias = Literal["queued", "working", "waiting", "asking", "replying", "ending"]
 
@@ -107,7 +107,7 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     """The number of turns above."""
     below: CostSum = CostSum()
-    """The cost of all turns and calls that its tools made, as far as they are over."""
+    """The cost of all ended turns and calls that its tools made."""
     readers: int
     """The number of readers of its stream."""
     max_lag: int
@@ -120,7 +120,7 @@ class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[ActiveWork, ...]
     """The turns and calls in the order in which they were requested, up to the requested number."""
     total: int
-    """The number of all of them."""
+    """The total number."""
     characters: int
     """The characters of all streams since the first request. It only grows, so two readings give the speed."""
 

@@ -60,10 +60,10 @@ _OF_REQUEST = frozenset(
         WarningCode.SCHEMA_HINDERS_TOOLS,
     }
 )
-"""Warnings of settings, tools and schemas that are sent otherwise, or not at all."""
+"""Warnings about settings, tools and schemas that are changed or not sent."""
 
 _NO_CONTENT = frozenset({"id", "item_id", "call_id", "after", "type", "status", "start", "emulated"})
-"""Fields by which a provider recognizes its own block. They have no content for a model."""
+"""Fields that mark a block as the provider's own. They have no content for a model."""
 
 _DIRECT: Json = {"type": "direct"}
 """The caller of a tool that the model called itself, as every model does."""
@@ -72,7 +72,7 @@ _DIRECT: Json = {"type": "direct"}
 Place: TypeAlias = tuple[int, int, int | None]
 """The positions of a message, of a block in it, and of a part in a block."""
 AnyPlace: TypeAlias = Place | tuple[int | None, None, None]
-"""A place that may be known by its message alone, or not at all."""
+"""A place of which only the message may be known, or nothing."""
 
 
 class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):

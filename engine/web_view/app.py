@@ -97,6 +97,7 @@ SCREENS: Sequence[tuple[str, str, Scope, Screen]] = (
     ("GET", "/api/calls", "view", calls.calls),
     ("GET", "/api/calls/{id}", "view", calls.call),
     ("GET", "/api/costs", "view", costs.costs),
+    ("GET", "/api/clients", "view", costs.clients),
     ("GET", "/api/prices", "view", costs.prices),
     ("GET", "/api/repricing", "view", costs.progress),
     ("POST", "/api/reprice", "change", costs.reprice),

@@ -96,6 +96,29 @@ def _sum(row: CostRow | None, at_call_time: bool) -> object:
     return {"nano_usd": row.cost_nano_usd, "unpriced": row.unpriced}
 
 
+async def clients(subject: Subject, request: Request) -> Response:
+    """The clients of a gateway with their spending, without their keys."""
+    from ..gateway.clients import spending_of, tables_of
+
+    await subject.flush()
+    async with subject.reading() as store:
+        engine = subject.engine
+        tables = getattr(store, "gateway", None) if engine is None else await tables_of(engine._runtime)
+        found = [] if tables is None else await spending_of(store, tables, subject.clock.now_us())
+    return answer(
+        [
+            {
+                **msgspec.structs.asdict(each.client),
+                "calls": each.calls,
+                "cost_nano_usd": each.cost_nano_usd,
+                "spent_nano_usd": each.spent_nano_usd,
+                "left_nano_usd": each.left_nano_usd,
+            }
+            for each in found[:MOST_ROWS]
+        ]
+    )
+
+
 async def prices(subject: Subject, request: Request) -> Response:
     """The available price tables, the history of repricings, and the current costs."""
     async with subject.reading() as store:

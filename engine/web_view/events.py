@@ -33,7 +33,7 @@ Wanted = Callable[[Envelope], bool]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The filters of a page. A field that is None filters nothing."""
+    """The filters of a page. A field that is None does not filter."""
 
     patterns: tuple[str, ...]
     session_id: str | None

@@ -155,7 +155,7 @@ RING = 2000
 """The number of events that are kept for pages."""
 
 LINGER_SECONDS = 30.0
-"""The time for which the ring outlives its last page."""
+"""The time for which the ring is kept after its last page has closed."""
 
 
 AT_MOST_EVERY = 0.1
@@ -176,7 +176,7 @@ class Tail:
         self._bus = bus
         self._linger = linger
         self.events: deque[Envelope] = deque(maxlen=RING)
-        """The latest events, the oldest first. A `Gap` among them stands for events that came too fast."""
+        """The latest events, the oldest first. A `Gap` among them represents events that came too fast."""
         self._task: asyncio.Task[None] | None = None
         self._pages = 0
         self._left: asyncio.Event = asyncio.Event()
@@ -254,5 +254,5 @@ class Tail:
 
 
 def _first_of(envelope: Envelope) -> int:
-    """The number of the first event that an envelope stands for."""
+    """The number of the first event that an envelope represents."""
     return envelope.data.first if isinstance(envelope.data, Gap) else envelope.seq

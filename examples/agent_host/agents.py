@@ -17,6 +17,7 @@ from callboard import (
     Denied,
     Engine,
     LocalAdapter,
+    McpServers,
     Session,
     StreamReader,
     Tool,
@@ -50,14 +51,21 @@ def make_engine(settings: Settings) -> Engine:
     )
 
 
-def researchers(model: str) -> list[Tool]:
-    """Two agents to which the shop's agent gives questions, both at the same time if it likes."""
+FILES = ("list_files", "read_file")
+
+
+def researchers(model: str, servers: McpServers) -> list[Tool]:
+    """Two agents to which the shop's agent gives questions, both at the same time if it likes.
+
+    They read the shop's files.
+    """
     limits = TurnLimits(max_calls=3, max_depth=0)
     return [
         agent_tool(
             f"research_{subject}",
             model=model,
             system_prompt=f"You research the {subject} of musical instruments. Answer in two sentences.",
+            tools=[tool for tool in servers if tool.name in FILES],
             max_output_tokens=200,
             limits=limits,
         )
@@ -75,13 +83,13 @@ class Agents:
     Args:
         engine: The engine, running.
         settings: The host's settings.
-        shop: The tools of the shop's MCP server.
+        servers: The MCP servers.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, shop: Sequence[Tool]) -> None:
+    def __init__(self, engine: Engine, settings: Settings, servers: McpServers) -> None:
         self._engine = engine
         self._settings = settings
-        self._shop = tuple(shop)
+        self._servers = servers
         self._refunds = Refunds(settings.folder / "refunds.db")
 
     # -- chats
@@ -104,11 +112,12 @@ class Agents:
 
     async def opened(self, tenant: str, chat: str) -> Session:
         """A chat: the one of that name, as it was before a restart, too, or else a new one."""
+        model = self._settings.model
         return await self._engine.open_session(
             f"{tenant}/{chat}",
-            model=self._settings.model,
+            model=model,
             system_prompt=SYSTEM_PROMPT,
-            tools=[*self._shop, refund_tool(self._refunds, tenant), *researchers(self._settings.model)],
+            tools=[self._servers, refund_tool(self._refunds, tenant), *researchers(model, self._servers)],
             tags={"tenant": tenant, "owner": f"{tenant}/{chat}"},
         )
 

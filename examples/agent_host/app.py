@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from typing import Literal
 from fastapi import FastAPI, Request
 from fastapi.staticfiles import StaticFiles
 
-from callboard import mcp_tools, web
+from callboard import Engine, McpServers, mcp_servers, web
 
 from .agents import Agents, make_engine
 from .failures import answer_failures
@@ -21,7 +22,12 @@ from .settings import Settings, is_same
 from .telemetry import engine_spans, spans_in
 
 HERE = Path(__file__).parent
-SHOP = [sys.executable, str(HERE / "shop.py")]
+
+
+def servers(engine: Engine) -> McpServers:
+    """The MCP servers of `mcp.json`. The engine starts one again that has ended."""
+    os.environ.update(AGENT_PYTHON=sys.executable, AGENT_HOST=str(HERE))
+    return mcp_servers(HERE / "mcp.json", engine=engine)
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -32,9 +38,9 @@ def make_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with spans_in(settings.folder / "spans.jsonl"):
-            async with asyncio.TaskGroup() as tasks, engine, mcp_tools(SHOP, prefix="shop_") as shop:
+            async with asyncio.TaskGroup() as tasks, engine, servers(engine) as mcp:
                 tasks.create_task(engine_spans(engine))  # it ends with the engine
-                app.state.agents = Agents(engine, settings, shop)
+                app.state.agents = Agents(engine, settings, mcp)
                 yield
 
     def operator(request: Request) -> list[Literal["view", "content", "change"]]:

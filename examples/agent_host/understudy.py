@@ -13,7 +13,10 @@ from callboard import (
 
 
 class Understudy(ScriptedAdapter):
-    """Looks orders up, refunds them, asks researchers to compare, breaks off, and else repeats what was said."""
+    """Looks orders up, refunds them, asks researchers to compare, breaks off, and else repeats what was said.
+
+    As a researcher it reads the file of its subject.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="understudy", replies=answer)
@@ -25,6 +28,8 @@ def answer(request: CanonicalRequest) -> ScriptedReply:
     if results := [block.text for block in last.content if isinstance(block, ToolResultBlock)]:
         return ScriptedReply(f"Done: {' '.join(results)}")
     said = last.text
+    if said.startswith("Tell me about the "):
+        return ScriptedReply(calls=(ScriptedCall("read_file", {"name": f"{said.split()[4]}.txt"}),))
     if "compare" in said.lower():
         tasks = {subject: f"Tell me about the {subject} of cellos." for subject in ("prices", "reviews")}
         return ScriptedReply(
@@ -35,5 +40,5 @@ def answer(request: CanonicalRequest) -> ScriptedReply:
     if "break off" in said.lower():
         return ScriptedReply(("I was about to ",), raises=OverloadedError("the understudy has lost the thread"))
     if "order" in said.lower():
-        return ScriptedReply(calls=(ScriptedCall("shop_find_order", {"number": "A-17"}),))
+        return ScriptedReply(calls=(ScriptedCall("find_order", {"number": "A-17"}),))
     return ScriptedReply(tuple(f"{word} " for word in ("You", "said:", *said.split())), pace=0.05)

@@ -36,7 +36,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
     "starlette": ("engine/web_view/", "engine/cli/web.py"),
-    "uvicorn": ("engine/cli/web.py",),
+    "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 
@@ -85,7 +85,7 @@ LATE_PARTS = {
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),
     "engine": (
-        *("cli", "type_schema", "watching.health", "watching.preview", "web_view"),
+        *("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
         *(
             "functions.objects",
             "generation.object_stream",

@@ -134,6 +134,27 @@ async def test_parallel_tools_give_each_child_its_own_place(tmp_path: Path) -> N
     assert [each.stream_id for each in progress] == [child.stream_id for child in children]
 
 
+async def test_what_tools_spend_counts_in_the_budget_of_the_turns_tag(tmp_path: Path) -> None:
+    """A child has the tags of the turn whose tool makes it, and its own over them. A detached one has its own."""
+    budgets = [Budget(max_cost_usd="1", per="tag:tenant")]
+    script = {"a": [Say("one"), Say("two")], "b": [Say("three")]}
+
+    async def look() -> str:
+        await engine.generate("a:m", "Go.", tags={"part": "one"})
+        await engine.session("b:m", tags={"tenant": "blue"}).send("Go.")
+        with detached():
+            return (await engine.generate("a:m", "Go.")).text
+
+    async with running(asks("look"), Say("."), budgets=budgets, store=tmp_path / "t.db", **script) as (engine, _):
+        await engine.session("s:m", tools=[runs("look", look)], tags={"tenant": "red"}).send("Go.")
+        spent = {state.scope: state.spent.nano_usd for state in await engine.budgets()}
+        await engine.flush()
+        assert engine.store is not None
+        tags = [row.tags for row in await engine.store.calls() if row.provider == "a"]
+    assert spent == {"red": 3 * A_CALL, "blue": A_CALL, "": A_CALL}
+    assert {"tenant": "red", "part": "one"} in tags
+
+
 async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
     """The context goes into the thread, and to the engine of the sync functions that runs there."""
     async with running(asks("look"), Say("."), a=[Say("found")]) as (engine, _):

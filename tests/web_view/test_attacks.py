@@ -409,6 +409,7 @@ async def test_a_script_in_every_field_is_only_ever_json(tmp_path: Path) -> None
                 "api/streams",
                 "api/costs?by=session_id&left=&right=",
                 "api/costs?by=tag:x",
+                "api/clients",
                 "api/prices",
                 "api/dead-letters",
             ):

@@ -27,12 +27,14 @@ from callboard import (
     tool,
     web,
 )
+from callboard.engine.gateway.clients import issue_key
 from callboard.engine.web_view import subject as web_tail
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.calls import billed, first_ms, took_ms, waited_ms
 from callboard.engine.web_view.now import ended_us
 from callboard.engine.web_view.subject import Tail
 from callboard.tracestore import PostgresStore
+from callboard.tracestore.gateway import Client
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
@@ -509,6 +511,26 @@ async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: Postgr
         if way == "a store":
             async with PostgresStore(dsn) as store:
                 await costs_there_and_back(web(trace=store))
+
+
+async def test_clients_of_a_gateway_are_shown_with_their_spending(tmp_path: Path) -> None:
+    """By an engine and by a trace alone. No page gets anything of a key."""
+    path = tmp_path / "trace.db"
+    _, key = issue_key("acme", 1)
+    acme = Client(name="acme", budget_nano_usd=10 * PAID, window=None, models=("gpt-*",), requests_per_minute=9)
+    async with running(*[Say("x")] * 2, store=path, prices=CHEAP) as (engine, _):
+        await engine.store.gateway.add_client(acme, key)  # type: ignore[union-attr]
+        for _ in range(2):
+            await engine.generate("s:m", "Hi", tags={"client": "acme"})
+        for view in (web(engine), web(trace=path)):
+            async with looking(view) as client:
+                answer = await client.get("api/clients")
+                (row,) = answer.json()
+                assert (row["name"], row["models"], row["requests_per_minute"]) == ("acme", ["gpt-*"], 9)
+                assert [row[name] for name in ("calls", "cost_nano_usd", "spent_nano_usd", "left_nano_usd")] == [
+                    *(2, 2 * PAID, 2 * PAID, 8 * PAID)
+                ]
+                assert key.prefix not in answer.text
 
 
 async def costs_there_and_back(view: WebView) -> None:

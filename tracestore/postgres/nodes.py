@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 WANTED_SECONDS = 30.0
-"""The time for which a node waits for a session at most; a wish that is older counts no more."""
+"""The time for which a node waits for a session at most; an older request is ignored."""
 
 FORGOTTEN_SECONDS = 86_400.0
 """The time after which a node that has stopped is forgotten."""
@@ -226,7 +226,7 @@ def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
 
 
 def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
-    """Let an engine outside of any cluster have a session, if a node has or had it."""
+    """Give a session that a node has or had to an engine outside of any cluster."""
     owner = _owner(statements, session_id, lock=True)
     if owner is None:
         return True

@@ -277,7 +277,7 @@ class ContentStoring:
         return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
 
     def _name_for(self, message: Row, number: int, session_here: str | None) -> str | None:
-        """The name of the session in which a message is kept; None if it is there already, or was deleted."""
+        """The name of the session that a message is kept in; None if it is there already, or was deleted."""
         session_id, position, run_id, seq, ts_us, digest, message_id, *_, epoch = message
         if not epoch:
             return session_here or str(session_id)

@@ -69,7 +69,7 @@ class Present(msgspec.Struct, frozen=True):
     """The rows that are here when a shipment arrives."""
 
     mark: Position | None
-    """The place up to which everything of its file is here; None if nothing is known of the file."""
+    """The position up to which its file has arrived; None if nothing is known of the file."""
     erased: int
     """The number of the last deletion in the file that is done here."""
     pruned_us: int | None
@@ -82,7 +82,7 @@ class Stored(msgspec.Struct, frozen=True):
     """The result of a shipment."""
 
     position: Position
-    """The place up to which all of the file is here now."""
+    """The position up to which the file has arrived now."""
     all_new: bool
     """Whether none of its events was here before."""
 
@@ -274,7 +274,7 @@ class Receiver:
         await self._database.close()
 
     async def position(self, origin: Origin) -> Position:
-        """The place up to which everything of a file is here."""
+        """The position up to which a file has arrived."""
         rows = await self._database.read(
             "SELECT event, run_id, seq FROM shipping WHERE origin = ?", (origin.name,)
         )
@@ -326,7 +326,7 @@ class Receiver:
         return stored.position
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
-        """Note the place of the end of a shipment that the store can't take."""
+        """Record the end position of a shipment that the store refuses."""
         clean = cleaned(shipment, clean_text)
 
         def work(statements: Statements) -> None:

@@ -77,7 +77,7 @@ class Runs:
         self._keep()
 
     def lease(self, statements: Statements) -> Callable[[], None]:
-        """Enter leases for the runs that have none yet, in the transaction that writes of them."""
+        """Create missing leases of runs, in the transaction that writes their events."""
         new = self._held - self._leased
         for run_id in sorted(new):
             statements.run(_LEASE, (run_id, self.lease_seconds, socket.gethostname()))

@@ -97,7 +97,7 @@ def _picked(values: list[SqlValue], rows: Sequence[int], width: int) -> list[lis
 
 
 def _rounds(insert: Insert, values: list[SqlValue]) -> Iterable[Sequence[int] | None]:
-    """The rows of each statement by their places; None stands for all of them."""
+    """The rows of each statement by their places; None means all of them."""
     key = _updated_key(insert)
     if not key:
         return (None,)

@@ -145,7 +145,7 @@ class PostgresStore(SqlStore):
 
     @property
     def waiting(self) -> LateEvents:
-        """The events of dead processes of this machine that the database could not take in."""
+        """The events of this machine's dead processes that the database could not store."""
         return self._waiting
 
     async def __aenter__(self) -> Self:

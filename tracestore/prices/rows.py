@@ -25,7 +25,7 @@ BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cach
 _WRITES = ("cache_write_5m", "cache_write_1h")
 
 NO_CACHE_RATE = "no cache rate: as input"
-"""The reason of a cost in which tokens of a cache are billed as input."""
+"""The reason for a cost that bills cached tokens as input."""
 
 
 def tier_name(service_tier: str | None) -> str:
@@ -65,8 +65,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Rates of the things that `TokenUsage.details` counts, in pico-USD per token or piece. A part of a bucket
     (`USAGE_PARTS`) without a rate here is billed as its bucket. A piece without a rate here has no price."""
     service_tier: str = ""
-    """The service tier, as `tier_name` gives it. Empty is the usual tier. ``*`` is any tier that has no row of its
-    own."""
+    """The service tier, as `tier_name` gives it. Empty is the usual tier. ``*`` is any tier without a row."""
     daily_from: int | None = None
     """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all
     day. Within its hours such a row goes before a row for all day."""
@@ -96,7 +95,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the rate that `rate()` gives. It is another bucket's name if the row bills this one as that
         bucket.
 
-        A part of a bucket without a rate of its own is billed as the bucket, and reasoning as output. Tokens of a
+        A part of a bucket that has no rate is billed as the bucket. Reasoning is billed as output. Tokens of a
         cache without a rate are billed as if there were no cache: cached audio as audio.
 
         Args:
@@ -156,7 +155,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 class PriceAlias(msgspec.Struct, frozen=True):
     """A name that is priced as another.
 
-    ``*`` in the pattern matches any text. ``*`` in the target stands for the same text. A pattern matches
+    ``*`` in the pattern matches any text. ``*`` in the target means the same text. A pattern matches
     without regard to case.
     """
 

@@ -304,7 +304,7 @@ def _dollars(value: Json) -> Decimal:
 
 
 def _sizes(rates: _Rates, where: _Fields, left_out: set[str]) -> Iterator[_Fields]:
-    """One row for each size from which a rate is another."""
+    """One row for each size at which a rate changes."""
     starts = {start for rate in rates.values() if isinstance(rate, list) for start, _ in rate}
     for above in sorted({0, *(start for start in starts if start > 0)}):
         fields: _Fields = {}

@@ -369,7 +369,7 @@ class PriceTable:
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """The range of times, sizes and hours in which one row applies."""
+    """The times, sizes and hours for which one row applies."""
 
     since: int
     """The first moment, in microseconds since the epoch."""

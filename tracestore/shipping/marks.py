@@ -60,7 +60,7 @@ def read_mark(path: Path) -> Mark | None:
 
 
 def write_mark(path: Path, mark: Mark) -> None:
-    """Put a mark in the place of the one before. Raises OSError."""
+    """Replace the last mark. Raises OSError."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

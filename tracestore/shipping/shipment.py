@@ -88,7 +88,7 @@ class Shipment(msgspec.Struct, frozen=True):
     content: SessionContent | None = None
     """The content that was captured with the events; None if there is none."""
     is_all: bool = True
-    """Whether nothing lay behind it when it was read."""
+    """Whether it was the last one when it was read."""
     erased: int = 0
     """The number of the last deletion in the file when it was read. The store has done all up to that one."""
     dead: Collection[str] = ()
@@ -138,7 +138,7 @@ class Target(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the store. Closing twice is harmless."""
+        """Close the store. Closing twice is harmless."""
         ...
 
     async def position(self, origin: Origin) -> Position:
@@ -150,7 +150,7 @@ class Target(Protocol):
         ...
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
-        """Note the place of the end of a shipment that the store can't take."""
+        """Record the end position of a shipment that the store refuses."""
         ...
 
     async def erased(self, origin: Origin) -> int:
@@ -186,7 +186,7 @@ _OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}', NULL '{_NULL}'
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Rows of one table, but for the number of the run that each belongs to. The server has its own numbers."""
+    """Rows of one table, without the number of their run. The server has its own numbers."""
 
     columns: tuple[str, ...]
     """The columns, without the run and those that are NULL in all rows."""
@@ -195,7 +195,7 @@ class Lines(msgspec.Struct, frozen=True):
     runs: Sequence[int]
     """The number of each row's run in the file."""
     rows: list[str]
-    """Of each row the text of the other values, but for what stands at the start and at the end of all rows."""
+    """The text of the other values of each row, without the common start and end of all rows."""
     begin: str
     """The text between the number of the run and the text of a row."""
     end: str
@@ -357,7 +357,7 @@ _completed = msgspec.json.Decoder(_Completed)
 
 
 def _event(topic: str, data: str) -> Event:
-    """An event as `decode_event` gives it, but for its type: there, a usage object as it came takes long."""
+    """An event as `decode_event` gives it, except for its type: there, a usage object as it came takes long."""
     if topic == _Completed.topic_of() and _Completed.SCHEMA == 1 and data.startswith('{"type":'):
         try:
             event = _completed.decode(data)

@@ -134,7 +134,7 @@ _MARK_SECONDS = 1.0
 """The time after which the mark is written again while much is sent."""
 
 _TELL_FROM = 1000
-"""The number of waiting events from which each doubling is reported."""
+"""The number of waiting events that is reported first. After it, each doubling is reported."""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -246,7 +246,7 @@ class TraceShipper:
         )
 
     async def run(self) -> None:
-        """Ship until cancelled. Failures of the shared store or of the file are waited out."""
+        """Ship until cancelled. If the shared store or the file fails, wait and try again."""
         while True:
             seconds = await self._step()
             if seconds:
@@ -289,7 +289,7 @@ class TraceShipper:
         return self._served >= mine
 
     async def finish(self, seconds: float) -> bool:
-        """Ship the rest, if that takes no longer than this, and let go of everything.
+        """Ship the rest within this time, and close everything.
 
         Returns:
             Whether all of the file is in the shared store.
@@ -309,7 +309,7 @@ class TraceShipper:
         return done
 
     async def close(self) -> None:
-        """Let go of the file and of the shared store. Closing twice is harmless."""
+        """Close the file and the shared store. Closing twice is harmless."""
         self._turn.give_up()
         with anyio.CancelScope(shield=True):
             await self._source.close()

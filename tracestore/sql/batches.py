@@ -49,7 +49,8 @@ class Batch:
 
     def __init__(self) -> None:
         self.events: Values = []
-        """The values of `STORED_COLUMNS`, row after row. A run's name stands for its number until `write`."""
+        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is given by its name instead of its
+        number."""
         self.projection = Projection()
         """The derived rows."""
         self.runs: list[RunSpan] = []

@@ -344,7 +344,7 @@ _MOST_JOINED = 8
 
 
 def cost_under(runs: Sequence[int]) -> tuple[str, str]:
-    """The cost of many calls ``c`` as it would be if these runs were the current ones, the first of them first."""
+    """The cost of many calls ``c`` if these runs were the current ones, in this order."""
     if len(runs) > _MOST_JOINED:
         return "", nano_under(runs)
     names = [f"cost_{place}" for place in range(len(runs))]
@@ -364,7 +364,7 @@ def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence
 
 
 def nano_under(runs: Iterable[int]) -> str:
-    """The cost of a call ``c`` as it would be if these runs were the current ones, the first of them first."""
+    """The cost of a call ``c`` if these runs were the current ones, in this order."""
     of_run = "FROM call_cost AS k WHERE k.run = {:d} AND k.call_id = c.id"
     cases = "".join(
         f" WHEN EXISTS (SELECT 1 {of_run.format(run)}) THEN (SELECT k.cost_nano {of_run.format(run)})"

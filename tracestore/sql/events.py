@@ -406,7 +406,7 @@ _CHUNK = 500
 
 
 class _Told(msgspec.Struct):
-    """The fields of a batch's events, as far as they are looked at."""
+    """The fields of a batch's events that are read."""
 
     provider: str
     model: str

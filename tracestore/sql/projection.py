@@ -474,7 +474,7 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
 
 
 def _of_base(of: Group) -> Group:
-    """The change that a late cost of a base makes to the runs over it: only their costs before."""
+    """How a late cost of an earlier run changes later runs: only their cost before."""
     return Group(
         provider=of.provider,
         model=of.model,

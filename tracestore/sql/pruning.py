@@ -210,7 +210,7 @@ class Pruning(ABC):
             await self._step(lambda statements: {"bodies": delete_spared(statements, before_us, needed.spared)})
 
     async def _step(self, work: Callable[[Statements], dict[str, int]]) -> bool:
-        """One transaction, and then as long a pause as it took, in which others can write."""
+        """One transaction, then a pause of the same length, so that others can write."""
         began = time.monotonic()
         gone = await self._database.write(work)
         if not any(gone.values()):

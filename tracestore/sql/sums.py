@@ -21,7 +21,7 @@ from .connection import Database, Dialect, SqlValue, Statements, greater, placeh
 
 
 SUM_UP_AFTER = 5_000
-"""New calls, after which it is time to `sum_up`."""
+"""The number of new calls that makes `sum_up` due."""
 
 KEY = ("day", "provider", "model")
 
@@ -223,12 +223,12 @@ def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedG
 
 
 def current_runs(statements: Statements) -> list[int]:
-    """The runs with the current costs, the first of them first."""
+    """The runs with the current costs, in order."""
     return [int(run) for (run,) in statements.run("SELECT run FROM current_run ORDER BY position")]
 
 
 def make_current(statements: Statements, runs: Iterable[int]) -> None:
-    """Let these runs be the current ones, the first of them first."""
+    """Make these runs the current ones, in this order."""
     statements.run("DELETE FROM current_run")
     statements.run_many("INSERT INTO current_run (position, run) VALUES (?, ?)", enumerate(runs))
 

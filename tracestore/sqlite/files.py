@@ -108,7 +108,7 @@ class HeldFile:
         return True
 
     def unlock(self) -> None:
-        """Give back what `try_lock` took."""
+        """Release the lock that `try_lock` took."""
         try:
             import fcntl
         except ImportError:  # pragma: no cover - see try_lock
@@ -252,7 +252,7 @@ class RunLock:
         return self._file.is_at(self._path)
 
     def close(self) -> None:
-        """Let go of the lock. The file stays, if it is there."""
+        """Release the lock. The file stays, if it is there."""
         self._file.close()
 
     def remove(self) -> None:
@@ -268,7 +268,7 @@ class FreeRunLock:
         self._path = path
 
     def remove(self) -> None:
-        """Take the file away."""
+        """Delete the file."""
         remove_quietly(self._path)
 
 

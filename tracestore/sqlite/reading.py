@@ -146,7 +146,7 @@ class WholeTrace(Database):
         return await super().look(work)
 
     async def _look_beside(self) -> None:
-        """Take in what dead processes have left since the last look."""
+        """Merge what dead processes have left since the last check."""
         if not self._ready:
             return
         async with self._looking:

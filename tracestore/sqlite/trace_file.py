@@ -225,7 +225,7 @@ class Runs:
                         lock.remove()
 
     async def end_all(self) -> None:
-        """Mark the runs that were held as ended, and let go of them.
+        """Mark the held runs as ended, and release them.
 
         One with calls that have no end, or with something in its spill file, is left to the next start.
         """

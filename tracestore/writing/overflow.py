@@ -155,7 +155,7 @@ class SpillFile:
         return _decoded(lines, self.path), sum(map(len, lines))
 
     def discard(self, events: int, size: int) -> None:
-        """Take off what `peek` returned. The file goes when nothing is left in it."""
+        """Remove what `peek` returned. The file goes when nothing is left in it."""
         self._read_to += size
         self.waiting -= events
         if self._read_to >= self._file.size:

@@ -53,7 +53,7 @@ class Waiting:
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
     def remove(self, oldest: Sequence[Envelope]) -> None:
-        """Take off what `first` returned, or the start of it."""
+        """Remove what `first` returned, or the start of it."""
         for _ in oldest:
             self._events.popleft()
         self.size = self.size - _weigh(oldest) if self._events else 0
@@ -168,7 +168,7 @@ class Journal:
         self._older.events = min(self._older.events, events)
 
     def close(self) -> None:
-        """Close both files. One in which nothing waits goes."""
+        """Close both files. A file without waiting events is deleted."""
         for part in (self._older, self._newer):
             if not part.events:
                 part.file.size = 0

@@ -11,8 +11,9 @@ import msgspec
 from callboard.bus.values.base import Json
 
 from ...batches import BatchJob, BatchLimits, BatchStatus
-from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
+from ...http.fidelity import client_body, client_headers
 from ...http.wire import ChatWire, OtherWires
 from ...operations.wires import (
     BatchLine,
@@ -32,7 +33,7 @@ from ...requests.settings import SharedOptions
 from . import response
 from .data import ERROR_CODES, REPAIRS, find_model
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
-from .request import write_request
+from .request import BETA_HEADERS, beta_names, write_request
 from .response import read_reply
 from .stream import MessagesNormaliser
 
@@ -197,6 +198,7 @@ class MessagesWire(ChatWire):
     """Anthropic's Messages API."""
 
     default_name = "anthropic"
+    client_protocol = "anthropic"
     media_fields = frozenset({"document.name"})
     options_type = AnthropicOptions
     default_base_url = "https://api.anthropic.com"
@@ -228,6 +230,14 @@ class MessagesWire(ChatWire):
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         return write_request(request, provider=self.name, options=self.config.options, stream=stream)
+
+    def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
+        """See `ChatWire.write_as_sent`. The betas of the client and of the configuration are both sent."""
+        headers = client_headers(sent, _VERSION)
+        betas = [*beta_names(headers.get(_BETA)), *beta_names(self.config.options.get(BETA_HEADERS))]
+        if betas:
+            headers[_BETA] = ",".join(dict.fromkeys(betas))
+        return WireCall(response.PATH, encode_json(client_body(sent, model, stream=stream)), headers)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         read_reply(body, assembler)

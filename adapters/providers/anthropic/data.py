@@ -54,7 +54,7 @@ BUDGETS: Mapping[str, int] = {
 LEAST_BUDGET = 1_024
 
 _SINCE_NO_SAMPLING = (4, 7)
-"""The version from which all models of any family refuse temperature and top_p."""
+"""The first version that refuses temperature and top_p in all model families."""
 
 _NAME = re.compile(
     r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)(?:-(?P<after>[a-z]+))?"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Set
-from itertools import cycle
 from typing import NamedTuple, assert_never
 
 from callboard.bus.errors import InvalidRequestError
@@ -34,7 +33,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import is_remote, media_bytes, media_type_of, mend_text
-from ...requests.fitted import FittedHistory, Loss, left_out
+from ...requests.fitted import FittedHistory, Loss, encoded_form, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from .response import CONTAINER, FALLBACK
 
@@ -74,7 +73,7 @@ def own_blocks(history: FittedHistory) -> OwnBlocks:
 
 
 def open_container(history: FittedHistory) -> str | None:
-    """The container in which tools of the last turn wait, which the request must name.
+    """The container with the waiting tools of the last turn. The request must name it.
 
     None after a user message: no tool waits then, and an expired container would be refused.
     """
@@ -145,6 +144,34 @@ def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
 def sent_citation(data: JsonObject) -> JsonObject:
     """A citation of a reply in the form of a request."""
     return {name: value for name, value in data.items() if name != "file_id"}
+
+
+IN_WORDS = "in_words"
+"""The field of `provider_raw` for the provider's block that a text block or a text document shows in words."""
+
+
+def in_words(block: JsonObject) -> str | None:
+    """The text of a search result, or of a document with content of its own; None if it has other content.
+
+    It is what other providers receive.
+    """
+    match block:
+        case {"type": "search_result", "title": str(title), "source": str(source), "content": list(content)}:
+            texts = _texts(content)
+            return None if texts is None else "\n".join((title, source, "", texts))
+        case {"type": "document", "source": {"type": "content", "content": str(text)}}:
+            return text
+        case {"type": "document", "source": {"type": "content", "content": list(content)}}:
+            return _texts(content)
+        case _:
+            return None
+
+
+def _texts(content: list[Json]) -> str | None:
+    """The texts of a list of blocks; None if there are others."""
+    texts = [block.get("text") if isinstance(block, dict) else None for block in content]
+    found = [text for text in texts if isinstance(text, str)]
+    return "\n".join(found) if len(found) == len(texts) else None
 
 
 def without_nulls(data: JsonObject) -> JsonObject:
@@ -225,6 +252,13 @@ def write_system(history: FittedHistory) -> str | list[Json] | None:
     return [writer._text(part) for part in history.system_parts]
 
 
+def _plain(message: Message, text: str) -> JsonObject:
+    return {"role": message.role.value, "content": [{"type": "text", "text": text}]}
+
+
+_encoded = encoded_form("messages", _plain)
+
+
 class _Writer:
     def __init__(self, history: FittedHistory, habits: Habits) -> None:
         self.history = history
@@ -236,12 +270,14 @@ class _Writer:
         self.toolsets: dict[str, Json] = {}  # of calls, by our ids, for their results
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        said: list[list[Json]] = [[{"type": "text", "text": text}] for text in self.history.plain]
-        written: list[Json] = [
-            {"role": role, "content": content} for role, content in zip(cycle(_SPEAKERS), said, strict=False)
-        ]
-        last, last_role = (said[-1] if said else []), _SPEAKERS[len(said) % 2 - 1]
-        for message in self.history.messages[len(said) :]:
+        history, plain = self.history, self.history.plain
+        written = _encoded(history)
+        done, last = len(written), list[Json]()
+        for message, said in zip(history.messages[done:], plain[done:], strict=False):
+            last = [{"type": "text", "text": said}]
+            written.append({"role": message.role.value, "content": last})
+        last_role = _SPEAKERS[len(plain) % 2 - 1]
+        for message in history.messages[len(plain) :]:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
             text = message.plain_text
             blocks: list[Json] = self._content(message) if text is None else [{"type": "text", "text": text}]
@@ -311,7 +347,15 @@ class _Writer:
                 assert_never(block)
 
     def _text(self, block: TextBlock) -> JsonObject:
+        shown = self._shown(block.provider_raw, block.text)
+        if shown is not None:
+            return shown
         return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
+
+    def _shown(self, raw: ProviderRaw | None, text: str) -> JsonObject | None:
+        """The provider's block that a text shows in words. None if there is none, or the text was changed."""
+        shown = self.history.own(raw).get(IN_WORDS)
+        return shown if isinstance(shown, dict) and in_words(shown) == text else None
 
     def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
         own = self.history.own(raw)
@@ -403,6 +447,10 @@ class _Writer:
         yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}, **own}
 
     def _document(self, document: DocumentBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        shown = self._shown(document.provider_raw, (document.data or b"").decode("utf-8", "replace"))
+        if shown is not None:
+            yield shown
+            return
         source = _document_source(document)
         if isinstance(source, str):
             self._lose(home, source, kind="document")

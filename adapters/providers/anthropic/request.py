@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TypeAlias, cast
+
+import msgspec
 
 from callboard.bus.errors import InvalidRequestError, WarningCode
 from callboard.bus.values.base import Json, JsonObject, json_size
@@ -22,7 +24,7 @@ from ...requests.fitted import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
-from ...requests.tools import fold_root
+from ...requests.tools import encoded_tool, fold_root
 from . import response
 from .data import find_model
 from .messages import (
@@ -140,12 +142,20 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
             yield _last(content)
 
 
+_PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]}')
+"""The bytes of a plain message besides its text."""
+
+
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
     """The index of the message that makes the prompt long enough; one past the end if none does."""
     if size >= least:
         return 0
     for place, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict):  # JSON already
+            size += len(cast("msgspec.Raw", message)) - _PLAIN_BYTES
+            content = None
+        else:
+            content = message.get("content")
         for block in content if isinstance(content, list) else ():
             text = block.get("text") if isinstance(block, dict) else None  # it nearly always has a text
             size += len(text) if isinstance(text, str) else _size(block)
@@ -280,7 +290,7 @@ class _Writer:
 
     def write(self, options: Mapping[str, Json]) -> WireCall:
         extra = joined_options(self.request, _OPTIONS, self.target.provider)
-        betas = _names(options.get(BETA_HEADERS)) + _names(extra.pop(BETA_HEADERS, None))
+        betas = beta_names(options.get(BETA_HEADERS)) + beta_names(extra.pop(BETA_HEADERS, None))
         auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
         ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
         if ttl not in TTLS:
@@ -351,9 +361,7 @@ class _Writer:
         limit, warnings = output_limit(request, self.model, self.target.provider)
         body: JsonObject = {"model": self.target.model, "max_tokens": limit}
         if request.tools:
-            body["tools"] = [
-                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
-            ]
+            body["tools"] = self._tools(request)
         merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
         tools = body.get("tools")
         choice = self._tool_choice(tools if isinstance(tools, list) else [])
@@ -375,6 +383,16 @@ class _Writer:
         body["stream"] = self.stream
         merge_options(body, extra)
         return body
+
+    def _tools(self, request: CanonicalRequest) -> list[Json]:
+        """The tools. The last one may get a breakpoint, and a choice is checked against their names."""
+        if request.tool_choice is not None or any(map(_FIELDS, request.tools)):
+            return [
+                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
+            ]
+        *others, last = request.tools
+        written = [encoded_tool(tool, "messages_json", self._tool, self.warnings) for tool in others]
+        return [*written, self._tool(last)]
 
     def _with_options(self, tool: ToolDefinition) -> JsonObject:
         options = tool_options(tool, _OPTIONS, self.target.provider)
@@ -461,6 +479,6 @@ def _object(value: Json) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _names(value: Json) -> list[str]:
+def beta_names(value: Json) -> list[str]:
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return [name.strip() for name in given if isinstance(name, str) and name.strip()]

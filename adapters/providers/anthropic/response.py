@@ -32,8 +32,11 @@ PATH = "/v1/messages"
 CONTAINER = "container"
 """The kind of our opaque block for the container of a reply's tools. It is not a block on the wire."""
 
+CITATION = "citation"
+"""The kind of our event for a citation in a stream: the `citation`, and the index of its `block` in the reply."""
+
 FALLBACK = "fallback"
-"""The type of the block at which a model declined and another continued."""
+"""The type of the block where one model declined and another continued."""
 
 ABSENT = msgspec.Raw(b"null")
 """The value of a raw field that was not sent, equal to null."""

@@ -59,7 +59,7 @@ class Tuning:
 
     def _effort(self) -> str | None:
         asked = self.request.reasoning_effort
-        if asked is None:
+        if asked is None or _has_budget(self.extra.get("thinking")):  # the host's budget says it more exactly
             return None
         if not self._may_reason():
             if asked != "none":
@@ -175,6 +175,10 @@ def output_limit(request: CanonicalRequest, model: Model | None, provider: str) 
 
 def _thinks(thinking: Json) -> bool:
     return isinstance(thinking, dict) and thinking.get("type") in ("adaptive", "enabled", "between_tools")
+
+
+def _has_budget(thinking: Json) -> bool:
+    return isinstance(thinking, dict) and "budget_tokens" in thinking
 
 
 def _mid_loop_without_thinking(messages: Json) -> bool:

@@ -226,6 +226,9 @@ class MessagesNormaliser(SseNormaliser):
                 add_signature(assembler, state, delta.signature or "")
             case "citations_delta", "text":
                 _cite(state, delta.citation)
+                assembler.provider_event(
+                    response.CITATION, {"block": assembler.place(state.key), "citation": delta.citation}
+                )
             case "text_delta" | "thinking_delta", _:  # in a block of another kind: emitted anyway
                 self._warn_once(WarningCode.MISPLACED_DELTA, f"{delta.type} in {state.kind}")
                 if delta.text:

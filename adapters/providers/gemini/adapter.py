@@ -13,10 +13,11 @@ from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject
 
 from ...batches import BatchJob, BatchLimits, BatchStatus
-from ...contract import AdapterCapabilities, CanonicalRequest
+from ...contract import AdapterCapabilities, CanonicalRequest, WireRequest
 from ...embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
 from ...http.classify import error_without_status, read_error_value
+from ...http.fidelity import client_headers
 from ...http.repair import RepairRules
 from ...http.wire import ChatWire, Endpoint, OtherWires
 from ...operations.wires import (
@@ -381,6 +382,7 @@ class GenerateContentWire(ChatWire):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self._speaks_interactions = self.config.options.get("api") == "interactions"
+        self.client_protocol = "" if self._speaks_interactions else "gemini"
         if self._speaks_interactions:
             self.repair_rules = RepairRules()  # the rules contain field names of generateContent
 
@@ -422,14 +424,22 @@ class GenerateContentWire(ChatWire):
             path, headers = f"/{self._version}/interactions", {"api-revision": REVISION}
         else:
             built = build_request(request, provider=self.name)
-            method = "streamGenerateContent?alt=sse" if stream else "generateContent"
-            path = path_of(self._version, model_name(request.wire_model), method)
+            path = self._path(request.wire_model, stream=stream)
         history = built.history
         history.log()
         body = encode_json(built.body)
         return WireCall(
             path, body, headers, warnings=built.warnings, losses=history.losses, tool_ids=history.tool_ids
         )
+
+    def _path(self, model: str, *, stream: bool) -> str:
+        method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+        return path_of(self._version, model_name(model), method)
+
+    def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
+        """See `ChatWire.write_as_sent`. The path names the model; in a body it is optional."""
+        body = {**sent.body, "model": model_name(model)} if "model" in sent.body else sent.body
+        return WireCall(self._path(model, stream=stream), encode_json(body), client_headers(sent))
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         if self._speaks_interactions:

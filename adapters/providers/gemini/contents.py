@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
 from mimetypes import guess_type
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -37,7 +36,7 @@ from callboard.bus.values.messages import CallWarning, Message, Role
 
 from ...contract import CanonicalRequest
 from ...requests.content import WEB, is_remote, media_bytes, media_type_of
-from ...requests.fitted import FittedHistory, Loss, Target, ToolIdRule, left_out
+from ...requests.fitted import FittedHistory, Loss, Target, ToolIdRule, encoded_form, left_out
 from ...requests.history import FAILED_SILENTLY
 from . import wire
 from .data import Model
@@ -187,6 +186,13 @@ def write_contents(
     return writer.write(), writer.losses, writer.warnings
 
 
+def _plain(message: Message, text: str) -> JsonObject:
+    return {"role": "model" if message.role is Role.ASSISTANT else "user", "parts": [{"text": text}]}
+
+
+_encoded = encoded_form("gemini", _plain)
+
+
 class _Writer:
     def __init__(self, history: FittedHistory, model: str, row: Model) -> None:
         self.history = history
@@ -195,9 +201,11 @@ class _Writer:
         self.row = row
         self.losses: list[Loss] = []
         self.warnings: list[CallWarning] = []
-        speakers = cycle(("user", "model"))
-        self.contents: list[JsonObject] = [
-            {"role": role, "parts": [{"text": text}]} for role, text in zip(speakers, history.plain, strict=False)
+        self.contents = cast("list[JsonObject]", _encoded(history))
+        done = len(self.contents)
+        self.contents += [
+            _plain(message, text)
+            for message, text in zip(history.messages[done:], history.plain[done:], strict=False)
         ]
         self._may_join = len(self.contents) % 2 == 1  # whether the last content accepts more of the user's parts
 

@@ -37,7 +37,7 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from ...requests.tools import fold_root
+from ...requests.tools import encoded_tool, fold_root
 from . import contents as continuation
 from .contents import target_of, write_contents
 from .data import BUDGETS, UNLISTED, find_model
@@ -244,7 +244,14 @@ class _Builder:
             raise CapabilityError(f"{self.provider}: {request.wire_model} does not support tools")
         theirs = self.options.get("tools")
         if request.tools:
-            body["tools"] = [{"functionDeclarations": [self._declaration(tool) for tool in request.tools]}]
+            body["tools"] = [
+                {
+                    "functionDeclarations": [
+                        encoded_tool(tool, "gemini_json", self._declaration, self.warnings)
+                        for tool in request.tools
+                    ]
+                }
+            ]
             if request.parallel_tool_calls is False:
                 self._left_out("parallel_tool_calls", "the protocol can't turn them off")
         mode = self._mode()

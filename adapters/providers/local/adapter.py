@@ -34,6 +34,7 @@ from ...contract import (
     CanonicalResponse,
     MeteredAdapter,
     ProviderAdapter,
+    SendsClientRequests,
 )
 from ...embeddings import EmbeddingAdapter, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ...health import AdapterHealth, AdapterStatistics, CountingTransport, ReportsStatistics, failed
@@ -223,6 +224,10 @@ class LocalAdapter:
         if request.capabilities is not None:
             return request
         return msgspec.structs.replace(request, capabilities=self.capabilities)
+
+    def sends_client_request(self, request: CanonicalRequest) -> bool:
+        """See `adapters.contract.SendsClientRequests`."""
+        return isinstance(self._inner, SendsClientRequests) and self._inner.sends_client_request(request)
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None

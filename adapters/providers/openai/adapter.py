@@ -13,9 +13,10 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
-from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
 from ...http.classify import error_without_status, read_error_value
+from ...http.fidelity import client_body, client_headers
 from ...http.repair import Repair
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
@@ -166,6 +167,8 @@ class ResponsesInBackground:
     def wanted(self, request: CanonicalRequest) -> bool:
         if request.response_id:
             return True
+        if request.wire is not None and request.wire.protocol == ResponsesWire.client_protocol:
+            return self._quirks.background and request.wire.body.get("background") is True
         if request.background:
             return self._quirks.background
         if OPTIONS not in request.provider_options and self._provider not in request.provider_options:
@@ -210,6 +213,10 @@ class NumberedResponses(ResponsesNormaliser):
         self.response_id = ""
         self.number: int | None = None
         self.told = False
+
+    def is_repeated(self, data: bytes) -> bool:
+        number = _number_of(data)
+        return number is not None and self.number is not None and number <= self.number
 
     def on_event(self, name: bytes, data: bytes) -> None:
         number = _number_of(data)
@@ -296,6 +303,7 @@ class ResponsesWire(ChatWire):
     """OpenAI's Responses API."""
 
     default_name = "openai"
+    client_protocol = "openai"
     media_fields = frozenset({"image.detail", "document.name"})
     options_type = OpenAIOptions
     default_base_url = "https://api.openai.com"
@@ -354,6 +362,10 @@ class ResponsesWire(ChatWire):
         body, losses, ids = encode_json(built.body), built.history.losses, built.history.tool_ids
         return WireCall("/v1/responses", body, warnings=built.warnings, losses=losses, tool_ids=ids)
 
+    def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
+        body = encode_json(client_body(sent, model, stream=stream))
+        return WireCall("/v1/responses", body, client_headers(sent))
+
     def repair(
         self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
@@ -375,7 +387,7 @@ class ResponsesWire(ChatWire):
         return ResponsesNormaliser(assembler, self.quirks)
 
     def _prepare(self, assembler: Assembler) -> None:
-        if assembler.request is not None:
+        if assembler.request is not None and self.client_request(assembler.request) is None:
             assembler.clean_input = input_cleaner(assembler.request.tools, by_default=self.quirks.strict_tools)
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:

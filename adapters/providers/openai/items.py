@@ -11,6 +11,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Collection, Iterable
 from mimetypes import guess_extension
+from operator import itemgetter
 from typing import assert_never
 
 import msgspec
@@ -28,10 +29,10 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role
+from callboard.bus.values.messages import Message, Role, cached_form
 
-from ...requests.content import media_bytes, mend_text, write_data_url
-from ...requests.fitted import FittedHistory, Loss
+from ...requests.content import encode_json, media_bytes, mend_text, write_data_url
+from ...requests.fitted import RECENT, FittedHistory, Loss
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
@@ -121,7 +122,7 @@ class OwnItems:
         return other is not None and not any((other, call_id) in self._pairs for _, call_id in _pair_keys(block))
 
     def _is_ours(self, block: OpaqueBlock) -> bool:
-        """Whether no other model's reasoning led to an item. A compaction is for all models."""
+        """Whether an item may go to this model. Another model's reasoning may not; a compaction always may."""
         return block.kind == COMPACTION or block.provider_raw.model in (None, self._model)
 
 
@@ -161,17 +162,36 @@ def write_items(
     return _Writer(history, model, free_form).write()
 
 
+def _plain(text: str, place: int) -> JsonObject:
+    """A plain message at a place among the items. The user's and the model's alternate."""
+    if place % 2:
+        return _said({"type": "output_text", "text": text, "annotations": []}, place)
+    return {"role": "user", "content": text}
+
+
+_slots = cached_form("responses_json", lambda _: [-1, msgspec.Raw()])
+"""The JSON of each message, behind the place for which it was made: the place is a part of the item's id."""
+_PLACE, _JSON = itemgetter(0), itemgetter(1)
+
+
+def _encoded(history: FittedHistory) -> list[Json]:
+    """The JSON of the history's plain messages, but for the `RECENT` ones; see `encoded_form`."""
+    slots = _slots(history.messages[: max(len(history.plain) - RECENT, 0)])
+    if list(map(_PLACE, slots)) != list(range(len(slots))):
+        for place, (slot, text) in enumerate(zip(slots, history.plain, strict=False)):
+            if slot[0] != place:
+                slot[:] = place, msgspec.Raw(encode_json(_plain(text, place)))
+    return list(map(_JSON, slots))
+
+
 class _Writer:
     def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        self.items: list[Json] = [
-            _said({"type": "output_text", "text": text, "annotations": []}, place)
-            if place % 2
-            else {"role": "user", "content": text}
-            for place, text in enumerate(history.plain)
-        ]
+        self.items = _encoded(history)
+        for place, text in enumerate(history.plain[len(self.items) :], len(self.items)):
+            self.items.append(_plain(text, place))
         self.reasoning: list[Json] = []  # ids of the written items
         self.free_form = free_form
         self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call was sent as a free-form one

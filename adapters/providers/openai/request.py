@@ -32,7 +32,7 @@ from ...requests.settings import (
     write_settings,
 )
 from ...requests.strict_schemas import StrictSchema
-from ...requests.tools import fold_root, strict_reply, strict_tool
+from ...requests.tools import encoded_tool, fold_root, strict_reply, strict_tool
 from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, Quirks, find_model
 from .items import write_items
 from .response import output_limit
@@ -81,7 +81,8 @@ class _Builder:
     def build(self, *, stream: bool) -> BuiltRequest:
         check_demands(self.request, self.request.capabilities, self.provider)
         history = self._fit()
-        tools: list[Json] = [self._tool(tool) for tool in self.request.tools]
+        form = f"responses_json {self.quirks.strict_tools}"
+        tools = [encoded_tool(tool, form, self._tool, self.warnings) for tool in self.request.tools]
         items, losses = write_items(history, self.name, self.free_form)
         history = history.with_losses(losses)
         body: JsonObject = {"model": self.name, "input": items}

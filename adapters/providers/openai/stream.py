@@ -239,7 +239,7 @@ class ResponsesNormaliser(SseNormaliser):
 
 
 def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
-    """Whether a whole item can complete an open one, if neither index nor id decides."""
+    """Whether a whole item can complete an open one, if index and id do not tell."""
     if event.output_index is None and not wire.id:
         return True
     other_call = item.call_id and wire.call_id and item.call_id != wire.call_id

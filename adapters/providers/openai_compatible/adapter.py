@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 from urllib.parse import urlencode
@@ -13,8 +13,9 @@ from callboard.bus.errors import AdapterError, ContextOverflowError
 from callboard.bus.values.base import Json
 
 from ...batches import BatchJob, BatchLimits, BatchStatus
-from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
+from ...http.fidelity import client_body, client_headers
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
 from ...operations.openai_media import OpenAIImages, OpenAIVideos
@@ -31,7 +32,7 @@ from .messages import AUDIO_FORMATS, document_types, encode_body, hears
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import ChatNormaliser, read_whole
-from .wire import decode_reply
+from .wire import asks_for_usage, decode_reply, is_usage_alone
 
 # Batches of Chat Completions
 
@@ -149,6 +150,7 @@ class ChatCompletionsWire(ChatWire):
     """OpenAI's Chat Completions, with each server's differences."""
 
     default_name = "openai_compatible"
+    client_protocol = "openai_compatible"
     media_fields = frozenset({"image.detail", "document.name"})
     options_type = OpenAICompatibleOptions
     protocol_of_many = True
@@ -195,6 +197,20 @@ class ChatCompletionsWire(ChatWire):
         body, losses, ids = encode_body(chat.body), chat.history.losses, chat.history.tool_ids
         return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
+    def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
+        """See `ChatWire.write_as_sent`. A stream reports its usage only if it is asked for."""
+        body = client_body(sent, model, stream=stream)
+        if stream and self.quirks.stream_usage:
+            given = body.get("stream_options")
+            body["stream_options"] = {**(given if isinstance(given, dict) else {}), "include_usage": True}
+        elif not stream:
+            body.pop("stream_options", None)
+        return WireCall(self.path, encode_json(body), client_headers(sent))
+
+    def hides(self, sent: WireRequest, *, stream: bool) -> Callable[[bytes], bool] | None:
+        asked = stream and self.quirks.stream_usage and not asks_for_usage(sent.body)
+        return is_usage_alone if asked else None
+
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         reply = decode_reply(body)
         if reply.object == "error" and not reply.choices:
@@ -208,8 +224,9 @@ class ChatCompletionsWire(ChatWire):
 
     def _prepare(self, assembler: Assembler) -> None:
         assembler.fragments = self.quirks.tool_arguments
-        if assembler.request is not None and self.quirks.strict:
-            assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
+        request = assembler.request
+        if request is not None and self.quirks.strict and self.client_request(request) is None:
+            assembler.clean_input = input_cleaner(request.tools, by_default=True)
 
     def takes_beginning(self, request: CanonicalRequest) -> bool:
         """See `ChatWire.takes_beginning`. Reasoning models would reason about it again."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
-from itertools import cycle
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -19,6 +18,7 @@ from callboard.bus.values.content import (
     DocumentBlock,
     ImageBlock,
     OpaqueBlock,
+    RedactedThinkingBlock,
     ResultPart,
     TextBlock,
     ThinkingBlock,
@@ -29,7 +29,7 @@ from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import encode_json, join_text, media_bytes, write_data_url
-from ...requests.fitted import FittedHistory, Loss
+from ...requests.fitted import FittedHistory, Loss, encoded_form
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
 from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
@@ -147,6 +147,13 @@ def write_messages(
     return _Writer(request, history, quirks, capabilities, provider, free_form).write()
 
 
+def _plain(message: Message, text: str) -> JsonObject:
+    return {"role": "assistant" if message.role is Role.ASSISTANT else "user", "content": text}
+
+
+_encoded = encoded_form("chat", _plain)
+
+
 class _Writer:
     def __init__(
         self,
@@ -167,9 +174,12 @@ class _Writer:
         self.stands_in = quirks.replays == "tool_loop" or (
             bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, request.wire_model))
         )
-        speakers = cycle(("user", "assistant"))
-        self.messages: list[JsonObject] = [
-            {"role": role, "content": text} for role, text in zip(speakers, history.plain, strict=False)
+        self.messages = cast("list[JsonObject]", _encoded(history))
+        self.encoded = len(self.messages)
+        """The number of messages that are JSON already."""
+        self.messages += [
+            _plain(message, text)
+            for message, text in zip(history.messages[self.encoded :], history.plain[self.encoded :], strict=False)
         ]
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
@@ -204,9 +214,9 @@ class _Writer:
 
     def _answer_results(self) -> None:
         """Put an assistant message between tool results and a user message."""
-        separated: list[JsonObject] = []
-        for wire in self.messages:
-            if wire["role"] == "user" and separated and separated[-1]["role"] == "tool":
+        separated = self.messages[: self.encoded]
+        for wire in self.messages[self.encoded :]:
+            if wire["role"] == "user" and len(separated) > self.encoded and separated[-1]["role"] == "tool":
                 separated.append({"role": "assistant", "content": _RESULTS_READ})
             separated.append(wire)
         self.messages = separated
@@ -297,7 +307,8 @@ class _Writer:
         for block in message.content:
             if isinstance(block, TextBlock | ToolUseBlock):
                 continue
-            data = block.provider_raw.data if isinstance(block, ThinkingBlock) and block.provider_raw else {}
+            raw = block.provider_raw if isinstance(block, ThinkingBlock | RedactedThinkingBlock) else None
+            data = raw.data if raw is not None else {}
             match self.quirks.replays:
                 case "tool_loop" if isinstance(block, ThinkingBlock) and in_tool_turn:
                     wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
@@ -311,7 +322,7 @@ class _Writer:
                     wire[field] = f"{wire.get(field, '')}{block.text}"
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
-                case _ if isinstance(block, ThinkingBlock):
+                case _ if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                     self._lose(message, block, "this server does not accept this reasoning")
                 case _ if isinstance(block, OpaqueBlock):
                     self._lose(message, block, "this protocol does not support it")

@@ -39,7 +39,7 @@ from ...requests.settings import (
     write_settings,
 )
 from ...requests.strict_schemas import StrictSchema
-from ...requests.tools import fold_root, plain_schema, strict_reply, strict_tool
+from ...requests.tools import encoded_tool, fold_root, plain_schema, strict_reply, strict_tool
 from .messages import refusal, text_parts, write_messages
 from .quirks import Quirks
 
@@ -168,9 +168,9 @@ class _Builder:
             self._check_choice(mode)
         if not tools or (mode == "none" and "none" not in self.quirks.tool_choices):
             return {}
-        wire: JsonObject = {
-            "tools": [self._tool(tool) if tool.provider_options else self._function(tool) for tool in tools]
-        }
+        quirks = self.quirks
+        form = f"chat_json {quirks.strict} {quirks.root_unions} {quirks.schemas}"
+        wire: JsonObject = {"tools": [encoded_tool(tool, form, self._tool, self.warnings) for tool in tools]}
         if choice is not None and mode is not None and mode in self.quirks.tool_choices:
             wire["tool_choice"] = self._choice(mode, choice.tool_name)
         parallel = self.request.parallel_tool_calls
@@ -199,6 +199,8 @@ class _Builder:
         return self.quirks.required_word if mode == "required" else mode
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
+        if not tool.provider_options:
+            return self._function(tool)
         options = tool_options(tool, COMMON_OPTIONS, self.provider)
         if is_free_form(tool, options):
             self.free_form.add(tool.name)

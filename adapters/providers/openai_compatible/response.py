@@ -128,7 +128,7 @@ class ReplyReader:
 
     @property
     def amid_text(self) -> bool:
-        """Whether a text block is open in which a text chunk changes nothing else."""
+        """Whether a text block is open and a text chunk would only extend it."""
         return self._plain_begun and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:

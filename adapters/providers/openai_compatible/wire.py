@@ -90,6 +90,30 @@ class WireReply(msgspec.Struct, gc=False):
     error: Json = None
 
 
+class _Usage(msgspec.Struct, gc=False):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, msgspec.Raw] | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_Usage).decode
+
+
+def is_usage_alone(data: bytes) -> bool:
+    """Whether a chunk has only the usage of the whole stream, which a request has to ask for."""
+    if b'"usage"' not in data:
+        return False
+    try:
+        chunk = _decode_usage(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return not chunk.choices and chunk.usage is not None
+
+
+def asks_for_usage(body: JsonObject) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
 class TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     content: str
     role: Json = None

@@ -261,7 +261,7 @@ class Subjects:
         return f"{self._root}.streams.{token(session_id)}.*"
 
     def mirror(self, node: str, stream_id: str) -> str:
-        """Where a node wants frames that it has asked for."""
+        """The subject on which a node receives the frames that it requested."""
         return f"{self._root}.mirrors.{token(node)}.{token(stream_id)}"
 
     def mirrors(self, node: str) -> str:

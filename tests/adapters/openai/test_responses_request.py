@@ -70,9 +70,8 @@ def items(*messages: Message, quirks: Quirks = OPENAI, model: str = "openai:gpt-
 
 
 def tools(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> list[JsonObject]:
-    found = body(asked, quirks)["tools"]
-    assert isinstance(found, list)
-    return [tool for tool in found if isinstance(tool, dict)]
+    found = msgspec.json.encode(body(asked, quirks)["tools"])
+    return msgspec.json.decode(found, type=list[JsonObject])
 
 
 def codes(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> list[str]:

@@ -14,6 +14,7 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.requests.fitted import FittedHistory, Loss, Target, ToolIdRule
 from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, fit_history
 from callboard.bus.errors import CapabilityError
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
@@ -145,6 +146,15 @@ def test_a_signature_of_unstated_origin_is_adopted_but_nothing_unsigned() -> Non
     signed, unsigned = ThinkingBlock("a", "sig"), ThinkingBlock("b")
     fitted = fit(Message.assistant([signed, unsigned, TextBlock("so")]), target=target)
     assert fitted.messages[0].content == (signed, TextBlock("so"))
+
+
+@pytest.mark.parametrize(("form", "adopted"), [("anthropic-claude-v1", True), ("google-gemini-v1", False)])
+def test_anthropics_signature_from_a_gateway_is_adopted_and_no_other(form: str, adopted: bool) -> None:
+    target = Target(provider="home", replays_thinking=True, adopts_signatures=True)
+    details: JsonObject = {"reasoning_details": [{"type": "reasoning.text", "signature": "sig", "format": form}]}
+    signed = ThinkingBlock("a", "sig", ProviderRaw("gateway", details))
+    fitted = fit(Message.assistant([signed, TextBlock("so")]), target=target)
+    assert (signed in fitted.messages[0].content) == adopted
 
 
 def test_neighbours_of_one_role_are_merged() -> None:

@@ -132,6 +132,19 @@ const RUNS = [
   { title: "After", class: "num", cell: (run) => run.sum_after_nano_usd === null ? "–" : usd(run.sum_after_nano_usd) },
 ];
 
+const amounts = (requests, tokens) => [requests && `${count(requests)} requests`, tokens && `${count(tokens)} tokens`].filter(Boolean).join(", ");
+
+const CLIENTS = [
+  { title: "Client", cell: (row) => html`<${T}>${row.name}<//>${row.revoked_us === null ? "" : html` <${State} state="lost">revoked<//>`}` },
+  { title: "Budget", cell: (row) => row.budget_nano_usd === null ? "–" : `${usd(row.budget_nano_usd)}${row.window ? ` a ${row.window}` : ""}` },
+  { title: "Spent", class: "num", cell: (row) => row.spent_nano_usd === null ? "–" : usd(row.spent_nano_usd) },
+  { title: "Left", class: "num", cell: (row) => row.left_nano_usd === null ? "–" : usd(row.left_nano_usd) },
+  { title: "Models", cell: (row) => html`<${T}>${row.models.join(", ") || "all"}<//>` },
+  { title: "A minute", cell: (row) => amounts(row.requests_per_minute, row.tokens_per_minute) || "–" },
+  { title: "Calls so far", class: "num", cell: (row) => count(row.calls) },
+  { title: "Cost so far", class: "num", cell: (row) => usd(row.cost_nano_usd) },
+];
+
 export function Costs({ me, onState }) {
   const [by, setBy] = useState("day"), [tag, setTag] = useState(""), [left, setLeft] = useState(CALL_TIME), [right, setRight] = useState("");
   const [job, setJob] = useState({ state: "idle", changed: 0 }), [error, fail] = useState(null);
@@ -141,11 +154,12 @@ export function Costs({ me, onState }) {
   const query = new URLSearchParams({ by: dimension, left, right });
   const sums = useAnswer(ready ? `api/costs?${query}` : null, [job.changed]);
   const prices = useAnswer(me.trace ? "api/prices" : null, [job.changed, job.state]);
+  const clients = useAnswer(me.trace ? "api/clients" : null, [job.changed]);
   useEffect(() => { if (job.state === "running") fail(null); }, [job.state]);
   if (!me.trace) return html`<h1>Costs</h1><${Card}><${Empty} title="No trace is kept">There are no recorded costs.<//><//>`;
   return html`
     <div class="head"><div><h1>Costs</h1><p class="sub">Compare two price versions. Calls of unknown cost are not included in sums and are counted separately.</p></div></div>
-    <${Problem} error=${error || sums.error || prices.error} />
+    <${Problem} error=${error || sums.error || prices.error || clients.error} />
     ${prices.data && html`<${Card}><div class="controls">
       <label class="field">By<select value=${by} onChange=${(event) => setBy(event.target.value)}>
         ${BY.map(([value, text]) => html`<option value=${value}>${text}</option>`)}<option value="tag">a tag</option></select></label>
@@ -156,6 +170,8 @@ export function Costs({ me, onState }) {
     </div>
     ${sums.data && by === "day" && html`<${Days} rows=${sums.data} />`}
     ${sums.data && html`<${Sums} data=${sums.data} by=${by} />`}<//>`}
+    ${clients.data && clients.data.length > 0 && html`<${Card} title="Clients of the gateway" aside="spent and left in the current window of each budget">
+      <${Table} label="Clients" columns=${CLIENTS} rows=${clients.data} keyed=${(row) => row.name} /><//>`}
     ${prices.data && html`<${Reprice} me=${me} prices=${prices.data} job=${job} onError=${fail} />`}
     ${prices.data && prices.data.runs.length > 0 && html`<${Card} title="Repricings so far"><${Table} label="Repricings" columns=${RUNS} rows=${prices.data.runs} keyed=${(run) => run.id} /><//>`}`;
 }

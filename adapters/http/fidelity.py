@@ -1,0 +1,136 @@
+"""A client's own request, sent as the client wrote it, and the provider's own reply to it.
+
+If a gateway's client and the provider share a protocol, nothing is lost: the body is sent as it came, and the
+events of the reply are passed on as they came. The canonical request and reply exist beside them, for the trace
+and the price. `WireRequest` has the rules.
+
+The adapter changes these parts of a body, and no others:
+
+* ``model``: the model's name at the provider. Gemini has it in the path.
+* ``stream``: set to the call's own. Chat's ``stream_options`` go away if the call is not streamed.
+* ``stream_options.include_usage`` of a streamed Chat request, if the server supports it. Without it no usage is
+  reported. The event that is sent only because of it is not passed on.
+
+A server's quirks are ignored here, because the client's own words are sent. If the server refuses a field, the
+body is repaired as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from callboard.bus.values.base import JsonObject
+
+from ..contract import WireRequest
+from ..replies.decoders import BodyDecoder, SseEvent
+from ..transport.transport import MASK
+
+_NOT_PASSED_ON = frozenset({
+    # keys and accounts, of which the adapter has its own
+    "authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie",
+    "openai-organization", "openai-project", "x-goog-user-project",
+    # the message and the connection
+    "host", "content-type", "content-length", "content-encoding", "transfer-encoding", "connection", "keep-alive",
+    "te", "trailer", "upgrade", "expect", "accept", "accept-encoding", "user-agent",
+    # the way to this server
+    "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via", "origin",
+    "referer",
+})  # fmt: skip
+"""Headers of a client's request that never reach the provider."""
+
+
+def client_body(sent: WireRequest, model: str, *, stream: bool) -> JsonObject:
+    """The body of a client's request with the provider's name of the model. The order of fields is kept."""
+    body: JsonObject = {**sent.body, "model": model}
+    if stream:
+        body["stream"] = True
+    elif body.get("stream"):
+        body["stream"] = False
+    return body
+
+
+def client_headers(sent: WireRequest, own: Mapping[str, str] = {}) -> dict[str, str]:
+    """The client's headers that go to the provider, in lower case. They replace the adapter's `own`."""
+    given = {name.lower(): value for name, value in sent.headers.items()}
+    return {**own, **{name: value for name, value in given.items() if name not in _NOT_PASSED_ON}}
+
+
+class EventRelay:
+    """Passes the events of one attempt's reply on, unchanged.
+
+    They are held until the reply's first content, because an attempt may fail before that and be repeated.
+
+    Args:
+        receiver: Gets each event.
+        secrets: Returns the secret parts of the keys, which are masked.
+        hides: Whether an event is there only because the adapter asked for it; None if it asked for nothing.
+    """
+
+    def __init__(
+        self,
+        receiver: Callable[[str, bytes], object],
+        secrets: Callable[[], Sequence[str]],
+        hides: Callable[[bytes], bool] | None,
+    ) -> None:
+        self._receiver: Callable[[str, bytes], object] | None = receiver
+        self._secrets = secrets
+        self._masks: list[bytes] = []
+        self._hides = hides
+        self._held: list[SseEvent] | None = []
+
+    def deliver(self) -> None:
+        """Pass on all events from now on, first the ones so far. Idempotent."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._masks = [secret.encode() for secret in self._secrets()]
+            for name, data in held:
+                self._pass_on(name, data)
+
+    def stop(self) -> None:
+        """Pass on nothing more."""
+        self._receiver, self._held = None, None
+
+    def body(self, body: bytes) -> None:
+        """Take a whole reply."""
+        self._take((b"", body))
+
+    def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:
+        """A decoder that passes its events on, unless they repeat what another connection brought."""
+        return _ForwardingDecoder(decoder, self, repeats)
+
+    def event(self, event: SseEvent) -> None:
+        if self._hides is None or not self._hides(event[1]):
+            self._take(event)
+
+    def _take(self, event: SseEvent) -> None:
+        if self._held is not None:
+            self._held.append(event)
+        else:
+            self._pass_on(*event)
+
+    def _pass_on(self, name: bytes, data: bytes) -> None:
+        if self._receiver is None:
+            return
+        for secret in self._masks:
+            if secret in data:
+                data = data.replace(secret, MASK.encode())
+        self._receiver(name.decode("utf-8", "replace"), data)
+
+
+class _ForwardingDecoder:
+    def __init__(self, decoder: BodyDecoder, relay: EventRelay, repeats: Callable[[bytes], bool]) -> None:
+        self._decoder = decoder
+        self._relay = relay
+        self._repeats = repeats
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        return self._passed_on(self._decoder.feed(chunk))
+
+    def close(self) -> list[SseEvent]:
+        return self._passed_on(self._decoder.close())
+
+    def _passed_on(self, events: list[SseEvent]) -> list[SseEvent]:
+        for event in events:
+            if not self._repeats(event[1]):
+                self._relay.event(event)
+        return events

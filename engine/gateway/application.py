@@ -1,0 +1,484 @@
+"""The gateway as an ASGI application: its addresses, its clients' keys, and its bounds.
+
+It is plain ASGI, so it needs no web framework and can be mounted in any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from callboard.bus import CallboardError
+from callboard.bus.values.base import JsonObject
+
+from ..engine import Engine
+from . import gemini_embeddings, openai_extras, operations
+from .addresses import Address, Purpose, find, key_of, wire_of
+from .exchange import (
+    Exchange,
+    Serving,
+    cost_header,
+    id_headers,
+    models_of,
+    send_failure,
+    unknown_model,
+    warnings_header,
+)
+from .failures import failure_of
+from .http import (
+    UNSUPPORTED_MEDIA_TYPE,
+    Bodies,
+    ClientGone,
+    GatewayLimits,
+    Headers,
+    Incoming,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    rate_headers,
+)
+from .stored_responses import StoredResponses
+from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
+
+if TYPE_CHECKING:
+    from callboard.tracestore.gateway import Client
+
+    from .clients import Clients
+    from .conversations import Conversations, Earlier
+
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+"""The hosts by which a gateway without keys is always reached."""
+
+CHARACTERS_OF_TOKEN = 4
+"""A guess for the tokens of texts to embed, for the rates of a client."""
+
+MODELS_SECONDS = 5.0
+"""Seconds for which a list of models is used again."""
+
+
+@cache
+def wires() -> Mapping[str, ClientWire]:
+    """The wires of clients by their names."""
+    from . import chat_replies, gemini_replies, messages_replies, responses_replies
+
+    kinds: Sequence[ClientWire] = (
+        chat_replies.WIRE,
+        responses_replies.WIRE,
+        messages_replies.WIRE,
+        gemini_replies.WIRE,
+    )
+    return {wire.name: wire for wire in kinds}
+
+
+class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was answered, for a log."""
+
+    method: str
+    path: str
+    status: int
+    """The HTTP status; 0 if the client left before it."""
+    seconds: float
+    client: str = ""
+    """The client's name; empty without keys."""
+    model: str = ""
+    """The model as the client named it."""
+    served_by: str = ""
+    """The ``provider:name`` of the model that served it."""
+    nano_usd: int | None = None
+    """The cost; None if there is none, or it is unknown."""
+    request_id: str = ""
+    """The id of its call in the trace."""
+
+
+class Call(NamedTuple):
+    """An authenticated request on its way to a handler."""
+
+    request: Incoming
+    wire: ClientWire
+    client: Client | None
+    """The client; None for a gateway without keys."""
+    address: Address
+
+    @property
+    def client_name(self) -> str:
+        """The client's name; empty for a gateway without keys."""
+        return "" if self.client is None else self.client.name
+
+
+class Gateway:
+    """An engine for the clients of four wires, made by `gateway`: an ASGI application."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        keyless: bool,
+        hosts: Collection[str],
+        limits: GatewayLimits,
+        on_disconnect: str,
+        clients: Clients | None,
+        conversations: Conversations,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
+        self.clients = clients
+        self._conversations = conversations
+        self._stored = StoredResponses(engine._runtime, conversations)
+        self.on_request: Callable[[ServedRequest], object] | None = None
+        """Is called after each request."""
+        self._keyless = keyless
+        self._hosts = frozenset(hosts)
+        self._bodies = Bodies(limits)
+        self._models: tuple[float, object, list[ListedModel]] | None = None
+        self._handlers: Mapping[Purpose, Callable[[Call], Awaitable[None]]] = {
+            "reply": self._reply,
+            "respond": self._respond,
+            "count_tokens": self._count_tokens,
+            "embed_openai": self._embed_openai,
+            "embed_gemini": self._embed_gemini,
+            "make_images": self._make_images,
+            "list_models": self._list_models,
+            "show_model": self._show_model,
+            "show_response": self._show_response,
+            "delete_response": self._delete_response,
+            "cancel_response": self._cancel_response,
+            "list_items": self._list_items,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http" if self.on_request is not None:
+                await self._logged(Incoming(scope, receive, send), self.on_request)
+            case "http":
+                await self._http(Incoming(scope, receive, send))
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+
+    async def _logged(self, request: Incoming, tell: Callable[[ServedRequest], object]) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            await self._http(request)
+        finally:
+            tell(
+                ServedRequest(
+                    method=request.method,
+                    path=request.path,
+                    status=request.status,
+                    seconds=loop.time() - begun,
+                    client=request.client_name,
+                    **({} if request.summary is None else request.summary()),
+                )
+            )
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Start the engine. Its owner closes it."""
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.engine.start()
+                except CallboardError as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _http(self, request: Incoming) -> None:
+        if request.path in ("/health", "/", "") and request.method in ("GET", "HEAD"):
+            await self._health(request)
+            return
+        address = find(request)
+        wire = wires()[wire_of(request) if address is None else address.wire]
+        try:
+            if (wrong := request.check_headers(self.limits)) is not None:
+                await self._refuse(request, wire, Failure(kind="invalid_request", message=wrong), 431)
+                return
+            if address is None:
+                method = f"{request.method} {request.path[:200]}"
+                raise BadRequest(f"{method} is not an address of this gateway", kind="not_found")
+            self._check_origin(request)
+            client = await self._authenticate(request)
+            if client is not None:
+                request.client_name = client.name
+            await self._handlers[address.purpose](Call(request, wire, client, address))
+        except ClientGone:
+            pass
+        except Exception as error:
+            failure = getattr(error, "failure", None) or failure_of(error)
+            if request.status:  # a fault of ours in mid-answer; it is logged
+                request.abort()
+                return
+            status = 415 if failure.code == UNSUPPORTED_MEDIA_TYPE else None
+            await self._refuse(request, wire, failure, status)
+
+    async def _refuse(
+        self, request: Incoming, wire: ClientWire, failure: Failure, status: int | None = None
+    ) -> None:
+        """Answer a request that came to no call."""
+        request_id = self.engine.clock.new_id("req")
+        headers = id_headers(request_id)
+        if not request.is_read:
+            headers.append((b"connection", b"close"))  # else the server reads the rest of the body
+        failure = msgspec.structs.replace(failure, request_id=request_id)
+        await send_failure(request, wire, failure, headers, status=status)
+
+    async def _health(self, request: Incoming) -> None:
+        state = "closed" if self.engine.closed else "ok"
+        body = b"" if request.method == "HEAD" else msgspec.json.encode({"status": state})
+        await answer(request.send, 200 if state == "ok" else 503, body)
+
+    # --- Clients ---
+
+    def _check_origin(self, request: Incoming) -> None:
+        """Refuse pages of browsers, which may send requests to this machine, where no key protects the gateway."""
+        if not self._keyless:
+            return
+        host = request.headers.get("host", "")
+        name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+        if name.strip("[]").lower() not in self._hosts:
+            raise BadRequest(f"the host {host[:100]!r} is not on the list of hosts", kind="permission")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            raise BadRequest("the request comes from a page of another origin", kind="permission")
+
+    async def _authenticate(self, request: Incoming) -> Client | None:
+        if self.clients is None:
+            return None
+        return await self.clients.authenticate(key_of(request))
+
+    # --- Replies ---
+
+    async def _reply(self, call: Call) -> None:
+        body = await self._bodies.read_json(call.request)
+        asked = call.wire.read_request(
+            body,
+            call.request.headers,
+            model=call.address.name or None,
+            stream=call.address.action == "streamGenerateContent",
+        )
+        async with self._exchange(call, asked) as exchange:
+            call.request.summary = exchange.summary
+            await exchange.answer()
+
+    async def _respond(self, call: Call) -> None:
+        """A reply of the Responses API, which may continue a stored one, and be stored."""
+        body = await self._bodies.read_json(call.request)
+        continued = await self._stored.read(call.wire, call.client_name, body, call.request)
+        exchanging = self._exchange(call, continued.asked, continued.earlier)
+        if body.get("background") is True and not continued.asked.stream:
+            await self._answer(call, await self._stored.begin(call.client_name, continued, exchanging))
+            return
+        async with exchanging as exchange:
+            exchange.body = continued.body
+            call.request.summary = exchange.summary
+            exchange.on_reply.append(lambda: self._stored.store(call.client_name, continued, exchange))
+            await exchange.answer()
+
+    @asynccontextmanager
+    async def _exchange(
+        self, call: Call, asked: ClientRequest, earlier: Earlier | None = None
+    ) -> AsyncIterator[Exchange]:
+        """The exchange of a client that may make this request. Raises ClientRefused or BadRequest."""
+        clients, client = self.clients, call.client
+        if clients is None or client is None:
+            yield await self._new_exchange(call, asked, earlier)
+            return
+        clients.require_model(client, asked.model)
+        sent = 0 if client.tokens_per_minute is None else self._estimate(asked)
+        admission = await clients.admit(client, sent, asked.request.max_output_tokens)
+        usage = None
+        try:
+            with clients.in_progress(client) as revoked:
+                exchange = await self._new_exchange(call, asked, earlier)
+                exchange.tags = clients.tags(client)
+                exchange.more_headers = rate_headers(call.wire.name, admission.rates)
+                exchange.revoked = revoked
+                try:
+                    yield exchange
+                finally:
+                    usage = exchange.usage
+        finally:
+            admission.over(usage)
+
+    async def _new_exchange(self, call: Call, asked: ClientRequest, earlier: Earlier | None) -> Exchange:
+        conversation = await self._conversations.recognise(call.client_name, asked, earlier=earlier)
+        exchange = Exchange(self._serving, call.wire, asked, conversation.request, call.request)
+
+        async def keep() -> None:
+            if exchange.response is not None:
+                await self._conversations.keep(conversation, exchange.response.content)
+
+        exchange.on_reply.append(keep)
+        return exchange
+
+    def _estimate(self, asked: ClientRequest) -> int:
+        """An estimate of the input tokens of a request. Raises BadRequest."""
+        runtime, canonical = self.engine._runtime, asked.request
+        entry = runtime.registry.resolve(models_of(runtime, asked.model)[0]).model
+        adapter = runtime.adapters.consult(runtime.registry.adapter_of(entry))
+        return adapter.estimate_input_tokens(
+            canonical.messages, canonical.tools, canonical.system_prompt, model=entry.wire_name
+        )
+
+    async def _count_tokens(self, call: Call) -> None:
+        body = await self._bodies.read_json(call.request)
+        if call.wire.name == "gemini" and isinstance(inner := body.get("generateContentRequest"), dict):
+            body = inner
+        if call.wire.name == "messages":
+            body = {"max_tokens": 1, **body}  # which a count does not need
+        asked = call.wire.read_request(body, call.request.headers, model=call.address.name or None)
+        if self.clients is not None and call.client is not None:
+            self.clients.require_model(call.client, asked.model)
+        await self._answer(call, call.wire.write_token_count(self._estimate(asked)))
+
+    # --- Embeddings and images ---
+
+    async def _embed_openai(self, call: Call) -> None:
+        asked = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
+        sent = sum(map(len, asked.request.inputs)) // CHARACTERS_OF_TOKEN
+        await self._make(
+            call, asked.model, sent, lambda tags: operations.openai_embeddings(self.engine, asked, tags)
+        )
+
+    async def _embed_gemini(self, call: Call) -> None:
+        body = await self._bodies.read_json(call.request)
+        asked = gemini_embeddings.read_embeddings(
+            body, model=call.address.name, single=call.address.action == "embedContent"
+        )
+        sent = sum(len(text) for request in asked.requests for text in request.inputs) // CHARACTERS_OF_TOKEN
+        await self._make(call, asked.model, sent, lambda tags: operations.gemini_vectors(self.engine, asked, tags))
+
+    async def _make_images(self, call: Call) -> None:
+        asked = openai_extras.read_images(await self._bodies.read_json(call.request))
+        await self._make(call, asked.model, 0, lambda tags: operations.openai_images(self.engine, asked, tags))
+
+    async def _make(
+        self, call: Call, model: str, sent: int, make: Callable[[Mapping[str, str]], Awaitable[operations.Made]]
+    ) -> None:
+        """Do an operation for a client that may request it, and answer. Raises ClientRefused or BadRequest."""
+        headers: Headers = []
+        if self.clients is None or call.client is None:
+            made = await make({})
+        else:
+            self.clients.require_model(call.client, model)
+            admission = await self.clients.admit(call.client, sent, 0)
+            usage = None
+            try:
+                made = await make(self.clients.tags(call.client))
+                usage = made.usage
+            finally:
+                admission.over(usage)
+            headers = rate_headers(call.wire.name, admission.rates)
+        headers += [(b"x-callboard-call-id", made.call_id.encode()), *id_headers(made.call_id)]
+        headers += [*cost_header(made.cost), *warnings_header(made.warnings)]
+        await answer(call.request.send, 200, made.body, headers, kind=made.kind)
+
+    # --- Stored responses ---
+
+    async def _show_response(self, call: Call) -> None:
+        if call.request.query.get("stream") == "true":
+            raise BadRequest("a stored response can't be streamed again", param="stream")
+        await self._answer(call, await self._stored.show(call.client_name, call.address.name))
+
+    async def _delete_response(self, call: Call) -> None:
+        await self._answer(call, await self._stored.delete(call.client_name, call.address.name))
+
+    async def _cancel_response(self, call: Call) -> None:
+        await self._answer(call, await self._stored.cancel(call.client_name, call.address.name))
+
+    async def _list_items(self, call: Call) -> None:
+        await self._answer(call, await self._stored.items(call.client_name, call.address.name, call.request.query))
+
+    # --- Models ---
+
+    async def _list_models(self, call: Call) -> None:
+        await self._answer(call, call.wire.write_models(self._models_for(call.client)))
+
+    async def _show_model(self, call: Call) -> None:
+        found = next((model for model in self._models_for(call.client) if model.id == call.address.name), None)
+        if found is None:
+            raise unknown_model(call.address.name)
+        await self._answer(call, call.wire.write_model(found))
+
+    def _models_for(self, client: Client | None) -> list[ListedModel]:
+        """The models that a client may use: the names of models.yaml for clients, then the configured models."""
+        models = self._listed()
+        if self.clients is None or client is None:
+            return models
+        return [model for model in models if self.clients.may_use(client, model.id)]
+
+    def _listed(self) -> list[ListedModel]:
+        registry, now = self.engine.registry, asyncio.get_running_loop().time()
+        if self._models is not None and self._models[0] > now and self._models[1] is registry:
+            return self._models[2]
+        known = {
+            model.id: ListedModel(
+                id=model.id,
+                owned_by=model.provider,
+                context_tokens=None if model.capabilities is None else model.capabilities.max_context_tokens,
+                output_tokens=None if model.capabilities is None else model.capabilities.max_output_tokens,
+            )
+            for model in self.engine.models()
+            if model.kind == "chat" and model.state != "not_configured"
+        }
+        names: list[ListedModel] = []
+        for name, models in registry.client_names.items():
+            if "*" not in name:
+                served = known.get(registry.resolve(models[0]).model.id)
+                named = ListedModel(id=name) if served is None else msgspec.structs.replace(served, id=name)
+                names.append(named)
+        found = [*names, *(model for model in known.values() if model.id not in registry.client_names)]
+        self._models = (now + MODELS_SECONDS, registry, found)
+        return found
+
+    async def _answer(self, call: Call, body: JsonObject) -> None:
+        await answer(call.request.send, 200, msgspec.json.encode(body))
+
+
+def gateway(
+    engine: Engine,
+    *,
+    keyless: bool = False,
+    hosts: Collection[str] = (),
+    limits: GatewayLimits = GatewayLimits(),  # noqa: B008 (frozen)
+    on_disconnect: Literal["cancel", "finish"] = "cancel",
+) -> Gateway:
+    """The engine as an ASGI application for the clients of four wires: `app.mount("/llm", gateway(engine))`.
+
+    The wires are OpenAI's Chat Completions and Responses, Anthropic's Messages, and Gemini's generateContent.
+    Every request is a call of the engine, with the tag ``client``. `callboard clients` makes the keys.
+
+    Args:
+        engine: The engine. Its owner closes it.
+        keyless: Whether requests need no key. Then everyone who reaches the application spends your money.
+            Requests must name one of the hosts, and pages of browsers are refused.
+        hosts: The names, without a port, by which clients reach a keyless gateway, besides those of this machine.
+        limits: The bounds.
+        on_disconnect: What happens to the call of a client that leaves: ``cancel`` ends it, and what was delivered
+            is billed. ``finish`` lets it run to its end.
+    """
+    from .clients import Clients
+    from .conversations import Conversations
+
+    return Gateway(
+        engine,
+        keyless=keyless,
+        hosts=(*THIS_MACHINE, *(host.lower() for host in hosts)),
+        limits=limits,
+        on_disconnect=on_disconnect,
+        clients=None if keyless else Clients(engine),
+        conversations=Conversations(engine),
+    )

@@ -1,0 +1,381 @@
+"""Messages of Chat Completions as the canonical history. Pure.
+
+It reads what OpenAI's clients send, and the fields that clients of OpenRouter, DeepSeek, Mistral, Gemini and
+LiteLLM send back. A part without a canonical block becomes an `OpaqueBlock`, which only this protocol accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from callboard.adapters.replies.decoders import parse_object
+from callboard.adapters.requests.settings import CUSTOM, INPUT
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    ResultPart,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Message, Role
+
+from .chat_reasoning import PROTOCOL, as_list, flat_text, read_reasoning
+from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .wire import BadRequest
+
+MARK = "cache_control"
+"""A mark of the prompt cache, which OpenRouter and LiteLLM accept."""
+
+_ROLES = ("system", "assistant", "user", "function", "tool", "developer")
+
+# --- Messages ---
+
+
+class ReadHistory(NamedTuple):
+    """The messages of a request."""
+
+    messages: tuple[Message, ...]
+    system_prompt: str | None
+    has_beginning: bool
+
+
+def read_messages(given: Json, names: ToolNames, losses: LossReport) -> ReadHistory:
+    """Read the messages of a request.
+
+    Raises:
+        BadRequest: A message has no role, or content that is not of the protocol.
+    """
+    if given is None:
+        raise missing("messages")
+    messages = a_list(given, "messages")
+    if not messages:
+        said = (
+            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array "
+            "instead."
+        )
+        raise BadRequest(said, param="messages", code="empty_array")
+    return _Reader(names, losses).read(messages)
+
+
+class _Reader:
+    def __init__(self, names: ToolNames, losses: LossReport) -> None:
+        self.names = names
+        self.losses = losses
+        self.messages: list[Message] = []
+        self.results: list[ToolResultBlock] = []  # of the tool messages in a row
+        self.ids: dict[str, str] = {}  # the latest call of each id of the client
+        self.taken: set[str] = set()
+        self.functions: dict[str, str] = {}  # the latest legacy call of each function
+
+    def read(self, given: list[Json]) -> ReadHistory:
+        system: str | None = None
+        for place, each in enumerate(given):
+            where = f"messages[{place}]"
+            message = an_object(each, where)
+            role, content = message.get("role"), message.get("content")
+            if role is None:
+                raise missing(f"{where}.role")
+            if role in ("tool", "function"):
+                self.results.append(self._result(message, where))
+                continue
+            self._end_results()
+            if role == "system" and place == 0 and isinstance(content, str) and MARK not in message:
+                system = content
+                self._author(message, where)
+            else:
+                self.messages.append(self._message(role, message, where))
+        self._end_results()
+        return ReadHistory(tuple(self.messages), system, _begins(given[-1]))
+
+    def _end_results(self) -> None:
+        if self.results:
+            self.messages.append(Message(Role.TOOL, tuple(self.results)))
+            self.results = []
+
+    def _message(self, role: Json, message: JsonObject, where: str) -> Message:
+        match role:
+            case "user":
+                return Message(Role.USER, self._said(message, where), name=self._author(message, where))
+            case "assistant":
+                return Message(Role.ASSISTANT, self._reply(message, where), name=self._author(message, where))
+            case "system" | "developer":
+                if self.messages:
+                    self.losses.changed(
+                        f"{where} becomes a part of the system prompt, if the protocol has no {role} messages"
+                    )
+                said = self._said(message, where)
+                texts = tuple(block for block in said if isinstance(block, TextBlock))
+                for block in said:
+                    if not isinstance(block, TextBlock):
+                        self.losses.content(f"a part of {where}", "a system prompt is text")
+                kind = Role.SYSTEM if role == "system" else Role.DEVELOPER
+                return Message(kind, texts, name=self._author(message, where))
+            case _:
+                raise wrong_value(f"{where}.role", role, _ROLES)
+
+    def _author(self, message: JsonObject, where: str) -> str | None:
+        name = message.get("name")
+        if isinstance(name, str) and name:
+            self.losses.content(f"{where}.name")
+            return name
+        return None
+
+    # --- Content ---
+
+    def _said(self, message: JsonObject, where: str) -> tuple[ContentBlock, ...]:
+        """The content of a system, developer or user message."""
+        content = message.get("content")
+        if content is None:
+            raise missing(f"{where}.content")
+        self._note_others(message, ("role", "content", "name", MARK), where)
+        if isinstance(content, str):
+            return (TextBlock(content, _own({MARK: message.get(MARK)})),)
+        return tuple(_with_mark(self._parts(content, f"{where}.content"), message))
+
+    def _parts(self, content: Json, where: str) -> list[ContentBlock]:
+        if not isinstance(content, list):
+            raise wrong_type(where, "a string or an array of content parts", content)
+        return [
+            TextBlock(part) if isinstance(part, str) else self._part(part, f"{where}[{place}]")
+            for place, part in enumerate(content)
+        ]
+
+    def _part(self, given: Json, where: str) -> ContentBlock:
+        part: JsonObject = {name: value for name, value in an_object(given, where).items() if value is not None}
+        kind = part.get("type")
+        match part:
+            case {"type": "text" | "input_text" | "output_text", "text": text}:
+                return TextBlock(a_text(text, f"{where}.text"), self._others(part, ("text",), where))
+            case {"type": "refusal", "refusal": str(text)}:
+                return TextBlock(text, self._others(part, ("refusal",), where))
+            case {"type": "image_url", "image_url": image}:
+                return self._image(part, image, where)
+            case {"type": "input_audio", "input_audio": sound}:
+                return self._audio(part, an_object(sound, f"{where}.input_audio"), where)
+            case {"type": "file", "file": {"file_data": str(data)}} if data:
+                return self._file(part, data, where)
+            case {"type": "document_url", "document_url": str(url)}:
+                name = part.get("document_name")
+                others = self._others(part, ("document_url", "document_name"), where)
+                return DocumentBlock(url, name=name if isinstance(name, str) else None, provider_raw=others)
+            case {"type": str()}:
+                if kind in ("text", "image_url", "input_audio", "file") and kind not in part:
+                    raise missing(f"{where}.{kind}")
+                self.losses.content(f"{where} of type {kind!r}")
+                return OpaqueBlock(str(kind), ProviderRaw(PROTOCOL, part))
+            case _:
+                raise missing(f"{where}.type")
+
+    def _image(self, part: JsonObject, image: Json, where: str) -> ContentBlock:
+        address = image.get("url") if isinstance(image, dict) else image
+        url = a_text(address, f"{where}.image_url.url")
+        detail = image.get("detail") if isinstance(image, dict) else None
+        if not url.lower().startswith(("data:", "https://", "http://")):
+            self.losses.content(f"{where}", "its address is not of the web")
+            return OpaqueBlock("image_url", ProviderRaw(PROTOCOL, part))
+        others = self._others(part, ("image_url",), where)
+        return ImageBlock(url, detail=detail if isinstance(detail, str) else None, provider_raw=others)
+
+    def _audio(self, part: JsonObject, sound: JsonObject, where: str) -> AudioBlock:
+        data = a_text(sound.get("data"), f"{where}.input_audio.data")
+        form = sound.get("format")
+        media_type = f"audio/{_AUDIO.get(form, form)}" if isinstance(form, str) and form else "audio/wav"
+        others = self._others(part, ("input_audio",), where)
+        return AudioBlock(_data_url(data, media_type), media_type=media_type, provider_raw=others)
+
+    def _file(self, part: JsonObject, data: str, where: str) -> ContentBlock:
+        file = an_object(part["file"], f"{where}.file")
+        name = file.get("filename")
+        others = self._others(part, ("file",), where)
+        url = _data_url(data, "application/pdf")
+        media_type = url[5:].partition(",")[0].partition(";")[0].lower() if url[:5] == "data:" else ""
+        if media_type.startswith("image/"):
+            return ImageBlock(url, media_type=media_type, provider_raw=others)
+        if media_type.startswith("audio/"):
+            return AudioBlock(url, media_type=media_type, provider_raw=others)
+        title = name if isinstance(name, str) and name else None
+        return DocumentBlock(url, media_type=media_type or None, name=title, provider_raw=others)
+
+    def _others(self, part: JsonObject, known: tuple[str, ...], where: str) -> ProviderRaw | None:
+        """The fields of a part that have no canonical word."""
+        others = {name: value for name, value in part.items() if name != "type" and name not in known}
+        if not others:
+            return None
+        self._note_others(others, (MARK,), where)
+        return _own(others)
+
+    def _note_others(self, fields: JsonObject, known: tuple[str, ...], where: str) -> None:
+        if fields.get(MARK) is not None:
+            self.losses.parameter(MARK, "adapters of other protocols set their own marks")
+        if fields.keys() - known:
+            for name, value in fields.items():
+                if name not in known and value not in (None, False, [], {}):
+                    self.losses.content(f"{where}.{name}")
+
+    # --- Replies in the history ---
+
+    def _reply(self, message: JsonObject, where: str) -> tuple[ContentBlock, ...]:
+        self._note_others(message, _REPLY_FIELDS, where)
+        blocks: list[ContentBlock] = [*read_reasoning(message)]
+        content, said = message.get("content"), message.get("refusal")
+        if isinstance(content, str):
+            if content:
+                blocks.append(TextBlock(content, _own({MARK: message.get(MARK)})))
+        elif content is not None:
+            blocks += _with_mark(self._reply_parts(content, f"{where}.content"), message)
+        if isinstance(said, str) and said:
+            blocks.append(TextBlock(said))
+        blocks += self._reply_parts(as_list(message.get("images")), f"{where}.images")
+        if message.get("audio") is not None:
+            self.losses.content(f"{where}.audio")
+        for place, call in enumerate(as_list(message.get("tool_calls"))):
+            blocks.append(self._call(an_object(call, f"{where}.tool_calls[{place}]"), where, place))
+        legacy = message.get("function_call")
+        if isinstance(legacy, dict):
+            block = self._call({"function": legacy}, where, 0)
+            self.functions[str(legacy.get("name"))] = block.id
+            blocks.append(block)
+        return tuple(blocks)
+
+    def _reply_parts(self, content: Json, where: str) -> Iterator[ContentBlock]:
+        for place, part in enumerate(a_list(content, where)):
+            match part:
+                case {"type": "thinking", "thinking": str(text), "signature": str(signature)} if signature:
+                    yield ThinkingBlock(text, signature)
+                case {"type": "thinking", "thinking": thinking}:
+                    yield ThinkingBlock(flat_text(thinking), provider_raw=ProviderRaw(PROTOCOL, {}))
+                case str():
+                    yield TextBlock(part)
+                case _:
+                    found = self._part(part, f"{where}[{place}]")
+                    if isinstance(found, TextBlock | ImageBlock | OpaqueBlock):
+                        yield found
+                    else:
+                        self.losses.content(f"{where}[{place}]", "a reply has no such content")
+
+    def _call(self, call: JsonObject, where: str, place: int) -> ToolUseBlock:
+        given = call.get("id")
+        wire_id = given if isinstance(given, str) and given else f"call_{len(self.messages)}_{place}"
+        data: JsonObject = {
+            name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
+        }
+        self._note_others(data, ("extra_content", MARK), f"{where}.tool_calls[{place}]")
+        free_form = call.get(CUSTOM)
+        if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):
+            name, text = free_form.get("name"), free_form.get("input")
+            block = ToolUseBlock(
+                self._new_id(wire_id),
+                self._tool_name(name, f"{where}.tool_calls[{place}].custom.name"),
+                {INPUT: text if isinstance(text, str) else ""},
+                provider_raw=ProviderRaw(PROTOCOL, {"id": wire_id, "type": CUSTOM, **data}),
+            )
+        else:
+            function = an_object(call.get("function"), f"{where}.tool_calls[{place}].function")
+            name, arguments = function.get("name"), function.get("arguments")
+            parsed = _arguments(arguments)
+            block = ToolUseBlock(
+                self._new_id(wire_id),
+                self._tool_name(name, f"{where}.tool_calls[{place}].function.name"),
+                parsed or {},
+                raw_arguments=str(arguments) if parsed is None else None,
+                incomplete=parsed is None,
+                provider_raw=ProviderRaw(PROTOCOL, {"id": wire_id, **data}),
+            )
+        return block
+
+    def _tool_name(self, name: Json, where: str) -> str:
+        return self.names.canonical(a_text(name, where))
+
+    def _new_id(self, wire_id: str) -> str:
+        """The client's id. An id that an earlier call has gets a number."""
+        number, new = 1, wire_id
+        while new in self.taken:
+            number += 1
+            new = f"{wire_id}_{number}"
+        self.taken.add(new)
+        self.ids[wire_id] = new
+        return new
+
+    # --- Results ---
+
+    def _result(self, message: JsonObject, where: str) -> ToolResultBlock:
+        if message["role"] == "function":
+            wire_id = self.functions.get(str(message.get("name")), "")
+            call_id = wire_id
+        else:
+            wire_id = a_text(message.get("tool_call_id"), f"{where}.tool_call_id")
+            call_id = self.ids.get(wire_id, wire_id)
+        content = message.get("content")
+        self._note_others(message, ("role", "content", "name", "tool_call_id", MARK), where)
+        raw = _own({MARK: message.get(MARK)})
+        if content is None or isinstance(content, str):
+            return ToolResultBlock(call_id, content or "", provider_raw=raw)
+        parts: list[ResultPart] = []
+        for place, block in enumerate(self._parts(content, f"{where}.content")):
+            if isinstance(block, TextBlock | ImageBlock | DocumentBlock | OpaqueBlock):
+                parts.append(block)
+            else:
+                self.losses.content(f"{where}.content[{place}]", "a tool's result can't have it")
+        return ToolResultBlock(call_id, tuple(parts), provider_raw=raw)
+
+
+_AUDIO = {"mp3": "mpeg"}
+"""The names of audio types, where they differ from the formats' names."""
+
+_REPLY_FIELDS = (
+    *("role", "content", "refusal", "name", "tool_calls", "function_call", "audio", "images", "annotations"),
+    "extra_content",
+    *("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "prefix", "partial", MARK),
+)
+_CALL_FIELDS = ("id", "type", "function", CUSTOM, "index")
+
+
+def _begins(last: Json) -> bool:
+    """Whether the last message is the start of the reply."""
+    return (
+        isinstance(last, dict)
+        and last.get("role") == "assistant"
+        and True
+        in (
+            last.get("prefix"),
+            last.get("partial"),
+        )
+    )
+
+
+def _own(fields: Mapping[str, Json]) -> ProviderRaw | None:
+    kept: JsonObject = {name: value for name, value in fields.items() if value is not None}
+    return ProviderRaw(PROTOCOL, kept) if kept else None
+
+
+def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[ContentBlock]:
+    """The blocks. The mark of the whole message is on the last text."""
+    found = list(blocks)
+    mark = message.get(MARK)
+    last = found[-1] if found else None
+    if mark is not None and isinstance(last, TextBlock) and last.provider_raw is None:
+        found[-1] = TextBlock(last.text, _own({MARK: mark}))
+    return found
+
+
+def _data_url(data: str, media_type: str) -> str:
+    """Base64 as a data URL. An address is unchanged."""
+    if data[:5].lower() == "data:" or data[:8].lower().startswith(("https://", "http://")):
+        return data
+    return f"data:{media_type};base64,{data}"
+
+
+def _arguments(arguments: Json) -> JsonObject | None:
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    return parse_object(arguments) if isinstance(arguments, str) else None

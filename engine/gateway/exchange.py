@@ -1,0 +1,454 @@
+"""One request of a client: the model's name, the call, and the reply as bytes.
+
+    read      the client's wire has read the request
+    asked     a turn of the engine runs; it is routed, traced and priced like any other
+    answered  the first event came: status and headers are sent
+    over      the turn has ended, or the client is gone and its call was cancelled
+
+A reply is written by the client's wire. If the serving provider uses the client's own protocol, the provider's own
+bytes are sent instead, see `passing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property, reduce
+from operator import add
+from typing import Any, NamedTuple, cast
+
+import anyio
+import msgspec
+
+from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse, MessageStart, TokenUsage
+from callboard.adapters.contract import WireRequest
+from callboard.bus import CallboardError, ConfigurationError, Cost, Log, StreamReset
+from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete
+from callboard.bus.values.base import JsonObject
+
+from ..conversation.turn import Turn, own
+from ..generation.arguments import turn_of
+from ..generation.streaming import TurnStream
+from ..runtime.runtime import Runtime
+from .failures import failure_of, may_retry
+from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
+from .passing import PassedReply, TooFarBehind
+from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
+
+MOST_WARNING_BYTES = 2048
+"""The length of the header with warnings."""
+
+_log = Log("gateway")
+
+
+class Serving(NamedTuple):
+    """What all requests of a gateway share."""
+
+    runtime: Runtime
+    limits: GatewayLimits
+    cancels: bool
+    """Whether the call of a client that leaves is cancelled."""
+
+
+def models_of(runtime: Runtime, name: str) -> tuple[str, ...]:
+    """The models that serve a client's name of a model, the first one first. Raises BadRequest."""
+    models = runtime.registry.serving(name)
+    if models == (name,):
+        try:
+            runtime.registry.resolve(name)
+        except ConfigurationError:
+            raise unknown_model(name) from None
+    return models
+
+
+def unknown_model(name: str) -> BadRequest:
+    return BadRequest(f"the model {name[:200]!r} does not exist", kind="not_found", param="model")
+
+
+class Exchange:
+    """One request and its reply.
+
+    Args:
+        serving: What all requests share.
+        wire: The client's wire.
+        asked: The request as the client made it.
+        canonical: The request to make, as part of its conversation.
+        request: The request as HTTP.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        wire: ClientWire,
+        asked: ClientRequest,
+        canonical: CanonicalRequest,
+        request: Incoming,
+    ) -> None:
+        runtime = serving.runtime
+        self.wire = wire
+        self.asked = asked
+        self.request = request
+        self.response: CanonicalResponse | None = None
+        """The reply, once it has ended well."""
+        self.failure: Failure | None = None
+        """What went wrong, once the call has failed."""
+        self.on_reply: list[Callable[[], Awaitable[object]]] = []
+        """Are awaited when the reply has ended well, before the client gets its last bytes."""
+        self.body = asked.body
+        """The body for a provider of the client's wire."""
+        self.tags: Mapping[str, str] = {}
+        """The tags of the call."""
+        self.more_headers: Headers = []
+        """Further headers of the answer."""
+        self.revoked: anyio.Event | None = None
+        """Is set when the client's key is revoked, which ends the call."""
+        self.session_id = canonical.session_id
+        """The session of the conversation."""
+        self._runtime = runtime
+        self._limits = serving.limits
+        self._cancels = serving.cancels
+        self._gone = False
+        self._stopped: Failure | None = None
+        message_id = runtime.clock.new_id("msg")
+        self.id = message_id.removeprefix("msg_")
+        """The reply's id, without a prefix."""
+        self.passed = PassedReply(wire.protocol, asked, self._served_model, is_array=self._is_array())
+        """The reply as its provider sends it, if it is passed through."""
+        models = models_of(runtime, asked.model)
+        sent = msgspec.structs.replace(
+            canonical,
+            request_id=f"req_{self.id}",
+            message_id=message_id,
+            model=models[0],
+        )
+        self._canonical = sent
+        self._models = models if len(models) > 1 else None
+
+    @cached_property
+    def turn(self) -> Turn:
+        """The turn of the engine that gives the reply."""
+        sent = WireRequest(
+            protocol=self.wire.protocol,
+            body=self.body,
+            headers=self.asked.headers,
+            on_event=self.passed.take_in,
+        )
+        request = msgspec.structs.replace(self._canonical, wire=sent)
+        return turn_of(self._runtime, request, tags=self.tags, streamed=self.asked.stream, model=self._models)
+
+    def _is_array(self) -> bool:
+        return self.asked.stream and not self.wire.stream_type(self.asked).startswith("text/event-stream")
+
+    def _served_model(self) -> str:
+        """The provider's name of the model that serves now."""
+        route = self.turn.route
+        return "" if route is None else route.option.named.entry.wire_name
+
+    @property
+    def request_id(self) -> str:
+        """The id of the call that gave the reply, or of the latest one."""
+        if self.response is not None:
+            return self.response.request_id
+        call = self.turn.call
+        return f"req_{self.id}" if call is None else call.request.request_id
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The tokens of all calls; None if there was none."""
+        usages = self.turn.spending.usages
+        return reduce(add, usages) if usages else None
+
+    def summary(self) -> dict[str, Any]:
+        """The facts of the call, for a `ServedRequest`."""
+        route = self.turn.route
+        return {
+            "model": self.asked.model,
+            "served_by": "" if route is None else route.decision.model,
+            "nano_usd": self.turn.cost.nano_usd,
+            "request_id": self.request_id,
+        }
+
+    async def answer(self) -> None:
+        """Answer the client."""
+        watches = [asyncio.ensure_future(self._until_gone())]
+        if self.revoked is not None:
+            watches.append(asyncio.ensure_future(self._until_revoked(self.revoked)))
+        try:
+            await (self._stream() if self.asked.stream else self._whole())
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _until_gone(self) -> None:
+        """Cancel the call when the client leaves, unless it is to run to its end."""
+        receive = self.request.receive
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._cancels:
+            self._cancel()
+
+    async def _until_revoked(self, revoked: anyio.Event) -> None:
+        await revoked.wait()
+        self._stopped = Failure(kind="authentication", message="the API key was revoked")
+        self._cancel()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(CallboardError):
+            self.turn.cancel()
+
+    # --- Whole replies ---
+
+    async def complete(self) -> None:
+        """Make the call, and wait for the whole reply. Raises the exceptions of `Session.send`."""
+        try:
+            await own(self.turn, await self._runtime.host.start_turn(self.turn))
+        except Exception as error:
+            self.failure = self._failure_of(error)
+            raise
+        await self._have(self.turn.steps[-1].response)
+
+    async def _have(self, response: CanonicalResponse) -> None:
+        self.response = response
+        for keep in self.on_reply:
+            await keep()
+
+    async def _whole(self) -> None:
+        try:
+            await self.complete()
+        except Exception as error:
+            if not self._gone:
+                await self._fail(error)
+            return
+        assert self.response is not None
+        if self._gone:
+            return
+        headers = [*self._headers(self._warnings(self.response.warnings)), *cost_header(self.turn.cost)]
+        try:
+            async with asyncio.timeout(self._limits.write_seconds):
+                await answer(self.request.send, 200, self.whole_body(), headers)
+        except TimeoutError:
+            self._give_up(f"it read nothing for {self._limits.write_seconds:g} seconds")
+
+    def whole_body(self) -> bytes:
+        """The whole reply, once it has ended well."""
+        if self.passed.body:
+            return self.passed.whole()
+        return msgspec.json.encode(self._written())
+
+    def stored_body(self) -> JsonObject:
+        """The whole reply, once it has ended well. For a stream it is what a client got without one."""
+        passed = self.passed.body or self.passed.final
+        if not passed:
+            return self._written()
+        found: JsonObject = msgspec.json.decode(passed)
+        whole = found if self.passed.body else found.get("response")
+        return {**whole, "model": self.asked.model} if isinstance(whole, dict) else found
+
+    def _written(self) -> JsonObject:
+        assert self.response is not None
+        return self.wire.write_reply(self.asked, self.info(), self.response)
+
+    # --- Streams ---
+
+    async def _stream(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        unread = False
+
+        def give_up(why: str) -> None:
+            nonlocal unread
+            unread = True
+            self._give_up(why)
+            task.cancel()
+
+        out = StreamedAnswer(self.request.send, self._limits, self._ping, give_up)
+        out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
+        out.headers += self._headers(())
+        stream = TurnStream(self._runtime, self.turn)
+        writer = _Writer(self)
+        try:
+            try:
+                await self._deliver(stream, writer, out)
+            except ClientGone:
+                self._gone = True
+            except TooFarBehind as error:
+                self._give_up(str(error))
+            except Exception as error:
+                await self._fail_stream(error, writer, out)
+        except asyncio.CancelledError:
+            if not unread:
+                raise
+            task.uncancel()
+        finally:
+            out.close()
+            await stream.aclose()
+
+    async def _deliver(self, stream: TurnStream, writer: _Writer, out: StreamedAnswer) -> None:
+        """Send the events of a reply as they come. Raises the turn's exception."""
+        while batch := await stream.take():
+            if self._gone:
+                continue  # to the turn's end
+            if not writer.started:
+                start = next((event for event in batch if isinstance(event, MessageStart)), None)
+                if start is None:
+                    continue  # the end of a turn that failed before its reply
+                if not out.started:
+                    out.headers = [*out.headers, *warnings_header(self._warnings(start.warnings))]
+            if data := writer.write(batch):
+                await out.write(data)
+        response = self.turn.steps[-1].response
+        await self._have(response)
+        if not self._gone:
+            await out.end(writer.finish(response))
+
+    async def _fail_stream(self, error: Exception, writer: _Writer, out: StreamedAnswer) -> None:
+        if self._gone:
+            return
+        if out.started:
+            await out.end(writer.fail(self._failure_of(error)))
+        else:
+            out.close()
+            await self._fail(error)
+
+    def _ping(self) -> bytes:
+        return self.new_writer().ping()
+
+    def new_writer(self) -> ReplyWriter:
+        return self.wire.writer(self.asked, self.info())
+
+    # --- Both ---
+
+    def info(self) -> ReplyInfo:
+        """The facts that a writer needs."""
+        route = self.turn.route
+        return ReplyInfo(
+            id=self.id,
+            model=self.asked.model,
+            created=self._runtime.clock.now_us() // 1_000_000,
+            input_tokens=0 if route is None else route.option.estimated_tokens or 0,
+        )
+
+    def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
+        """The warnings of a reply, with what another wire than the client's could not carry."""
+        return warnings if self.passed.seen else (*self.asked.losses, *warnings)
+
+    def _headers(self, warnings: Iterable[CallWarning]) -> Headers:
+        request_id = self.request_id
+        return [
+            (b"x-callboard-call-id", request_id.encode()),
+            *id_headers(request_id),
+            *self.more_headers,
+            *warnings_header(warnings),
+        ]
+
+    def _failure_of(self, error: Exception) -> Failure:
+        if self._stopped is not None:
+            return msgspec.structs.replace(self._stopped, request_id=self.request_id)
+        return failure_of(error, self.request_id)
+
+    async def _fail(self, error: Exception) -> None:
+        failure = self._failure_of(error)
+        await send_failure(self.request, self.wire, failure, self._headers(()), may_retry=may_retry(error))
+
+    def _give_up(self, why: str) -> None:
+        """Close the connection of a client that does not read."""
+        self._gone = True
+        self.request.abort()
+        _log.warning("client_given_up", request_id=self.request_id, why=why)
+
+
+class _Writer:
+    """Writes a stream, in the provider's own bytes if they are passed through, else by the client's wire."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.started = False
+        self._exchange = exchange
+        self._passed: PassedReply | None = None
+        self._writer: ReplyWriter | None = None
+
+    def write(self, batch: Sequence[object]) -> bytes:
+        """The bytes of some events. The first ones have the start of the reply. Raises TooFarBehind."""
+        start = b""
+        if not self.started:
+            self.started = True
+            if self._exchange.passed.seen:
+                self._passed = self._exchange.passed
+            else:
+                self._writer = self._exchange.new_writer()
+                start = self._writer.start()
+        if self._passed is not None:
+            return self._passed.take()
+        assert self._writer is not None
+        parts = [start] if start else []
+        for event in batch:
+            if isinstance(event, StreamReset):
+                raise TooFarBehind
+            if not isinstance(event, StepFinish | TurnComplete):
+                parts.append(self._writer.write(cast("StreamEvent", event)))  # no tool runs, and nobody steers
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def finish(self, response: CanonicalResponse) -> bytes:
+        """The end of the reply."""
+        if self._passed is not None:
+            return self._passed.take() + self._passed.end
+        start = b"" if self._writer is not None else self._begin()
+        assert self._writer is not None
+        return start + self._writer.finish(response)
+
+    def fail(self, failure: Failure) -> bytes:
+        """The end of a reply that failed after the status was sent."""
+        if self._passed is not None:
+            rest = self._passed.take()
+            return rest if self._passed.failed else rest + self._exchange.new_writer().fail(failure)
+        start = b"" if self._writer is not None else self._begin()
+        assert self._writer is not None
+        return start + self._writer.fail(failure)
+
+    def _begin(self) -> bytes:
+        self._writer = self._exchange.new_writer()
+        return self._writer.start()
+
+
+# --- Headers and failures ---
+
+_STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+"""So that no proxy holds a stream back."""
+
+
+def id_headers(request_id: str) -> Headers:
+    """The id of a request, under the names that the SDKs read."""
+    return [(b"request-id", request_id.encode()), (b"x-request-id", request_id.encode())]
+
+
+async def send_failure(
+    request: Incoming,
+    wire: ClientWire,
+    failure: Failure,
+    headers: Headers,
+    *,
+    status: int | None = None,
+    may_retry: bool | None = None,
+) -> None:
+    """Answer with a failure, in the words of the client's wire."""
+    own, body = wire.write_failure(failure)
+    headers = [*headers, *retry_headers(failure, may_retry=may_retry if (status or own) >= 429 else None)]
+    await answer(request.send, status or own, msgspec.json.encode(body), headers)
+
+
+def cost_header(cost: Cost) -> Headers:
+    """The cost of a reply in US dollars, exact to the nano-dollar; nothing if it is unknown."""
+    if cost.nano_usd is None:
+        return []
+    return [(b"x-callboard-cost-usd", b"%d.%09d" % divmod(cost.nano_usd, 1_000_000_000))]
+
+
+def warnings_header(warnings: Iterable[CallWarning]) -> Headers:
+    """What was lost or changed, in one header of bounded length."""
+    text = "; ".join(f"{warning.code}: {warning.message}" for warning in warnings)
+    if not text:
+        return []
+    if len(text) > MOST_WARNING_BYTES:
+        text = f"{text[: MOST_WARNING_BYTES - 3]}..."
+    return [header(b"x-callboard-warnings", text)]

@@ -1,0 +1,379 @@
+"""Replies to Gemini clients: whole, streamed, failed, and lists of models. Pure.
+
+A stream is server-sent events with ``alt=sse``, and one JSON array otherwise. Each chunk is a
+GenerateContentResponse, and a failure after the first byte is a chunk with `error`.
+
+Function calls come whole. From the first call on, content waits for the end of the reply: a call's signature is in
+the call's own part, and is known only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from callboard.adapters.contract import CanonicalResponse
+from callboard.adapters.providers.gemini.contents import REPLY_KINDS
+from callboard.adapters.requests.content import encode_json
+from callboard.bus.errors import WarningCode
+from callboard.bus.streams.events import (
+    MessageStart,
+    ProviderBlock,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseStart,
+)
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.usage import StopReason
+
+from .gemini_contents import GEMINI
+from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
+from .gemini_requests import read_request
+from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
+
+# --- The end of a reply ---
+
+FINISH_REASONS: Mapping[StopReason, str] = {
+    StopReason.END_TURN: "STOP",
+    StopReason.TOOL_USE: "STOP",
+    StopReason.STOP_SEQUENCE: "STOP",
+    StopReason.MAX_TOKENS: "MAX_TOKENS",
+    StopReason.CONTENT_FILTER: "SAFETY",
+    StopReason.REFUSAL: "SAFETY",
+    StopReason.PAUSE_TURN: "OTHER",
+    StopReason.CANCELLED: "OTHER",
+    StopReason.ERROR: "OTHER",
+    StopReason.PROVIDER_SPECIFIC: "OTHER",
+}
+
+_OWN_REASONS = frozenset(
+    {"STOP", "MAX_TOKENS", "SAFETY", "RECITATION", "LANGUAGE", "OTHER", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"}
+    | {"MALFORMED_FUNCTION_CALL", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT", "IMAGE_OTHER", "NO_IMAGE"}
+    | {"IMAGE_RECITATION", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MISSING_THOUGHT_SIGNATURE"}
+    | {"MALFORMED_RESPONSE", "ESCALATION", "PUP_LIMITED_DISABLED", "CONTINUATION", "MODEL_ARMOR"}
+)
+"""Gemini's words for the end of a reply (google-genai, types.FinishReason)."""
+
+_MALFORMED = "MALFORMED_FUNCTION_CALL"
+
+_OF_CANDIDATES = ("safetyRatings", "avgLogprobs", "tokenCount")
+_OF_REPLIES = ("promptFeedback", "modelStatus", "createTime")
+"""Gemini's other data, under the same names in `CanonicalResponse.provider_details`."""
+
+
+def _runs(block: ContentBlock) -> bool:
+    return not (isinstance(block, ToolUseBlock) and block.incomplete)
+
+
+def _shown(content: Sequence[ContentBlock], raw_reason: str | None) -> Iterator[tuple[int, ContentBlock]]:
+    """The blocks to write, with their places. A client would run an incomplete call, so it gets none.
+
+    Gemini itself sends the calls that it refuses, with a finish reason of its own.
+    """
+    for place, block in enumerate(content):
+        refused = isinstance(block, ToolUseBlock) and block.raw_arguments is None and raw_reason in _OWN_REASONS
+        if _runs(block) or refused:
+            yield place, block
+
+
+def _end(response: CanonicalResponse) -> JsonObject:
+    """The finish reason of a reply, and its explanation."""
+    raw = response.raw_stop_reason
+    own = raw if raw in _OWN_REASONS else None
+    reason = own or FINISH_REASONS[response.stop_reason]
+    broken = [block for block in response.content if isinstance(block, ToolUseBlock) and not _runs(block)]
+    if broken and reason == "STOP":
+        names = ", ".join(block.name for block in broken)
+        return {"finishReason": _MALFORMED, "finishMessage": f"Malformed function call: {names}"}
+    end: JsonObject = {"finishReason": reason}
+    said = next((one.message for one in response.warnings if one.code in _EXPLAINED), None)
+    if said is not None:
+        end["finishMessage"] = said.removeprefix(f"{raw}: ")
+    elif own is None and raw and reason in ("SAFETY", "OTHER"):
+        end["finishMessage"] = f"The provider stopped with {raw!r}."
+    return end
+
+
+_EXPLAINED = (WarningCode.FINISH_MESSAGE, WarningCode.REFUSAL)
+
+
+def _is_blocked(response: CanonicalResponse) -> bool:
+    """Whether Gemini blocked the prompt. Such a reply has feedback and no candidate."""
+    feedback = response.provider_details.get("promptFeedback")
+    return isinstance(feedback, dict) and bool(feedback.get("blockReason")) and not response.content
+
+
+# --- Whole replies ---
+
+
+def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+    """The body of a reply that is not streamed."""
+    return _Reply(asked, info).last(response, 0, (), empty={"role": "model"})
+
+
+class _Reply:
+    """What the chunks of one reply have in common."""
+
+    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
+        names = asked.options.get("tool_names")
+        thoughts = bool(asked.options.get("include_thoughts"))
+        self.parts = PartWriter(names if isinstance(names, dict) else {}, thoughts=thoughts)
+        self.identity: JsonObject = {"modelVersion": info.model, "responseId": info.id}
+
+    def last(
+        self, response: CanonicalResponse, since: int, behind: Sequence[JsonObject], *, empty: JsonObject
+    ) -> JsonObject:
+        """The last chunk: parts left behind, the content since a place, and all that is known only at the end."""
+        details = response.provider_details
+        about: JsonObject = {name: details[name] for name in _OF_REPLIES if name in details}
+        usage: JsonObject = {"usageMetadata": write_usage(response.usage)}
+        if _is_blocked(response):
+            return {**about, **usage, **self.identity}
+        parts: list[Json] = list(behind)
+        for place, block in _shown(response.content, response.raw_stop_reason):
+            if place >= since:
+                parts += self.parts.parts(block)
+        candidate: JsonObject = {
+            "content": {"parts": parts, "role": "model"} if parts else empty,
+            **_end(response),
+            "index": 0,
+            **{name: details[name] for name in _OF_CANDIDATES if name in details},
+            **about_reply(response.content),
+        }
+        return {"candidates": [candidate], **usage, **about, **self.identity}
+
+
+# --- Streams ---
+
+
+def streams_events(asked: ClientRequest) -> bool:
+    """Whether a stream is server-sent events. The application sets the option `alt` from the query."""
+    return asked.options.get("alt", "sse") == "sse"
+
+
+class GeminiWriter:
+    """Writes one streamed reply; see `wire.ReplyWriter`."""
+
+    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
+        self._reply = _Reply(asked, info)
+        self._in_events = streams_events(asked)
+        self._separator = b"["
+        self._provider = ""
+        self._next = 0  # the first block that may have unwritten content
+        self._text = -1  # the last block that was written, if it is a text
+        self._waits = False  # content waits for the end of the reply
+        self._written: set[int] = set()  # the blocks of Gemini's own kinds that were written
+        usage: JsonObject = {}
+        if info.input_tokens:
+            usage = {"promptTokenCount": info.input_tokens, "totalTokenCount": info.input_tokens}
+        common: JsonObject = {**({"usageMetadata": usage} if usage else {}), **self._reply.identity}
+        # a text needs no more than its own encoding
+        self._before = b'{"candidates":[{"content":{"parts":['
+        self._after = b'],"role":"model"},"index":0}],' + encode_json(common)[1:]
+
+    def start(self) -> bytes:
+        return b""
+
+    def write(self, event: StreamEvent) -> bytes:
+        if type(event) is TextDelta:
+            if not event.text or self._waits:
+                return b""
+            self._text = event.content_block_index
+            self._next = self._text + 1
+            return self._frame(self._before + b'{"text":' + encode_json(event.text) + b"}" + self._after)
+        match event:
+            case MessageStart():
+                self._provider = event.provider
+            case ToolUseStart():
+                self._waits = True
+            case ThinkingDelta() if not self._waits:
+                self._next, self._text = event.content_block_index + 1, -1
+                return self._chunks(self._reply.parts.thought(event.text, event.signature, self._provider))
+            case ProviderBlock() if not self._waits:
+                return self._block(event)
+            case _:
+                pass
+        return b""
+
+    def finish(self, response: CanonicalResponse) -> bytes:
+        behind = self._left_behind(response.content)
+        last = self._reply.last(response, self._next, behind, empty={"parts": [{"text": ""}], "role": "model"})
+        return self._frame(encode_json(last)) + self._close
+
+    def fail(self, failure: Failure) -> bytes:
+        _, body = write_failure(failure)
+        return self._frame(encode_json(body)) + self._close
+
+    def ping(self) -> bytes:
+        """A chunk with an empty text, as Gemini sends some itself. The SDKs take a comment for a broken chunk."""
+        return self._frame(self._before + b'{"text":""}' + self._after)
+
+    def _block(self, event: ProviderBlock) -> bytes:
+        """A block outside the catalogue. Gemini's own are parts; the others are known when the reply is whole."""
+        self._next = event.content_block_index + 1
+        if event.kind in REPLY_KINDS:
+            return b""
+        self._text = -1
+        if self._provider != GEMINI or not isinstance(event.raw, dict):
+            return b""
+        self._written.add(event.content_block_index)
+        block = OpaqueBlock(event.kind, ProviderRaw(GEMINI, event.raw))
+        return self._chunks(self._reply.parts.parts(block))
+
+    def _left_behind(self, content: Sequence[ContentBlock]) -> list[JsonObject]:
+        """The parts of earlier blocks that only the whole reply has: images, and the last text's signature."""
+        parts: list[JsonObject] = []
+        for place, block in enumerate(content[: self._next]):
+            if not isinstance(block, TextBlock | ThinkingBlock) and place not in self._written:
+                parts += self._reply.parts.parts(block)
+        last = content[self._text] if 0 <= self._text < len(content) else None
+        signed = list(signed_pieces(last)) if isinstance(last, TextBlock) else []
+        return [{"text": "", "thoughtSignature": signed[-1][2]}, *parts] if signed else parts
+
+    def _chunks(self, parts: Iterator[JsonObject]) -> bytes:
+        said = b",".join(map(encode_json, parts))
+        return self._frame(self._before + said + self._after) if said else b""
+
+    def _frame(self, chunk: bytes) -> bytes:
+        if self._in_events:
+            return b"data: " + chunk + b"\r\n\r\n"
+        separator, self._separator = self._separator, b"\n,\r\n"
+        return separator + chunk
+
+    @property
+    def _close(self) -> bytes:
+        return b"" if self._in_events else b"\n]"
+
+
+# --- Failures ---
+
+_GOOGLE = "type.googleapis.com/google.rpc."
+_STATUSES: Mapping[FailureKind, tuple[int, str]] = {
+    "invalid_request": (400, "INVALID_ARGUMENT"),
+    "context_overflow": (400, "INVALID_ARGUMENT"),
+    "content_filter": (400, "INVALID_ARGUMENT"),
+    "authentication": (401, "UNAUTHENTICATED"),
+    "budget": (429, "RESOURCE_EXHAUSTED"),
+    "permission": (403, "PERMISSION_DENIED"),
+    "not_found": (404, "NOT_FOUND"),
+    "too_large": (413, "INVALID_ARGUMENT"),
+    "rate_limit": (429, "RESOURCE_EXHAUSTED"),
+    "server": (500, "INTERNAL"),
+    "unavailable": (503, "UNAVAILABLE"),
+    "timeout": (504, "DEADLINE_EXCEEDED"),
+    "overloaded": (503, "UNAVAILABLE"),  # Google has no 529
+}
+"""The HTTP status and Google's canonical status (google/rpc/code.proto)."""
+
+_REASONS: Mapping[FailureKind, str] = {"authentication": "API_KEY_INVALID", "content_filter": "content_filter"}
+"""The reasons of an ErrorInfo."""
+
+_TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"
+"""The words by which clients recognise a prompt that is too long."""
+
+
+def write_failure(failure: Failure) -> tuple[int, JsonObject]:
+    """The status and the body of a failure before the first byte."""
+    status, canonical = _STATUSES[failure.kind]
+    message = failure.message
+    if failure.kind == "context_overflow" and "exceeds the maximum number of tokens" not in message:
+        message = f"{_TOO_LONG}. {message}"
+    error: JsonObject = {"code": status, "message": message, "status": canonical}
+    if details := list(_details(failure)):
+        error["details"] = details
+    return status, {"error": error}
+
+
+def _details(failure: Failure) -> Iterator[Json]:
+    reason = _REASONS.get(failure.kind)
+    if reason is not None:
+        yield {"@type": f"{_GOOGLE}ErrorInfo", "reason": reason, "domain": "callboard"}
+    if failure.param is not None:
+        violation: JsonObject = {"field": failure.param, "description": failure.message}
+        yield {"@type": f"{_GOOGLE}BadRequest", "fieldViolations": [violation]}
+    if failure.kind == "budget":  # clients do not retry a daily quota by themselves
+        spent: JsonObject = {"quotaMetric": "callboard/budget", "quotaId": "BudgetPerDayPerClient"}
+        yield {"@type": f"{_GOOGLE}QuotaFailure", "violations": [spent]}
+    if failure.retry_after is not None:
+        yield {"@type": f"{_GOOGLE}RetryInfo", "retryDelay": f"{max(0.0, failure.retry_after):.9g}s"}
+    if failure.request_id is not None:
+        yield {"@type": f"{_GOOGLE}RequestInfo", "requestId": failure.request_id}
+
+
+# --- Models and tokens ---
+
+_METHODS = ("generateContent", "streamGenerateContent", "countTokens", "embedContent", "batchEmbedContents")
+
+
+def write_models(models: Sequence[ListedModel]) -> JsonObject:
+    """The body of a list of models. It has one page."""
+    return {"models": [write_model(model) for model in models]}
+
+
+def write_model(model: ListedModel) -> JsonObject:
+    """The body of one model."""
+    written: JsonObject = {
+        "name": f"models/{model.id}",
+        "version": "001",
+        "displayName": model.id,
+        "description": f"{model.id} by {model.owned_by}",
+        "supportedGenerationMethods": list[Json](_METHODS),
+    }
+    if model.context_tokens is not None:
+        written["inputTokenLimit"] = model.context_tokens
+    if model.output_tokens is not None:
+        written["outputTokenLimit"] = model.output_tokens
+    return written
+
+
+def write_token_count(tokens: int) -> JsonObject:
+    """The body of a count of tokens."""
+    return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
+
+
+# --- The wire ---
+
+
+class GeminiClientWire:
+    """Google's generateContent, as its clients speak it; see `wire.ClientWire`."""
+
+    name = "gemini"
+    protocol = "gemini"
+
+    def read_request(
+        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
+    ) -> ClientRequest:
+        return read_request(body, headers, model=model, stream=stream)
+
+    def stream_type(self, asked: ClientRequest) -> str:
+        return "text/event-stream" if streams_events(asked) else "application/json"
+
+    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
+        return GeminiWriter(asked, info)
+
+    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+        return write_reply(asked, info, response)
+
+    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
+        return write_failure(failure)
+
+    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
+        return write_models(models)
+
+    def write_model(self, model: ListedModel) -> JsonObject:
+        return write_model(model)
+
+    def write_token_count(self, tokens: int) -> JsonObject:
+        return write_token_count(tokens)
+
+
+WIRE: ClientWire = GeminiClientWire()
+"""The wire of Gemini clients."""

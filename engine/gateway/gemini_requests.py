@@ -1,0 +1,356 @@
+"""The requests of Gemini clients: generateContent, its stream, and countTokens. Pure.
+
+The mirror image of `adapters.providers.gemini.request`. Settings that the canonical form lacks are kept in
+``provider_options["gemini"]``, and the losses name each of them for other wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import log
+
+import msgspec
+
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.providers.gemini.data import BUDGETS
+from callboard.adapters.requests.content import as_text
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
+
+from .gemini_contents import GEMINI, camel, each, read_contents
+from .gemini_schemas import json_schema
+from .reading import LossReport, ToolNames
+from .wire import BadRequest, ClientRequest
+
+DEFAULT_OUTPUT = AdapterCapabilities().max_output_tokens
+"""The reply's limit in tokens, if the client sets none."""
+
+
+def read_request(
+    body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
+) -> ClientRequest:
+    """Read the body of generateContent, streamGenerateContent or countTokens.
+
+    The path names the model. No header belongs to the request: Gemini's clients send none that describes it, and
+    none that names the session.
+
+    Args:
+        body: The decoded body.
+        headers: The headers, names in lower case.
+        model: The model of the path.
+        stream: Whether the path asks for a stream.
+
+    Raises:
+        BadRequest: The request can't be read.
+    """
+    fields = camel(body, "request")
+    inner = fields.get("generateContentRequest")  # countTokens may hold a whole request
+    if isinstance(inner, dict):
+        fields = camel(inner, "generate_content_request")
+    named = model or as_text(fields.get("model") or "")
+    if not named:
+        raise BadRequest("model is required", param="model", kind="not_found")
+    return _Reader(fields).read(named.removeprefix("models/"), body, stream=stream)
+
+
+_WITHOUT_LOSS = frozenset({"includeServerSideToolInvocations"})
+_OWN = frozenset(
+    {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "model", "generateContentRequest"}
+)
+
+
+class _Reader:
+    def __init__(self, fields: JsonObject) -> None:
+        self.fields = fields
+        self.names = ToolNames()
+        self.losses = LossReport()
+        self.own: JsonObject = {}  # the fields for Gemini's adapter
+        self.config: JsonObject = {}  # its part for the generationConfig
+        self.settings: dict[str, object] = {}  # the fields of the CanonicalRequest
+        self.options: dict[str, Json] = {}
+
+    def read(self, model: str, body: JsonObject, *, stream: bool) -> ClientRequest:
+        tools = self._tools()
+        self._tool_config(tools)
+        messages = read_contents(self.fields.get("contents"), self.names, self.losses)
+        if not messages:
+            raise BadRequest("contents are required", param="contents")
+        self._generation(camel(self.fields.get("generationConfig") or {}, "generation_config"))
+        for name, value in self.fields.items():
+            if name not in _OWN and value is not None:
+                self.own[name] = value
+                self.losses.parameter(name)
+        if self.config:
+            self.own["generationConfig"] = self.config
+        if changed := self.names.changed:
+            self.options["tool_names"] = changed
+        limit = self.settings.pop("max_output_tokens", None)
+        try:
+            request = CanonicalRequest(
+                request_id="",
+                model=model,
+                messages=tuple(messages),
+                max_output_tokens=limit if isinstance(limit, int) else DEFAULT_OUTPUT,
+                default_output_limit=limit is None,
+                tools=tuple(tools),
+                system_prompt=self._system(),
+                provider_options={GEMINI: self.own} if self.own else {},
+                stream=stream,
+                **self.settings,  # type: ignore[arg-type]
+            )
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        return ClientRequest(
+            model=model,
+            request=request,
+            stream=stream,
+            body=body,
+            losses=tuple(self.losses),
+            options=self.options,
+        )
+
+    def _system(self) -> str | None:
+        given = self.fields.get("systemInstruction")
+        if given is None:
+            return None
+        if isinstance(given, str):
+            return given
+        parts = given if isinstance(given, list) else camel(given, "system_instruction").get("parts")
+        said: list[str] = []
+        for number, part in enumerate(each(parts, "system_instruction.parts")):
+            where = f"system_instruction.parts[{number}]"
+            text = part if isinstance(part, str) else camel(part, where).get("text")
+            if isinstance(text, str):
+                said.append(text)
+            else:
+                self.losses.content(f"{where}", "only text can be an instruction")
+        return "\n\n".join(said) or None
+
+    # --- Tools ---
+
+    def _tools(self) -> list[ToolDefinition]:
+        found: list[ToolDefinition] = []
+        built_in: list[Json] = []
+        for number, tool in enumerate(each(self.fields.get("tools"), "tools")):
+            fields = camel(tool, f"tools[{number}]")
+            where = f"tools[{number}].function_declarations"
+            for place, declaration in enumerate(each(fields.get("functionDeclarations"), where)):
+                found.append(self._tool(declaration, f"{where}[{place}]"))
+            rest = _others(fields, ("functionDeclarations",))
+            if rest:
+                built_in.append(rest)
+                self.losses.parameter(f"the tool {', '.join(rest)}")
+        if built_in:
+            self.own["tools"] = built_in
+        seen = [tool.name for tool in found]
+        twice = next((name for name in seen if seen.count(name) > 1), None)
+        if twice is not None:
+            raise BadRequest(f"Duplicate function declaration found: {twice}", param="tools")
+        return found
+
+    def _tool(self, value: Json, where: str) -> ToolDefinition:
+        fields = camel(value, where)
+        name = fields.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"{where}.name: Name cannot be empty.", param=f"{where}.name")
+        given = fields.get("parametersJsonSchema")
+        schema: JsonObject | None = None
+        if isinstance(given, dict):
+            schema = given
+        elif fields.get("parameters") is not None:
+            schema = json_schema(fields["parameters"], f"{where}.parameters")
+        described = ("name", "description", "parameters", "parametersJsonSchema")
+        rest: JsonObject = {
+            key: inner for key, inner in fields.items() if key not in described and inner is not None
+        }
+        for key in rest:
+            self.losses.parameter(f"{key} of the tool {name}")
+        return ToolDefinition(
+            self.names.canonical(name),
+            as_text(fields.get("description") or ""),
+            self._arguments(schema, name),
+            provider_options={GEMINI: rest} if rest else {},
+        )
+
+    def _arguments(self, schema: JsonObject | None, tool: str) -> JsonObject:
+        """A schema that a ToolDefinition accepts."""
+        if not schema:
+            return {"type": "object", "properties": {}}
+        if not schema.keys().isdisjoint(("anyOf", "oneOf", "allOf", "$ref")):
+            return schema
+        if schema.get("type") != "object":
+            schema = {**schema, "type": "object"}
+        required, properties = schema.get("required"), schema.get("properties")
+        if isinstance(required, list):
+            known = properties if isinstance(properties, dict) else {}
+            kept: list[Json] = [name for name in required if name in known]
+            if len(kept) < len(required):
+                self.losses.changed(
+                    f"the tool {tool} requires arguments that its schema does not define; they were left out",
+                )
+                schema = {**schema, "required": kept}
+        return schema
+
+    def _tool_config(self, tools: list[ToolDefinition]) -> None:
+        given = camel(self.fields.get("toolConfig") or {}, "tool_config")
+        own: JsonObject = {}
+        for name, value in given.items():
+            if name == "functionCallingConfig" or value is None:
+                continue
+            own[name] = value
+            if name not in _WITHOUT_LOSS:
+                self.losses.parameter(name)
+        calling = camel(given.get("functionCallingConfig") or {}, "tool_config.function_calling_config")
+        rest = self._mode(calling, tools)
+        if rest:
+            own["functionCallingConfig"] = rest
+        if own:
+            self.own["toolConfig"] = own
+
+    def _mode(self, calling: JsonObject, tools: list[ToolDefinition]) -> JsonObject:
+        """Set the choice of tools. Returns the fields that it does not have."""
+        rest = _others(calling, ("mode", "allowedFunctionNames"))
+        for name in rest:
+            self.losses.parameter(name)
+        named = each(calling.get("allowedFunctionNames"), "allowed_function_names")
+        allowed = [self.names.canonical(name) for name in named if isinstance(name, str)]
+        mode = as_text(calling.get("mode") or "").upper()
+        match mode:
+            case "ANY" if len(allowed) == 1:
+                self.settings["tool_choice"] = ToolChoice("named", allowed[0])
+                return rest
+            case "ANY":
+                self.settings["tool_choice"] = ToolChoice("required")
+            case "NONE":
+                self.settings["tool_choice"] = ToolChoice("none")
+            case "AUTO":
+                self.settings["tool_choice"] = ToolChoice()
+            case "VALIDATED":
+                tools[:] = [msgspec.structs.replace(tool, strict=True) for tool in tools]
+            case "" | "MODE_UNSPECIFIED":
+                pass
+            case _:
+                raise BadRequest(
+                    f"Invalid value at 'tool_config.function_calling_config.mode' (MODE), {mode!r}",
+                    param="tool_config.function_calling_config.mode",
+                )
+        if allowed:
+            rest["allowedFunctionNames"] = list[Json](allowed)
+            if {tool.name for tool in tools} - set(allowed):
+                self.losses.changed(
+                    "allowedFunctionNames was not sent: the model may call any tool of the request",
+                )
+        return rest
+
+    # --- Generation ---
+
+    def _generation(self, given: JsonObject) -> None:
+        for name, value in given.items():
+            if value is None:
+                continue
+            match name, value:
+                case "thinkingConfig", _:
+                    self._thinking(camel(value, "generation_config.thinking_config"))
+                case "responseMimeType" | "responseSchema" | "responseJsonSchema" | "_responseJsonSchema", _:
+                    pass  # below
+                case "stopSequences", list():
+                    self.settings["stop_sequences"] = tuple(stop for stop in value if isinstance(stop, str))
+                case ("candidateCount", 1) | ("responseModalities", ["TEXT" | "text"]):
+                    if name == "responseModalities":
+                        self.config[name] = value
+                case _ if name in _NUMBERS:
+                    self._number(name, value)
+                case "candidateCount", _:
+                    self.config[name] = value
+                    self.losses.parameter(name, "there is one candidate")
+                case _:
+                    self.config[name] = value
+                    self.losses.parameter(name)
+        self._format(given)
+
+    def _number(self, name: str, value: Json) -> None:
+        field, kind = _NUMBERS[name]
+        try:
+            number: float = msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError:
+            where = f"generation_config.{name}"
+            raise BadRequest(f"Invalid value at '{where}', {value!r}", param=where) from None
+        if field == "max_output_tokens" and number < 1:
+            raise BadRequest("max_output_tokens must be positive.", param="generation_config.max_output_tokens")
+        self.settings[field] = number
+
+    def _format(self, given: JsonObject) -> None:
+        media_type = as_text(given.get("responseMimeType") or "")
+        schema = given.get("responseJsonSchema") or given.get("_responseJsonSchema")
+        if not isinstance(schema, dict) and given.get("responseSchema") is not None:
+            schema = json_schema(given["responseSchema"], "generation_config.response_schema")
+        match media_type:
+            case "application/json":
+                self.settings["output_schema"] = schema if isinstance(schema, dict) else {"type": "object"}
+            case "" if isinstance(schema, dict):
+                self.settings["output_schema"] = schema
+            case "" | "text/plain":
+                pass
+            case _:
+                self.config["responseMimeType"] = media_type
+                if isinstance(schema, dict):
+                    self.config["responseJsonSchema"] = schema
+                self.losses.parameter(f"responseMimeType {media_type}")
+
+    def _thinking(self, given: JsonObject) -> None:
+        self.options["include_thoughts"] = bool(given.get("includeThoughts"))
+        level, budget = given.get("thinkingLevel"), given.get("thinkingBudget")
+        rest: JsonObject = {}
+        rest.update(
+            (name, value) for name, value in given.items() if name not in _OF_THINKING and value is not None
+        )
+        for name in rest:
+            self.losses.parameter(name)
+        if isinstance(level, str) and level and level.upper() != "THINKING_LEVEL_UNSPECIFIED":
+            self.settings["reasoning_effort"] = level.lower()
+        elif isinstance(budget, int | float | str):
+            effort = self._effort(budget)
+            if BUDGETS[effort] != budget:
+                rest["thinkingBudget"] = budget
+                self.losses.changed(f"thinkingBudget {budget} was sent as {effort!r}, the nearest")
+        elif given.get("includeThoughts"):
+            rest["includeThoughts"] = True
+        if rest:
+            self.config["thinkingConfig"] = rest
+
+    def _effort(self, budget: float | str) -> str:
+        try:
+            tokens = int(budget)
+        except ValueError:
+            where = "generation_config.thinking_config.thinking_budget"
+            raise BadRequest(f"Invalid value at '{where}', {budget!r}", param=where) from None
+        effort = effort_of(tokens)
+        self.settings["reasoning_effort"] = effort
+        return effort
+
+
+def _others(fields: JsonObject, known: Collection[str]) -> JsonObject:
+    """The fields that were sent besides the known ones."""
+    return {name: value for name, value in fields.items() if name not in known and value is not None}
+
+
+_OF_THINKING = ("thinkingLevel", "thinkingBudget", "includeThoughts")
+
+_NUMBERS: Mapping[str, tuple[str, type[float]]] = {
+    "maxOutputTokens": ("max_output_tokens", int),
+    "temperature": ("temperature", float),
+    "topP": ("top_p", float),
+    "seed": ("seed", int),
+    "presencePenalty": ("presence_penalty", float),
+    "frequencyPenalty": ("frequency_penalty", float),
+}
+"""The settings of the generationConfig that the canonical form has."""
+
+_EFFORTS = ("minimal", "low", "medium", "high", "xhigh")
+
+
+def effort_of(budget: int) -> str:
+    """The effort nearest to a number of thinking tokens, by ratio. -1 lets the model decide: a medium effort."""
+    if budget <= 0:
+        return "medium" if budget < 0 else "none"
+    return min(_EFFORTS, key=lambda effort: abs(log(BUDGETS[effort] / budget)))

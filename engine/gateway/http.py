@@ -1,0 +1,372 @@
+"""HTTP for the gateway: requests read within bounds, and answers that outlive no client.
+
+It is plain ASGI, because a framework's request and response cost more than the rest of a short call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from callboard.bus import Log
+from callboard.bus.values.base import JsonObject
+
+from .wire import BadRequest, Failure
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+_log = Log("gateway")
+
+
+class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a gateway."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    """The bytes of one request's body."""
+    bodies_bytes: int = 256 * 1024 * 1024
+    """The bytes of all bodies that are being read."""
+    body_seconds: float = 60.0
+    """Seconds for a client to send its body."""
+    header_bytes: int = 64 * 1024
+    """The bytes of a request's headers."""
+    header_count: int = 128
+    """The number of a request's headers."""
+    write_seconds: float = 60.0
+    """Seconds for which a client may read nothing, before its call is cancelled."""
+    first_event_seconds: float = 15.0
+    """Seconds to wait for the start of a streamed reply before the status 200 is sent. Errors that come later are
+    told in the stream."""
+    ping_seconds: float = 15.0
+    """Seconds of silence after which a stream has a sign of life."""
+
+
+UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+"""The code of a failure that has the status 415."""
+
+
+class ClientGone(Exception):
+    """The client has left, or has stopped reading."""
+
+
+# --- Requests ---
+
+
+class Incoming:
+    """One request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.receive = receive
+        self.status = 0
+        """The status of the answer; 0 until it is sent."""
+        self._send = send
+        self.method: str = scope["method"]
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        self.path = path[len(root) :] if root and path.startswith(root) else path
+        self.abort: Callable[[], object] = scope.get(ABORT, lambda: None)
+        """Closes the connection without sending what waits, if the server offers it."""
+        self.is_read = self.method in ("GET", "HEAD")
+        """Whether the whole body was read."""
+        self.client_name = ""
+        """The name of the authenticated client."""
+        self.summary: Callable[[], dict[str, Any]] | None = None
+        """The facts of the call that the request became, for a log."""
+        self._scope = scope
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. Raises ClientGone."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise ClientGone from error
+
+    @cached_property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, names in lower case. Several of one name are joined by a comma."""
+        found: dict[str, str] = {}
+        for raw_name, raw_value in self._scope["headers"]:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            found[name] = f"{found[name]}, {value}" if name in found else value
+        return found
+
+    @cached_property
+    def query(self) -> Mapping[str, str]:
+        text: bytes = self._scope.get("query_string", b"")
+        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)) if text else {}
+
+    @property
+    def peer(self) -> str | None:
+        """The client's address; None if it is unknown."""
+        client = self._scope.get("client")
+        return client[0] if client else None
+
+    def check_headers(self, limits: GatewayLimits) -> str | None:
+        """What is wrong with the size of the headers; None if nothing is."""
+        headers = self._scope["headers"]
+        if len(headers) > limits.header_count:
+            return f"the request has more than {limits.header_count} headers"
+        if sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
+            return f"the headers have more than {limits.header_bytes} bytes"
+        return None
+
+
+class Bodies:
+    """Reads bodies, within a bound for each and for all of them together."""
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self._limits = limits
+        self._reading = 0
+
+    async def read_json(self, request: Incoming) -> JsonObject:
+        """The body of a request, a JSON object. Raises BadRequest or ClientGone."""
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            raise BadRequest(
+                f"content-encoding {encoding[:50]!r} is not supported. Send the body uncompressed, or with gzip",
+                code=UNSUPPORTED_MEDIA_TYPE,
+            )
+        body = await self._read(request)
+        request.is_read = True
+        if encoding in ("gzip", "deflate"):
+            body = self._unpacked(body)
+        return json_object(body)
+
+    def _unpacked(self, body: bytes) -> bytes:
+        """A body without its compression. It is unpacked no further than the bound of a body."""
+        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
+        try:
+            unpacked = decompressor.decompress(body, self._limits.body_bytes)
+        except zlib.error as error:
+            raise BadRequest(f"the body is not what its content-encoding says: {error}") from None
+        if decompressor.unconsumed_tail:
+            raise BadRequest(_too_large(self._limits), kind="too_large")
+        if not decompressor.eof:
+            raise BadRequest("the compressed body is not complete")
+        return unpacked
+
+    async def _read(self, request: Incoming) -> bytes:
+        limits = self._limits
+        length = request.headers.get("content-length", "")
+        declared = int(length) if length.isascii() and length.isdecimal() else 0
+        if declared > limits.body_bytes:
+            raise BadRequest(_too_large(limits), kind="too_large")
+        held = 0
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                message = await request.receive()
+                if not message.get("more_body") and message["type"] == "http.request":
+                    body: bytes = message.get("body", b"")
+                    if len(body) > limits.body_bytes:
+                        raise BadRequest(_too_large(limits), kind="too_large")
+                    return body
+                parts: list[bytes] = []
+                while True:
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    part = message.get("body", b"")
+                    parts.append(part)
+                    held += len(part)
+                    self._reading += len(part)
+                    if held > limits.body_bytes:
+                        raise BadRequest(_too_large(limits), kind="too_large")
+                    if self._reading > limits.bodies_bytes:
+                        raise BadRequest("too many large requests arrive. Retry later", kind="unavailable")
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+                    message = await request.receive()
+        except TimeoutError:
+            raise BadRequest(
+                f"the body did not arrive within {limits.body_seconds:g} seconds", kind="timeout"
+            ) from None
+        finally:
+            self._reading -= held
+
+
+def _too_large(limits: GatewayLimits) -> str:
+    return f"the body is larger than {limits.body_bytes} bytes"
+
+
+def json_object(body: bytes) -> JsonObject:
+    """A JSON object. Raises BadRequest."""
+    try:
+        found = msgspec.json.decode(body)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRequest("the body must be a JSON object")
+    return found
+
+
+# --- Answers ---
+
+ABORT = "callboard.abort"
+"""The key of an ASGI scope for that function."""
+
+JSON_TYPE = b"application/json"
+
+
+async def answer(
+    send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), *, kind: bytes = JSON_TYPE
+) -> None:
+    """Send a whole answer."""
+    own = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": own})
+    await send({"type": "http.response.body", "body": body})
+
+
+def header(name: bytes, text: str) -> tuple[bytes, bytes]:
+    """A header whose text is in printable ASCII."""
+    return name, text.encode("ascii", "replace").translate(_PRINTABLE)
+
+
+_PRINTABLE = bytes(code if 32 <= code < 127 else 32 for code in range(256))
+
+
+def retry_headers(failure: Failure, *, may_retry: bool | None = None) -> Headers:
+    """What tells an SDK whether and when to send a request again."""
+    headers: Headers = []
+    if failure.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % math.ceil(failure.retry_after)))
+        headers.append((b"retry-after-ms", b"%d" % math.ceil(failure.retry_after * 1000)))
+    if may_retry is False:
+        headers.append((b"x-should-retry", b"false"))  # the SDKs of OpenAI and Anthropic obey it
+    return headers
+
+
+class StreamedAnswer:
+    """A streamed answer. It watches over its client: one that is silent for long gets a ping, one that stops
+    reading is given up.
+
+    Args:
+        send: The server's function.
+        limits: The bounds.
+        ping: Makes a sign of life.
+        give_up: Called once, with the reason, if the client reads nothing for too long.
+    """
+
+    def __init__(
+        self, send: Send, limits: GatewayLimits, ping: Callable[[], bytes], give_up: Callable[[str], object]
+    ) -> None:
+        self.headers: Headers = []
+        """The headers, until the answer is started."""
+        self.started = False
+        """Whether the status was sent."""
+        self._send = send
+        self._limits = limits
+        self._ping = ping
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._last = self._begun = self._loop.time()
+        self._writing = False
+        self._pinging: asyncio.Task[None] | None = None
+        self._tick_seconds = min(limits.ping_seconds, limits.write_seconds, limits.first_event_seconds) / 3
+        self._timer: asyncio.TimerHandle = self._loop.call_later(self._tick_seconds, self._tick)
+
+    async def start(self) -> None:
+        """Send the status and the headers."""
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self.headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece. It waits while the client does not read."""
+        if not self.started:
+            await self.start()
+        self._writing, self._last = True, self._loop.time()
+        try:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self._writing, self._last = False, self._loop.time()
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece."""
+        if not self.started:
+            await self.start()
+        self._writing, self._last = True, self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+        limits, now = self._limits, self._loop.time()
+        if self._writing:
+            if now - self._last >= limits.write_seconds:
+                self._timer.cancel()
+                self._give_up(f"the client read nothing for {limits.write_seconds:g} seconds")
+            return
+        waited = limits.ping_seconds if self.started else limits.first_event_seconds
+        if now - self._last >= waited and (self._pinging is None or self._pinging.done()):
+            self._pinging = self._loop.create_task(self._send_ping())
+
+    async def _send_ping(self) -> None:
+        ping = self._ping()
+        if not self.started:
+            await self.start()
+        if ping and not self._writing:
+            await self.write(ping)
+
+
+# --- Rate limits ---
+
+
+class Rates(Protocol):
+    """The limits of a client by the minute; None for a limit that it doesn't have."""
+
+    @property
+    def limit_requests(self) -> int | None: ...
+    @property
+    def remaining_requests(self) -> int | None: ...
+    @property
+    def reset_requests(self) -> float: ...
+    @property
+    def limit_tokens(self) -> int | None: ...
+    @property
+    def remaining_tokens(self) -> int | None: ...
+    @property
+    def reset_tokens(self) -> float: ...
+
+
+def rate_headers(wire: str, rates: Rates) -> Headers:
+    """The limits of a client, under the names of its wire. Gemini has no such headers."""
+    if wire == "gemini":
+        return []
+    found: Headers = []
+    kinds = (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens),
+    )
+    for kind, limit, remaining, reset in kinds:
+        if limit is None:
+            continue
+        if wire == "messages":
+            names, until = f"anthropic-ratelimit-{kind}-%s", _moment(reset)
+        else:
+            names, until = f"x-ratelimit-%s-{kind}", f"{reset:.3f}s"
+        for name, value in (("limit", str(limit)), ("remaining", str(remaining or 0)), ("reset", until)):
+            found.append(((names % name).encode(), value.encode()))
+    return found
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"

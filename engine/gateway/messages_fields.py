@@ -1,0 +1,210 @@
+"""Fields of the Messages API: checks in the vendor's words, losses, and values that clients keep. Pure.
+
+Clients send ids and signatures back unchanged, so both carry what the next request needs.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+from hashlib import sha256
+
+from callboard.adapters import CallWarning
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import ProviderRaw, ThinkingBlock
+
+from .wire import BadRequest
+
+PROTOCOL = "anthropic"
+"""The adapters' name of the protocol. Data for it is marked with this name."""
+
+# --- Checks ---
+
+
+def bad(path: str, why: str) -> BadRequest:
+    """The error of one field, as the vendor words it."""
+    return BadRequest(f"{path}: {why}", param=path)
+
+
+def required(fields: JsonObject, name: str, path: str) -> Json:
+    if name not in fields:
+        raise bad(path, "Field required")
+    return fields[name]
+
+
+def text_at(value: Json, path: str) -> str:
+    if not isinstance(value, str):
+        raise bad(path, "Input should be a valid string")
+    return value
+
+
+def object_at(value: Json, path: str) -> JsonObject:
+    if not isinstance(value, dict):
+        raise bad(path, "Input should be a valid dictionary")
+    return value
+
+
+def list_at(value: Json, path: str) -> list[Json]:
+    if not isinstance(value, list):
+        raise bad(path, "Input should be a valid list")
+    return value
+
+
+def bool_at(value: Json, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise bad(path, "Input should be a valid boolean")
+    return value
+
+
+def int_at(value: Json, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise bad(path, "Input should be a valid integer")
+    return value
+
+
+def number_at(value: Json, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad(path, "Input should be a valid number")
+    return float(value)
+
+
+# --- Losses ---
+
+_HERE_ONLY = "only providers of the Messages API receive it"
+_MARK = "cache_control"
+
+
+class Losses:
+    """What the canonical form has no word for, one warning for each kind."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, CallWarning] = {}
+        self.marked = False
+        """Whether the client set breakpoints of the prompt cache."""
+
+    def field(self, name: str, why: str = _HERE_ONLY) -> None:
+        """A setting, or a field of a block or a tool."""
+        if name.rpartition(".")[2] == _MARK:
+            self.marked, name = True, _MARK
+        self._note(WarningCode.PARAMETER_DROPPED, name, why)
+
+    def fields(self, above: str, names: Iterable[str]) -> None:
+        for name in names:
+            self.field(f"{above}.{name}")
+
+    def content(self, kind: str, why: str = _HERE_ONLY) -> None:
+        self._note(WarningCode.CONTENT_DROPPED, kind, why)
+
+    def changed(self, name: str, why: str) -> None:
+        self._note(WarningCode.PARAMETER_CHANGED, name, why)
+
+    def _note(self, code: WarningCode, subject: str, why: str) -> None:
+        self._found.setdefault(subject, CallWarning(code, f"{subject}: {why}"))
+
+    @property
+    def all(self) -> tuple[CallWarning, ...]:
+        return tuple(self._found.values())
+
+
+# --- Ids of tool calls ---
+
+_OWN_ID = re.compile(r"(?:tu|toolu)_([0-9A-HJKMNP-TV-Z]{26})")
+_CLIENTS_ID = re.compile(r"[a-zA-Z0-9_-]+")
+_CODED_ID = "toolu_b64_"
+
+
+def client_tool_id(tool_use_id: str) -> str:
+    """The id of a tool call for the client. `canonical_tool_id` returns the original id."""
+    own = _OWN_ID.fullmatch(tool_use_id)
+    if own is not None:
+        return f"toolu_{own[1]}"
+    if _CLIENTS_ID.fullmatch(tool_use_id) and not tool_use_id.startswith(_CODED_ID):
+        return tool_use_id
+    return _CODED_ID + urlsafe_b64encode(tool_use_id.encode("utf-8", "surrogatepass")).decode().rstrip("=")
+
+
+def canonical_tool_id(client_id: str) -> str:
+    """The id of a tool call in the canonical form."""
+    own = _OWN_ID.fullmatch(client_id)
+    if own is not None:
+        return f"tu_{own[1]}"
+    if client_id.startswith(_CODED_ID):
+        coded = client_id.removeprefix(_CODED_ID)
+        try:
+            return urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode("utf-8", "surrogatepass")
+        except ValueError:
+            return client_id
+    return client_id
+
+
+# --- Names of tools ---
+
+_TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+def canonical_tool_name(name: str) -> str:
+    """A tool's name that all providers accept. It is the client's name, unless a provider would refuse that."""
+    if _TOOL_NAME.fullmatch(name):
+        return name
+    legal = re.sub("[^A-Za-z0-9_-]", "_", name)
+    legal = legal if re.match("[A-Za-z]", legal) else f"t{legal}"
+    return f"{legal[:55]}_{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+# --- Blocks that a reply has no place for ---
+
+IMAGE_LEFT_OUT = "[The model made an image. The Messages API has no place for it in a reply.]"
+"""Replaces an image in a reply. It is left out when it comes back."""
+
+# --- Signatures of thinking ---
+
+UNSIGNED = "callboard-unsigned"
+"""The signature of thinking that has none. The clients' types require one."""
+
+_FOREIGN = "callboard:"
+"""The start of another provider's signature. The provider's name, a colon and the signature follow."""
+
+
+def client_signature(signature: str | None, provider: str) -> str:
+    """The signature of a provider's thinking for the client. `read_thinking` reads it."""
+    if not signature:
+        return UNSIGNED
+    return signature if provider == PROTOCOL else f"{_FOREIGN}{provider}:{signature}"
+
+
+def read_thinking(text: str, signature: str) -> ThinkingBlock:
+    """Thinking from a client. It has no signature if `client_signature` had none."""
+    if not signature or signature == UNSIGNED:
+        return ThinkingBlock(text)
+    if signature.startswith(_FOREIGN):
+        provider, _, own = signature.removeprefix(_FOREIGN).partition(":")
+        return ThinkingBlock(text, own, ProviderRaw(provider, {})) if own else ThinkingBlock(text)
+    return ThinkingBlock(text, signature)
+
+
+def is_own_signature(signature: str) -> bool:
+    """Whether `client_signature` wrote it, and not a provider of the Messages API."""
+    return signature == UNSIGNED or signature.startswith(_FOREIGN)
+
+
+def without_own_thinking(body: JsonObject) -> JsonObject:
+    """A client's body without thinking that the Messages API did not sign, which its providers refuse."""
+    messages = body.get("messages")
+    kept = [_bare(message) for message in messages] if isinstance(messages, list) else []
+    return {**body, "messages": [message for message in kept if message is not None]}
+
+
+def _bare(message: Json) -> Json:
+    """A message without such thinking; None if nothing is left of it."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(content, list) or not any(map(_is_unsigned, content)):
+        return message
+    kept = [block for block in content if not _is_unsigned(block)]
+    return {**message, "content": kept} if kept else None
+
+
+def _is_unsigned(block: Json) -> bool:
+    signature = block.get("signature") if isinstance(block, dict) else None
+    return isinstance(signature, str) and is_own_signature(signature)

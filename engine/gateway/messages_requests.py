@@ -1,0 +1,384 @@
+"""Requests of Anthropic's Messages API as canonical ones. Pure.
+
+The mirror image of the adapter's `request` and `messages`. A field without a place in the canonical form goes to
+``provider_options["anthropic"]``, or to the `provider_raw` of its block. Providers of the Messages API receive it
+from there. For the other providers it is a loss, which is noted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from callboard.adapters import CanonicalRequest
+from callboard.adapters.providers.anthropic.data import BUDGETS, LEAST_BUDGET
+from callboard.adapters.requests.settings import EFFORTS
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import TextBlock
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+
+from .messages_content import ContentReader
+from .messages_fields import (
+    PROTOCOL,
+    Losses,
+    bad,
+    bool_at,
+    int_at,
+    list_at,
+    number_at,
+    object_at,
+    required,
+    text_at,
+    without_own_thinking,
+)
+from .wire import ClientRequest
+
+TOOL_NAMES = "tool_names"
+"""The key of `ClientRequest.options` for the client's names of tools, by the canonical ones."""
+
+_READ = frozenset(
+    {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "stop_sequences"}
+    | {"temperature", "top_p", "metadata", "output_config", "output_format", "thinking"}
+)
+"""The fields with a place in the canonical form. All others go to the provider as they are."""
+
+_KEPT_HEADERS = ("anthropic-beta", "anthropic-version")
+
+
+def read_request(body: JsonObject, headers: Mapping[str, str]) -> ClientRequest:
+    """Read a request. Raises BadRequest with the vendor's text and the path of the field."""
+    return _Reader(body, headers).read()
+
+
+class _Reader:
+    def __init__(self, body: JsonObject, headers: Mapping[str, str]) -> None:
+        self.body = body
+        self.headers = headers
+        self.losses = Losses()
+        self.content = ContentReader(self.losses)
+        self.options: JsonObject = {}  # for providers of the Messages API
+
+    def read(self) -> ClientRequest:
+        body = self.body
+        model = text_at(required(body, "model", "model"), "model")
+        limit = int_at(required(body, "max_tokens", "max_tokens"), "max_tokens")
+        if limit < 1:
+            raise bad("max_tokens", "Input should be greater than or equal to 1")
+        messages = self.content.messages(required(body, "messages", "messages"))
+        system_prompt, system = self.content.system(body.get("system"))
+        schema = self._output_schema()
+        request = CanonicalRequest(
+            request_id="",
+            model=model,
+            messages=(*system, *messages),
+            max_output_tokens=limit,
+            tools=self._tools(),
+            system_prompt=system_prompt,
+            stop_sequences=tuple(
+                text_at(stop, f"stop_sequences.{at}")
+                for at, stop in enumerate(list_at(body.get("stop_sequences") or [], "stop_sequences"))
+            ),
+            temperature=self._number("temperature"),
+            top_p=self._number("top_p"),
+            user=self._user(),
+            output_schema=schema,
+            tool_choice=self._tool_choice(),
+            parallel_tool_calls=self._parallel(),
+            reasoning_effort=self._effort(),
+            has_beginning=_is_beginning(messages),
+            provider_options=self._provider_options(),
+        )
+        return ClientRequest(
+            model=model,
+            request=request,
+            stream=bool_at(body.get("stream") or False, "stream"),
+            body=without_own_thinking(body) if self.content.has_own_thinking else body,
+            headers={name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers},
+            losses=self.losses.all,
+            session_hint=_session(body, self.headers),
+            options={TOOL_NAMES: self.content.names} if self.content.names else {},
+        )
+
+    # --- Settings ---
+
+    def _number(self, name: str) -> float | None:
+        value = self.body.get(name)
+        return None if value is None else number_at(value, name)
+
+    def _user(self) -> str | None:
+        metadata = object_at(self.body.get("metadata") or {}, "metadata")
+        rest = {name: value for name, value in metadata.items() if name != "user_id"}
+        if rest:
+            self.options["metadata"] = rest
+            self.losses.fields("metadata", rest)
+        user = metadata.get("user_id")
+        return None if user is None else text_at(user, "metadata.user_id")
+
+    def _output_schema(self) -> JsonObject | None:
+        """The schema of the reply. `output_format` is its older name."""
+        config = object_at(self.body.get("output_config") or {}, "output_config")
+        rest = {name: value for name, value in config.items() if name not in ("effort", "format")}
+        if rest:
+            self.options["output_config"] = rest
+            self.losses.fields("output_config", rest)
+        for path, given in (
+            ("output_config.format", config.get("format")),
+            ("output_format", self.body.get("output_format")),
+        ):
+            if given is not None:
+                fields = object_at(given, path)
+                if fields.get("type") != "json_schema":
+                    raise bad(f"{path}.type", "Input should be 'json_schema'")
+                return object_at(required(fields, "schema", f"{path}.schema"), f"{path}.schema")
+        return None
+
+    def _effort(self) -> str | None:
+        """The effort for a thinking or an effort of the client. Its thinking goes along as it is."""
+        config = self.body.get("output_config")
+        asked = config.get("effort") if isinstance(config, dict) else None
+        effort = None if asked is None else text_at(asked, "output_config.effort")
+        if effort is not None and effort not in EFFORTS:
+            raise bad("output_config.effort", f"Input should be one of {', '.join(EFFORTS[1:])}")
+        thinking = self.body.get("thinking")
+        if thinking is None:
+            return effort
+        fields = object_at(thinking, "thinking")
+        self.options["thinking"] = fields
+        match required(fields, "type", "thinking.type"):
+            case "disabled":
+                return "none"
+            case "enabled":
+                path = "thinking.enabled.budget_tokens"
+                budget = int_at(required(fields, "budget_tokens", path), path)
+                if budget < LEAST_BUDGET:
+                    raise bad(path, f"Input should be greater than or equal to {LEAST_BUDGET}")
+                return effort or _effort_of(budget)
+            case str():
+                return effort or "high"  # the vendor's default
+            case _:
+                raise bad("thinking.type", "Input should be a valid string")
+
+    def _tool_choice(self) -> ToolChoice | None:
+        given = self.body.get("tool_choice")
+        if given is None:
+            return None
+        fields = object_at(given, "tool_choice")
+        match required(fields, "type", "tool_choice.type"):
+            case "auto":
+                return ToolChoice("auto")
+            case "any":
+                return ToolChoice("required")
+            case "none":
+                return ToolChoice("none")
+            case "tool":
+                path = "tool_choice.tool.name"
+                return ToolChoice("named", self.content.name(text_at(required(fields, "name", path), path)))
+            case kind:
+                why = f"Input tag {kind!r} found using 'type' does not match any of the expected tags: "
+                raise bad("tool_choice", why + "'auto', 'any', 'tool', 'none'")
+
+    def _parallel(self) -> bool | None:
+        choice = self.body.get("tool_choice")
+        given = choice.get("disable_parallel_tool_use") if isinstance(choice, dict) else None
+        if given is None:
+            return None
+        return False if bool_at(given, "tool_choice.disable_parallel_tool_use") else None
+
+    def _provider_options(self) -> Mapping[str, Json]:
+        """The fields for providers of the Messages API. It comes last, because reading the others adds to them."""
+        for name, value in self.body.items():
+            if name not in _READ and value is not None:
+                self.options[name] = value
+                self.losses.field(name)
+        betas = self.headers.get("anthropic-beta")
+        if betas:
+            self.options["beta_headers"] = betas
+        if self.losses.marked:
+            self.options["auto_cache"] = False  # the client has its own breakpoints
+        return {PROTOCOL: self.options} if self.options else {}
+
+    # --- Tools ---
+
+    def _tools(self) -> tuple[ToolDefinition, ...]:
+        tools: list[ToolDefinition] = []
+        own: list[Json] = []
+        for at, given in enumerate(list_at(self.body.get("tools") or [], "tools")):
+            fields = object_at(given, f"tools.{at}")
+            kind = fields.get("type") or "custom"
+            shape = _shape_of(str(kind))
+            if kind == "custom":
+                tools.append(self._tool(fields, f"tools.{at}"))
+            elif shape is not None:
+                tools.append(self._vendors_tool(fields, shape, f"tools.{at}"))
+            else:
+                own.append(fields)
+                self.losses.field(
+                    f"tool {kind}", "the provider runs it, so only providers of the Messages API have it"
+                )
+        names = [tool.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise bad("tools", "Tool names must be unique.")
+        if own:
+            self.options["tools"] = own
+        return tuple(tools)
+
+    def _tool(self, fields: JsonObject, path: str) -> ToolDefinition:
+        path = f"{path}.custom"
+        said = fields.get("description")
+        given = object_at(required(fields, "input_schema", f"{path}.input_schema"), f"{path}.input_schema")
+        strict = fields.get("strict")
+        name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
+        schema = _fitting_schema(given)
+        if schema is not given:
+            self.losses.changed(f"tool {name!r}", "its schema was changed, because providers would refuse it")
+        known = ("name", "description", "input_schema", "strict")
+        rest: JsonObject = {key: value for key, value in fields.items() if key not in known and value is not None}
+        self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
+        return ToolDefinition(
+            name,
+            "" if said is None else text_at(said, f"{path}.description"),
+            schema,
+            None if strict is None else bool_at(strict, f"{path}.strict"),
+            provider_options={PROTOCOL: rest} if rest else {},
+        )
+
+    def _vendors_tool(self, fields: JsonObject, shape: Mapping[str, Json], path: str) -> ToolDefinition:
+        """A tool that the vendor defines and the client runs. Other models get its schema from us."""
+        name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
+        rest: JsonObject = {key: value for key, value in fields.items() if key != "name" and value is not None}
+        self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
+        return ToolDefinition(
+            name,
+            str(shape["description"]),
+            {"type": "object", "properties": shape["properties"], "required": shape["required"]},
+            provider_options={PROTOCOL: rest},
+        )
+
+
+# --- Helpers ---
+
+
+def _is_beginning(messages: Sequence[Message]) -> bool:
+    """Whether the model is to continue the last message. If that ends in a block of a tool, the tool goes on."""
+    if not messages:
+        return False
+    message = messages[-1]
+    return message.role is Role.ASSISTANT and bool(message.content) and isinstance(message.content[-1], TextBlock)
+
+
+def _effort_of(budget: int) -> str:
+    """The effort with the nearest budget."""
+    return min(BUDGETS, key=lambda effort: abs(BUDGETS[effort] - budget))
+
+
+_ROOTS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+
+
+def _fitting_schema(schema: JsonObject) -> JsonObject:
+    """A schema that `ToolDefinition` accepts; the same object if it is one."""
+    if not _ROOTS.isdisjoint(schema):
+        return schema
+    properties, needed = schema.get("properties"), schema.get("required")
+    known = properties if isinstance(properties, dict) else {}
+    changed: JsonObject = {}
+    if schema.get("type") != "object":
+        changed["type"] = "object"
+    if isinstance(needed, list) and any(not isinstance(name, str) or name not in known for name in needed):
+        changed["required"] = [name for name in needed if isinstance(name, str) and name in known]
+    return {**schema, **changed} if changed else schema
+
+
+_SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
+
+
+def _session(body: JsonObject, headers: Mapping[str, str]) -> str | None:
+    """The id of the conversation that Claude Code sends, in a header or in the user's id."""
+    own = headers.get("x-claude-code-session-id")
+    if own:
+        return own
+    metadata = body.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    if not isinstance(user, str):
+        return None
+    if found := _SESSION.search(user):
+        return found[1]
+    if user.startswith("{"):
+        try:
+            fields = msgspec.json.decode(user)
+        except msgspec.DecodeError:
+            return None
+        session = fields.get("session_id") if isinstance(fields, dict) else None
+        return session if isinstance(session, str) and session else None
+    return None
+
+
+# --- Tools that the vendor defines and the client runs ---
+
+_TEXT: Json = {"type": "string"}
+_NUMBER: Json = {"type": "integer"}
+_RANGE: Json = {"type": "array", "items": {"type": "integer"}}
+
+
+def _command(*names: str) -> Json:
+    return {"type": "string", "enum": list(names)}
+
+
+_EDITS: JsonObject = {
+    "path": _TEXT,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _NUMBER,
+    "insert_text": _TEXT,
+    "view_range": _RANGE,
+}
+_SHAPES: Mapping[str, Mapping[str, Json]] = {
+    "bash": {
+        "description": "Run a command in a bash shell that stays open. `restart` starts a new shell.",
+        "properties": {"command": _TEXT, "restart": {"type": "boolean"}},
+        "required": [],
+    },
+    "text_editor": {
+        "description": "View, create and edit text files.",
+        "properties": {"command": _command("view", "create", "str_replace", "insert", "undo_edit"), **_EDITS},
+        "required": ["command", "path"],
+    },
+    "memory": {
+        "description": "Read and write files of memory below /memories.",
+        "properties": {
+            "command": _command("view", "create", "str_replace", "insert", "delete", "rename"),
+            **_EDITS,
+            "old_path": _TEXT,
+            "new_path": _TEXT,
+        },
+        "required": ["command"],
+    },
+    "computer": {
+        "description": "Use the screen, the mouse and the keyboard of a computer. Coordinates are pixels, [x, y].",
+        "properties": {
+            "action": _command(
+                *("screenshot", "key", "type", "mouse_move", "left_click", "right_click", "middle_click"),
+                *("double_click", "triple_click", "left_click_drag", "left_mouse_down", "left_mouse_up"),
+                *("scroll", "hold_key", "wait", "cursor_position", "zoom"),
+            ),
+            "coordinate": _RANGE,
+            "start_coordinate": _RANGE,
+            "text": _TEXT,
+            "scroll_direction": _command("up", "down", "left", "right"),
+            "scroll_amount": _NUMBER,
+            "duration": {"type": "number"},
+            "region": _RANGE,
+        },
+        "required": ["action"],
+    },
+}
+"""The arguments of the vendor's tools, for models that do not know them."""
+
+_DATED = re.compile(r"(bash|text_editor|memory|computer)_\d{8}")
+
+
+def _shape_of(kind: str) -> Mapping[str, Json] | None:
+    found = _DATED.fullmatch(kind)
+    return _SHAPES[found[1]] if found else None

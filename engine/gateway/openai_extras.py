@@ -1,0 +1,280 @@
+"""Embeddings and images of OpenAI's clients. Pure.
+
+The mirror image of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+
+import msgspec
+
+from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, Encoding, InputType, Vector
+from callboard.adapters.images import GeneratedImage, ImageRequest
+from callboard.adapters.requests.content import write_data_url
+from callboard.bus.values.base import Json, JsonObject, ShortRepr
+from callboard.bus.values.messages import CallWarning
+from callboard.bus.values.usage import TokenUsage
+
+from .reading import LossReport, a_list, a_text, an_integer, kind_of, missing, wrong_value
+from .wire import BadRequest
+
+_PROTOCOLS = ("openai", "openai_compatible")
+"""The protocols with these endpoints."""
+
+
+def _model(body: JsonObject) -> str:
+    model = body.get("model")
+    if model is None or model == "":
+        raise BadRequest("you must provide a model parameter", param="model")
+    return a_text(model, "model")
+
+
+def _others(body: JsonObject, known: Sequence[str], losses: LossReport) -> JsonObject:
+    """The fields that only these protocols have, as provider options."""
+    own: JsonObject = {name: value for name, value in body.items() if name not in known and value is not None}
+    for name in own:
+        if name not in _HARMLESS:
+            losses.parameter(name)
+    return {protocol: dict(own) for protocol in _PROTOCOLS} if own else {}
+
+
+_HARMLESS = ("user", "safety_identifier")
+
+# --- Embeddings ---
+
+
+class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
+    """A client's request for embeddings."""
+
+    model: str
+    """The model as the client names it."""
+    request: EmbeddingRequest
+    """The request in the canonical form. Its id is empty."""
+    encoding: Encoding = "float"
+    """The form of the vectors in the reply."""
+    losses: tuple[CallWarning, ...] = ()
+    """What the canonical form has no word for. The client is told, if another protocol serves the request."""
+
+
+def read_embeddings(body: JsonObject) -> AskedEmbeddings:
+    """Read the body of ``POST /v1/embeddings``.
+
+    Raises:
+        BadRequest: The request can't be read, or its inputs are tokens instead of texts.
+    """
+    model, losses = _model(body), LossReport()
+    dimensions = an_integer(body.get("dimensions"), "dimensions", least=1)
+    encoding = body.get("encoding_format")
+    if encoding not in (None, "float", "base64"):
+        raise wrong_value("encoding_format", encoding, ("float", "base64"))
+    purpose = body.get("input_type")
+    known: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
+    read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if known else ()))
+    return AskedEmbeddings(
+        model=model,
+        request=EmbeddingRequest(
+            request_id="",
+            model=model,
+            inputs=_inputs(body.get("input")),
+            dimensions=dimensions,
+            input_type=known,
+            provider_options=_others(body, read, losses),
+        ),
+        encoding="base64" if encoding == "base64" else "float",
+        losses=tuple(losses),
+    )
+
+
+def _inputs(given: Json) -> tuple[str, ...]:
+    if given is None:
+        raise missing("input")
+    inputs = [given] if isinstance(given, str) else a_list(given, "input")
+    if not inputs:
+        raise BadRequest("Invalid 'input': input cannot be an empty array.", param="input", code="empty_array")
+    texts: list[str] = []
+    for text in inputs:
+        if isinstance(text, int | list):
+            said = (
+                "Invalid 'input': expected a string or an array of strings, but got tokens. Send the text itself, "
+                "because other providers have other tokens (in LangChain, check_embedding_ctx_length=False)."
+            )
+            raise BadRequest(said, param="input", code="invalid_type")
+        if not isinstance(text, str):
+            said = f"Invalid type for 'input': expected a string or an array of strings, but got {kind_of(text)}."
+            raise BadRequest(said, param="input", code="invalid_type")
+        if not text:
+            raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
+        texts.append(text)
+    return tuple(texts)
+
+
+def write_embeddings(asked: AskedEmbeddings, vectors: Sequence[Vector], usage: TokenUsage) -> JsonObject:
+    """The body of a reply.
+
+    Args:
+        asked: The request.
+        vectors: The vectors in the order of the inputs.
+        usage: The tokens of all inputs.
+    """
+    tokens = usage.total_input_tokens
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": place, "embedding": _vector(vector, asked.encoding)}
+            for place, vector in enumerate(vectors)
+        ],
+        "model": asked.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def _vector(vector: Vector, encoding: Encoding) -> Json:
+    if encoding == "float":
+        numbers: list[Json] = [*vector.tolist()]
+        return numbers
+    if sys.byteorder == "big":  # the wire's bytes are in little-endian order
+        vector = array("f", vector)
+        vector.byteswap()
+    return b64encode(vector.tobytes()).decode()
+
+
+# --- Images ---
+
+
+class AskedImages(ShortRepr, frozen=True, kw_only=True):
+    """A client's request for images."""
+
+    model: str
+    """The model as the client names it."""
+    request: ImageRequest
+    """The request in the canonical form. Its id is empty."""
+    stream: bool = False
+    """Whether the client asked for a stream."""
+    as_url: bool = False
+    """Whether the client asked for addresses instead of base64."""
+    losses: tuple[CallWarning, ...] = ()
+    """What the canonical form has no word for. The client is told, if another protocol serves the request."""
+
+
+_READ = (
+    *("model", "prompt", "n", "size", "aspect_ratio", "quality", "background", "output_format"),
+    *("stream", "partial_images", "response_format"),
+)
+
+
+def read_images(body: JsonObject) -> AskedImages:
+    """Read the body of ``POST /v1/images/generations``. The word ``auto`` is the provider's default.
+
+    Raises:
+        BadRequest: The request can't be read.
+    """
+    model, losses = _model(body), LossReport()
+    prompt = a_text(body.get("prompt"), "prompt")
+    if not prompt:
+        raise BadRequest("Invalid 'prompt': prompt cannot be an empty string.", param="prompt")
+    form = body.get("response_format")
+    if form not in (None, "url", "b64_json"):
+        raise wrong_value("response_format", form, ("url", "b64_json"))
+    return AskedImages(
+        model=model,
+        request=ImageRequest(
+            request_id="",
+            model=model,
+            prompt=prompt,
+            n=an_integer(body.get("n"), "n", least=1) or 1,
+            provider_options=_others(body, _READ, losses),
+            size=_word(body, "size"),
+            aspect_ratio=_word(body, "aspect_ratio"),
+            quality=_word(body, "quality"),
+            background=_word(body, "background"),
+            output_format=_word(body, "output_format"),
+        ),
+        stream=body.get("stream") is True,
+        as_url=form == "url",
+        losses=tuple(losses),
+    )
+
+
+def _word(body: JsonObject, name: str) -> str | None:
+    value = body.get(name)
+    return None if value is None or value == "auto" else a_text(value, name)
+
+
+def write_images(
+    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+) -> JsonObject:
+    """The body of a reply.
+
+    Args:
+        asked: The request.
+        images: The images.
+        usage: The tokens. A provider without counts bills by image.
+        created: Seconds since the epoch.
+    """
+    body: JsonObject = {"created": created, "data": [_image(image, as_url=asked.as_url) for image in images]}
+    if images:
+        body["output_format"] = _format(images[0])
+    for name in ("size", "quality", "background"):
+        value: str | None = getattr(asked.request, name)
+        if value is not None:
+            body[name] = value
+    return body | _image_usage(usage)
+
+
+def write_image_stream(
+    asked: AskedImages, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
+) -> bytes:
+    """The streamed reply: one event for each image, without partial images. See `write_images`."""
+    name = "image_generation.completed"
+    events = []
+    for image in images:
+        event: JsonObject = {
+            "type": name,
+            "created_at": created,
+            **_image(image, as_url=asked.as_url),
+            "output_format": _format(image),
+            "size": asked.request.size or "auto",
+            "quality": asked.request.quality or "auto",
+            "background": asked.request.background or "auto",
+            **_image_usage(usage),
+        }
+        events.append(b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(event)))
+    return b"".join(events)
+
+
+def _image(image: GeneratedImage, *, as_url: bool) -> JsonObject:
+    written: JsonObject = {}
+    if image.data is None:
+        written["url"] = image.url
+    elif as_url:
+        written["url"] = write_data_url(image.media_type, image.data)
+    else:
+        written["b64_json"] = b64encode(image.data).decode()
+    if image.revised_prompt is not None:
+        written["revised_prompt"] = image.revised_prompt
+    return written
+
+
+def _format(image: GeneratedImage) -> str:
+    return image.media_type.removeprefix("image/").partition("+")[0]
+
+
+def _image_usage(usage: TokenUsage) -> JsonObject:
+    if not usage.total_tokens:
+        return {}
+    details = usage.details or {}
+    prompt, output, cached = usage.total_input_tokens, usage.output_tokens, usage.cached_input_tokens
+    cached_images = details.get("image_cache_read", 0)
+    seen, drawn = details.get("image_input", 0) + cached_images, details.get("image_output", 0)
+    given: JsonObject = {"image_tokens": seen, "text_tokens": prompt - seen}
+    written: JsonObject = {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
+    if cached:
+        given["cached_tokens"] = cached
+        written["cached_tokens_details"] = {"cached_image_tokens": cached_images}
+    written["input_tokens_details"] = given
+    written["output_tokens_details"] = {"image_tokens": drawn, "text_tokens": output - drawn}
+    return {"usage": written}

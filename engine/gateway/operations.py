@@ -1,0 +1,102 @@
+"""Embeddings and images for clients: read by their wire, made by the engine, written by their wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from callboard.adapters import CallWarning, TokenUsage
+from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse
+from callboard.bus import Cost
+from callboard.bus.values.base import JsonObject
+
+from ..engine import Engine
+from ..operations.embeddings import EmbeddingResult
+from . import gemini_embeddings, openai_extras
+from .exchange import models_of
+
+
+class Made(NamedTuple):
+    """What an operation gave."""
+
+    body: bytes
+    """The body of the answer."""
+    usage: TokenUsage
+    cost: Cost
+    call_id: str
+    """The id of the call in the trace; of the first one, if there were several."""
+    warnings: Sequence[CallWarning]
+    kind: bytes = b"application/json"
+    """The content type of the answer."""
+
+
+Tags = Mapping[str, str]
+
+
+async def openai_embeddings(engine: Engine, asked: openai_extras.AskedEmbeddings, tags: Tags) -> Made:
+    """``POST /v1/embeddings``."""
+    result = await _embed(engine, asked.model, asked.request, tags)
+    body = openai_extras.write_embeddings(asked, result.vectors, result.usage)
+    return _made(body, [result], asked.losses)
+
+
+async def gemini_vectors(engine: Engine, asked: gemini_embeddings.AskedEmbeddings, tags: Tags) -> Made:
+    """``:embedContent`` and ``:batchEmbedContents``."""
+    results = [await _embed(engine, asked.model, request, tags) for request in asked.requests]
+    responses = [
+        EmbeddingResponse(
+            request_id="", model=result.model, provider="", usage=result.usage, vectors=result.vectors
+        )
+        for result in results
+    ]
+    return _made(gemini_embeddings.write_embeddings(asked, responses), results, asked.losses)
+
+
+async def _embed(engine: Engine, model: str, request: EmbeddingRequest, tags: Tags) -> EmbeddingResult:
+    return await engine.embed(
+        request.inputs,
+        model=models_of(engine._runtime, model),
+        dimensions=request.dimensions,
+        input_type=request.input_type,
+        provider_options=request.provider_options,
+        tags=tags,
+    )
+
+
+def _made(body: JsonObject, results: Sequence[EmbeddingResult], losses: Sequence[CallWarning]) -> Made:
+    usage, cost = results[0].usage, results[0].cost
+    for result in results[1:]:
+        usage, cost = usage + result.usage, cost + result.cost
+    return Made(
+        msgspec.json.encode(body),
+        usage,
+        cost,
+        next((call for result in results for call in result.calls), ""),
+        [*losses, *(warning for result in results for warning in result.warnings)],
+    )
+
+
+async def openai_images(engine: Engine, asked: openai_extras.AskedImages, tags: Tags) -> Made:
+    """``POST /v1/images/generations``."""
+    request = asked.request
+    result = await engine.generate_image(
+        request.prompt,
+        model=models_of(engine._runtime, asked.model),
+        n=request.n,
+        size=request.size,
+        aspect_ratio=request.aspect_ratio,
+        quality=request.quality,
+        background=request.background,
+        output_format=request.output_format,
+        provider_options=request.provider_options,
+        tags=tags,
+    )
+    created = engine.clock.now_us() // 1_000_000
+    warnings = (*asked.losses, *result.warnings)
+    if asked.stream:
+        stream = openai_extras.write_image_stream(asked, result.images, result.usage, created=created)
+        return Made(stream, result.usage, result.cost, result.request_id, warnings, b"text/event-stream")
+    body = openai_extras.write_images(asked, result.images, result.usage, created=created)
+    return Made(msgspec.json.encode(body), result.usage, result.cost, result.request_id, warnings)

@@ -1,0 +1,161 @@
+"""Checks of what clients send, names of tools, and losses. Pure.
+
+The texts of the errors are OpenAI's, word for word where programs match them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+from callboard.adapters import CallWarning
+from callboard.bus.errors import WarningCode
+from callboard.bus.values.base import Json, JsonObject
+
+from .wire import BadRequest
+
+# --- Errors in the vendor's words ---
+
+
+def kind_of(value: Json) -> str:
+    """A value's type, as the vendor's errors name it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a decimal"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+def wrong_type(param: str, expected: str, value: Json) -> BadRequest:
+    said = f"Invalid type for '{param}': expected {expected}, but got {kind_of(value)} instead."
+    return BadRequest(said, param=param, code="invalid_type")
+
+
+def missing(param: str) -> BadRequest:
+    return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+
+
+def wrong_value(param: str, value: object, allowed: Iterable[str]) -> BadRequest:
+    listed = ", ".join(f"'{each}'" for each in allowed)
+    said = f"Invalid value: '{value}'. Supported values are: {listed}."
+    return BadRequest(said, param=param, code="invalid_value")
+
+
+def an_object(value: Json, param: str) -> JsonObject:
+    """The value. Raises BadRequest if it is not an object."""
+    if not isinstance(value, dict):
+        raise wrong_type(param, "an object", value)
+    return value
+
+
+def a_list(value: Json, param: str) -> list[Json]:
+    """The value. Raises BadRequest if it is not an array."""
+    if not isinstance(value, list):
+        raise wrong_type(param, "an array", value)
+    return value
+
+
+def a_text(value: Json, param: str) -> str:
+    """The value. Raises BadRequest if it is not a string."""
+    if value is None:
+        raise missing(param)
+    if not isinstance(value, str):
+        raise wrong_type(param, "a string", value)
+    return value
+
+
+def an_integer(value: Json, param: str, *, least: int | None = None) -> int | None:
+    """The value; None if there is none. Raises BadRequest if it is not an integer, or too small."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type(param, "an integer", value)
+    if least is not None and value < least:
+        said = f"Invalid '{param}': integer below minimum value. Expected a value >= {least}, but got {value}"
+        raise BadRequest(f"{said} instead.", param=param, code="integer_below_min_value")
+    return value
+
+
+class LossReport:
+    """The parts of a request that other protocols don't get. Each kind is reported once, without its place."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], None] = {}
+
+    def content(self, what: str, why: str = "only this protocol has it") -> None:
+        self._add(WarningCode.CONTENT_DROPPED, f"{what} is not sent to another protocol: {why}")
+
+    def parameter(self, what: str, why: str = "only this protocol has it") -> None:
+        self._add(WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}")
+
+    def changed(self, said: str) -> None:
+        self._add(WarningCode.PARAMETER_CHANGED, said)
+
+    def _add(self, code: WarningCode, said: str) -> None:
+        self._found[code, _PLACE.sub("[]", said)] = None
+
+    def __iter__(self) -> Iterator[CallWarning]:
+        return (CallWarning(code, message) for code, message in self._found)
+
+
+_PLACE = re.compile(r"\[\d+\]")
+
+
+# --- Names of tools ---
+
+_VALID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+class ToolNames:
+    """The clients' names of tools, and names that every provider accepts. Each maps to exactly one other."""
+
+    def __init__(self) -> None:
+        self._canonical: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def canonical(self, name: str) -> str:
+        """The name for providers. It is the client's own name, if that is valid."""
+        known = self._canonical.get(name)
+        if known is None:
+            known = self._free(name)
+            self._canonical[name] = known
+            self._taken.add(known)
+        return known
+
+    def _free(self, name: str) -> str:
+        valid = name if _VALID.fullmatch(name) else _valid_name(name)
+        number = 0
+        while valid in self._taken:
+            number += 1
+            valid = _with_digest(valid, f"{name} {number}")
+        return valid
+
+    @property
+    def changed(self) -> dict[str, Json]:
+        """The clients' names by the canonical ones, where they differ."""
+        return {canonical: name for name, canonical in self._canonical.items() if name != canonical}
+
+
+def _valid_name(name: str) -> str:
+    plain = re.sub("[^A-Za-z0-9_-]", "_", name)
+    if not plain[:1].isalpha():
+        plain = f"t{plain}"
+    return plain if len(plain) <= 64 else _with_digest(plain, name)
+
+
+def _with_digest(valid: str, name: str) -> str:
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{valid[:55]}_{digest[:8]}"

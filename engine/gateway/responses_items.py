@@ -1,0 +1,412 @@
+"""The input items of a Responses request as messages. Pure.
+
+A reply comes back as several items: reasoning, messages, calls. Items of a model that follow each other become one
+assistant message again. Outputs that follow each other become one tool message. What only OpenAI understands is
+kept unchanged in the blocks' `provider_raw`, in the form that the adapter gives it.
+"""
+
+from __future__ import annotations
+
+from mimetypes import guess_type
+
+import msgspec
+
+from callboard.adapters import Message
+from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
+from callboard.adapters.replies.decoders import parse_arguments
+from callboard.adapters.replies.normaliser import image_of_base64
+from callboard.adapters.requests.settings import INPUT
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    ResultPart,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Role
+
+from .reading import a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_input, canonical_name, output_text
+
+TOKEN = "callboard:"
+"""The start of the `encrypted_content` that stands for another provider's reasoning."""
+
+REFERENCE = "item_reference"
+"""The type of an item that names a stored one by its id."""
+
+ROLES = ("assistant", "system", "developer", "user")
+
+_MADE_BY_MODELS = frozenset(
+    {"mcp_list_tools", "mcp_approval_request", "compaction", "compaction_summary", "program", "program_output"}
+)
+"""Items of a reply whose type does not end in ``_call``."""
+
+_AUDIO = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg", "opus": "audio/ogg"}
+
+
+class InputReader:
+    """Reads the items of one request. It adds the tools that it finds among them to the request's tools."""
+
+    def __init__(self, tools: ToolTable) -> None:
+        self.messages: list[Message] = []
+        self._tools = tools
+        self._reply: list[ContentBlock] = []
+        self._results: list[ContentBlock] = []
+        self._reasoning: str | None = None  # the id of the last reasoning in the reply
+        self._calls: dict[str, str] = {}  # the blocks' ids by the items' ids
+        self._used: set[str] = set()
+        self._found: dict[str, list[str]] = {}  # names of tools by the places of their items
+
+    def read(self, given: Json) -> tuple[Message, ...]:
+        """Read the field `input`.
+
+        Raises:
+            BadRequest: It is neither a text nor a list of items, or an item lacks a field.
+        """
+        if isinstance(given, str):
+            return (Message.user(given),)
+        if not isinstance(given, list):
+            raise wrong_type("input", "a string or an array", given)
+        # The tools come first, because a call's name depends on them.
+        for number, item in enumerate(given):
+            place = f"input[{number}]"
+            item = an_object(item, place)
+            if item.get("type") == "additional_tools" or _is_search_output(item):
+                self._found[place] = self._tools.add(item.get("tools"), f"{place}.tools")
+        for number, item in enumerate(given):
+            assert isinstance(item, dict)
+            self._item(item, f"input[{number}]")
+        self._end_reply()
+        self._end_results()
+        return tuple(self.messages)
+
+    def _item(self, item: JsonObject, place: str) -> None:
+        kind = item.get("type")
+        if kind is None:
+            kind = REFERENCE if is_reference(item) else "message"
+        match kind:
+            case "message":
+                self._message(item, place)
+            case "reasoning":
+                self._reasoning_item(item)
+            case "function_call" | "custom_tool_call":
+                self._call(item, place)
+            case "function_call_output" | "custom_tool_call_output":
+                output = self._output(item.get("output"), f"{place}.output")
+                self._result(item, output, place, rest=("type", "call_id", "output"))
+            case "additional_tools":
+                pass  # they are read already
+            case _ if isinstance(kind, str) and kind in CALLS and _runs_at_client(item):
+                self._host_call(CALLS[kind], item, place)
+            case _ if isinstance(kind, str) and kind in OUTPUTS and _runs_at_client(item):
+                self._host_output(OUTPUTS[kind], item, place)
+            case str():
+                self._other(kind, item)
+            case _:
+                raise wrong_type(f"{place}.type", "a string", kind)
+
+    # --- Messages ---
+
+    def _message(self, item: JsonObject, place: str) -> None:
+        role, content = item.get("role"), item.get("content")
+        if role is None:
+            raise missing(f"{place}.role")
+        if role not in ROLES:
+            raise wrong_value(f"{place}.role", role, ROLES)
+        if role == "assistant":
+            self._said(item, content, f"{place}.content")
+            return
+        blocks = self._content(content, f"{place}.content")
+        if role == "user":
+            self._add(Message(Role.USER, tuple(blocks)))
+            return
+        # An instruction has text only. Its images are the user's, because no wire has a place for them.
+        texts = tuple(block for block in blocks if isinstance(block, TextBlock))
+        self._add(Message(Role(str(role)), texts))
+        rest = tuple(block for block in blocks if not isinstance(block, TextBlock))
+        if rest:
+            self._add(Message(Role.USER, rest))
+
+    def _add(self, message: Message) -> None:
+        self._end_reply()
+        self._end_results()
+        self.messages.append(message)
+
+    def _end_reply(self) -> None:
+        if self._reply:
+            self.messages.append(Message(Role.ASSISTANT, tuple(self._reply)))
+            self._reply, self._reasoning = [], None
+
+    def _end_results(self) -> None:
+        if self._results:
+            self.messages.append(Message(Role.TOOL, tuple(self._results)))
+            self._results = []
+
+    def _say(self, block: ContentBlock) -> None:
+        """Add a block of a reply."""
+        self._end_results()
+        self._reply.append(block)
+
+    def _content(self, content: Json, place: str) -> list[ContentBlock]:
+        if isinstance(content, str):
+            return [TextBlock(content)]
+        if content is None:
+            raise missing(place)
+        if not isinstance(content, list):
+            raise wrong_type(place, "a string or an array", content)
+        return [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+
+    def _said(self, item: JsonObject, content: Json, place: str) -> None:
+        """A message of the model."""
+        if isinstance(content, str):
+            content = [{"type": "output_text", "text": content}]
+        content = [] if content is None else a_list(content, place)
+        known: JsonObject = {"after": self._reasoning} if self._reasoning else {}
+        item_id = item.get("id")
+        if len(content) > 1 and not item_id:
+            item_id = f"msg_{place}"
+        if item_id and (known or len(content) > 1):
+            known["item_id"] = item_id
+        if item.get("phase"):
+            known["phase"] = item["phase"]
+        for number, part in enumerate(content):
+            self._say(_said_part(an_object(part, f"{place}[{number}]"), known))
+
+    # --- Reasoning ---
+
+    def _reasoning_item(self, item: JsonObject) -> None:
+        texts = _texts(item.get("summary"))
+        texts = texts if any(texts) else _texts(item.get("content"))
+        secret = item.get("encrypted_content")
+        if isinstance(secret, str) and secret.startswith(TOKEN):
+            # Another provider's reasoning. The real one is kept here, and found by the content of the reply.
+            self._say(ThinkingBlock("".join(texts)))
+            return
+        for text in texts[:-1]:
+            self._say(ThinkingBlock(text, None, ProviderRaw(OPENAI, {"type": REASONING_PART})))
+        signature = secret if isinstance(secret, str) and secret else None
+        self._say(ThinkingBlock(texts[-1] if texts else "", signature, ProviderRaw(OPENAI, item)))
+        named = item.get("id")
+        self._reasoning = named if isinstance(named, str) and named else None
+
+    # --- Calls and outputs ---
+
+    def _call(self, item: JsonObject, place: str) -> None:
+        call_id, name = _required(item, "call_id", place), _required(item, "name", place)
+        namespace = item.get("namespace")
+        custom = item["type"] == CUSTOM
+        space = namespace if isinstance(namespace, str) and namespace else None
+        declared = self._tools.named("custom" if custom else FUNCTION, name, space)
+        known: JsonObject = {
+            "id": call_id,
+            "item_id": item.get("id") if self._reasoning else None,
+            "after": self._reasoning,
+            "namespace": None if declared is not None else space,
+            "caller": item.get("caller"),
+            "async": item.get("async"),
+            "type": CUSTOM if custom else None,
+        }
+        raw = ProviderRaw(OPENAI, {field: value for field, value in known.items() if value})
+        unreadable = None
+        if custom:
+            text = item.get(INPUT)
+            arguments: JsonObject = {INPUT: text if isinstance(text, str) else ""}
+        else:
+            written = item.get("arguments")
+            written = written if isinstance(written, str) else msgspec.json.encode(written or {}).decode()
+            parsed = parse_arguments(written).value if written.strip() else {}
+            arguments, unreadable = parsed or {}, written if parsed is None else None
+        self._say(
+            ToolUseBlock(
+                self._call_id(item, call_id),
+                declared or canonical_name(name),
+                arguments,
+                raw_arguments=unreadable,
+                incomplete=item.get("status") == "incomplete" or unreadable is not None,
+                provider_raw=raw,
+            )
+        )
+
+    def _call_id(self, item: JsonObject, call_id: str) -> str:
+        """The id of a call's block. Some clients give two calls one id."""
+        block_id, number = call_id, 1
+        while block_id in self._used:
+            number += 1
+            block_id = f"{call_id}_{number}"
+        self._used.add(block_id)
+        self._calls[call_id] = block_id
+        named = item.get("id")
+        if isinstance(named, str) and named:
+            self._calls.setdefault(named, block_id)
+        return block_id
+
+    def _host_call(self, kind: str, item: JsonObject, place: str) -> None:
+        call_id = item.get("call_id") or item.get("id")
+        call_id = call_id if isinstance(call_id, str) else _required(item, "call_id", place)
+        name = self._tools.named(kind, kind) or canonical_name(kind)
+        self._say(ToolUseBlock(self._call_id(item, call_id), name, call_input(kind, item)))
+
+    def _host_output(self, kind: str, item: JsonObject, place: str) -> None:
+        text = output_text(kind, item, self._found.get(place, []))
+        self._result(item, text, place, failed=item.get("status") == "failed")
+
+    def _result(
+        self,
+        item: JsonObject,
+        output: str | tuple[ResultPart, ...],
+        place: str,
+        *,
+        rest: tuple[str, ...] | None = None,
+        failed: bool = False,
+    ) -> None:
+        wire_id = item.get("call_id") or item.get("id")
+        call_id = wire_id if isinstance(wire_id, str) else _required(item, "call_id", place)
+        more = {} if rest is None else {name: value for name, value in item.items() if name not in rest}
+        more = {name: value for name, value in more.items() if name not in ("id", "status", "name", "caller")}
+        raw = ProviderRaw(OPENAI, more) if more else None
+        self._end_reply()
+        self._results.append(ToolResultBlock(self._calls.get(call_id, call_id), output, failed, raw))
+
+    def _output(self, output: Json, place: str) -> str | tuple[ResultPart, ...]:
+        if isinstance(output, str):
+            return output
+        if not isinstance(output, list):
+            return "" if output is None else msgspec.json.encode(output).decode()
+        parts: list[ResultPart] = []
+        for block in self._content(output, place):
+            if isinstance(block, ResultPart):
+                parts.append(block)
+            else:
+                self._tools.losses.content(f"the audio in {place}", "a tool's output has none")
+        return tuple(parts)
+
+    # --- Items that only OpenAI understands ---
+
+    def _other(self, kind: str, item: JsonObject) -> None:
+        image = image_of_base64(item.get("result")) if kind == IMAGE_CALL else None
+        block: ContentBlock = OpaqueBlock(kind, ProviderRaw(OPENAI, item))
+        if image is not None:
+            rest = {name: value for name, value in item.items() if name != "result"}
+            block = msgspec.structs.replace(image, provider_raw=ProviderRaw(OPENAI, rest))
+        if kind.endswith("_call") or kind in _MADE_BY_MODELS or _ran_at_provider(item):
+            self._say(block)
+        else:
+            self._add(Message(Role.USER, (block,)))
+
+
+def is_reference(item: JsonObject) -> bool:
+    """Whether an item names a stored one. Such an item may have no type."""
+    kind = item.get("type")
+    return kind == REFERENCE or (kind is None and "role" not in item and "id" in item)
+
+
+def _is_search_output(item: JsonObject) -> bool:
+    return item.get("type") == "tool_search_output"
+
+
+def _ran_at_provider(item: JsonObject) -> bool:
+    return _is_search_output(item) and not _runs_at_client(item)
+
+
+def _runs_at_client(item: JsonObject) -> bool:
+    """Whether the client executes a call. A tool search says so. A shell in a container has its environment."""
+    if item.get("type") in ("tool_search_call", "tool_search_output"):
+        return item.get("execution") == "client"
+    environment = item.get("environment")
+    return not isinstance(environment, dict) or environment.get("type") == "local"
+
+
+def _required(fields: JsonObject, name: str, place: str) -> str:
+    return a_text(fields.get(name), f"{place}.{name}")
+
+
+def _texts(parts: Json) -> list[str]:
+    if not isinstance(parts, list):
+        return []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+# --- Parts ---
+
+
+def _said_part(part: JsonObject, known: JsonObject) -> ContentBlock:
+    """A part of a model's message."""
+    kind = part.get("type")
+    raw = dict(known)
+    if kind == "refusal" or isinstance(part.get("refusal"), str):
+        text, raw["type"] = part.get("refusal"), "refusal"
+    elif kind in ("output_text", "input_text", "text", None):
+        text = part.get("text")
+    else:
+        return OpaqueBlock(str(kind), ProviderRaw(OPENAI, part))
+    raw |= {name: part[name] for name in ("annotations", "logprobs") if part.get(name)}
+    return TextBlock(text if isinstance(text, str) else "", ProviderRaw(OPENAI, raw) if raw else None)
+
+
+def _part(part: Json, place: str) -> ContentBlock:
+    """A part of a client's message, or of a tool's output."""
+    if isinstance(part, str):
+        return TextBlock(part)
+    part = an_object(part, place)
+    kind = part.get("type")
+    match kind:
+        case "input_text" | "output_text" | "text" | "summary_text":
+            return TextBlock(
+                _required(part, "text", place), _rest(part, "type", "text", "annotations", "logprobs")
+            )
+        case "refusal":
+            return TextBlock(_required(part, "refusal", place))
+        case "input_image" if part.get("image_url"):
+            return _image(part, place)
+        case "input_file" if part.get("file_url") or part.get("file_data"):
+            return _file(part)
+        case "input_audio":
+            return _audio(part, place)
+        case str():
+            return OpaqueBlock(kind, ProviderRaw(OPENAI, part))
+        case _:
+            raise missing(f"{place}.type")
+
+
+def _rest(part: JsonObject, *known: str) -> ProviderRaw | None:
+    """The fields that are OpenAI's alone."""
+    rest: JsonObject = {name: value for name, value in part.items() if name not in known and value is not None}
+    return ProviderRaw(OPENAI, rest) if rest else None
+
+
+def _image(part: JsonObject, place: str) -> ImageBlock:
+    url = part["image_url"]
+    if isinstance(url, dict):  # Chat's form, which some clients send
+        url = url.get("url")
+    url = a_text(url, f"{place}.image_url")
+    detail = part.get("detail")
+    raw = _rest(part, "type", "image_url", "detail", "file_id")
+    return ImageBlock(url=url, detail=detail if isinstance(detail, str) else None, provider_raw=raw)
+
+
+def _file(part: JsonObject) -> DocumentBlock:
+    name, url, data = part.get("filename"), part.get("file_url"), part.get("file_data")
+    name = name if isinstance(name, str) and name else None
+    raw = _rest(part, "type", "filename", "file_url", "file_data", "file_id")
+    if isinstance(data, str) and data:
+        if data[:5].lower() != "data:":  # the bare data, which OpenAI accepts too
+            media_type = guess_type(name or "")[0] or "application/pdf"
+            data = f"data:{media_type};base64,{data}"
+        return DocumentBlock(url=data, name=name, provider_raw=raw)
+    return DocumentBlock(url=str(url), name=name, provider_raw=raw)
+
+
+def _audio(part: JsonObject, place: str) -> AudioBlock:
+    audio = part.get("input_audio")
+    fields = audio if isinstance(audio, dict) else {}
+    data, form = _required(fields, "data", f"{place}.input_audio"), fields.get("format")
+    media_type = _AUDIO.get(str(form), f"audio/{form}" if isinstance(form, str) and form else "audio/wav")
+    return AudioBlock(url=f"data:{media_type};base64,{data}", media_type=media_type)

@@ -1,0 +1,491 @@
+"""Replies of OpenAI's Responses wire: the response object, its items, errors and lists. Pure.
+
+An item has the id that OpenAI gave it, or else one that is made from the reply's id and the item's place. Another
+provider's reasoning becomes an item of reasoning with its text as the summary. Its `encrypted_content` is a token
+of the gateway's, because the client can't use the real one and only has to send something back.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from callboard.adapters import CanonicalResponse
+from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
+from callboard.adapters.providers.openai.wire import DETAILS
+from callboard.adapters.requests.content import encode_json
+from callboard.adapters.requests.settings import INPUT, digest
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.usage import StopReason, TokenUsage
+
+from .responses_items import TOKEN
+from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
+from .wire import ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo
+
+COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
+
+REFUSED = "The model refused to answer."
+"""The refusal's text, if the provider gave none."""
+
+_ENDS = {
+    StopReason.MAX_TOKENS: (INCOMPLETE, "max_output_tokens"),
+    StopReason.CONTENT_FILTER: (INCOMPLETE, "content_filter"),
+    StopReason.PAUSE_TURN: (INCOMPLETE, "pause_turn"),  # not one of OpenAI's reasons, but the reply goes on
+    StopReason.CANCELLED: ("cancelled", None),
+    StopReason.ERROR: (FAILED, None),
+}
+"""The status and the reason of a reply that is not complete."""
+
+_OPENAI_ITEMS = frozenset(
+    {
+        *("web_search_call", "file_search_call", "code_interpreter_call", "computer_call", IMAGE_CALL),
+        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "program", "program_output", "compaction"),
+        *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
+        *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+        *("additional_tools", "computer_call_output", "mcp_approval_response", "configuration_update"),
+    }
+)
+"""The types of items that a client of this wire knows, besides messages, reasoning and calls."""
+
+
+class ItemIds:
+    """The ids of a reply's items, the same however the reply is written."""
+
+    def __init__(self, reply_id: str) -> None:
+        self._reply_id = reply_id
+        self._count = 0
+
+    def next(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}_{self._reply_id}_{self._count}"
+
+
+def wire_tools(asked: ClientRequest) -> Mapping[str, WireTool]:
+    """The client's form of its tools, by their canonical names."""
+    return msgspec.convert(asked.options.get("tools", {}), dict[str, WireTool])
+
+
+# --- Items ---
+
+
+class ItemWriter:
+    """Writes the items of one reply."""
+
+    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
+        self.tools = wire_tools(asked)
+        self.ids = ItemIds(info.id)
+
+    def write(self, content: Sequence[ContentBlock], *, status: str = COMPLETED) -> list[Json]:
+        """The items of a whole reply. `status` is that of the last one."""
+        items: list[Json] = []
+        parts: list[Json] = []
+        summary: list[Json] = []
+        former: ContentBlock | None = None
+        for number, block in enumerate(content):
+            last = status if number == len(content) - 1 else COMPLETED
+            if summary and not isinstance(block, ThinkingBlock):  # the reasoning has no end
+                items.append(reasoning_item(self.ids.next("rs"), summary, None))
+                summary = []
+            match block:
+                case TextBlock() if isinstance(former, TextBlock) and _is_one_message(former, block):
+                    parts.append(text_part(block))
+                case TextBlock():
+                    parts = [text_part(block)]
+                    items.append({**self.message(block), "content": parts})
+                case ThinkingBlock() if own(block.provider_raw).get("type") == REASONING_PART:
+                    summary.append(_summary(block.text))
+                case ThinkingBlock():
+                    items.append(self.reasoning(block, summary))
+                    summary = []
+                case RedactedThinkingBlock():
+                    items.append(reasoning_item(self.ids.next("rs"), [], token(block)))
+                case ToolUseBlock():
+                    items.append(self.call(block))
+                case _:
+                    items += [item for item in [self.other(block)] if item is not None]
+            if last != COMPLETED and items and isinstance(block, TextBlock):
+                _dict(items[-1])["status"] = last
+            former = block
+        return items
+
+    def message(self, block: TextBlock) -> JsonObject:
+        """The item of a message that starts with a text, without its parts."""
+        known = own(block.provider_raw)
+        named = known.get("item_id")
+        phase: JsonObject = {"phase": known["phase"]} if known.get("phase") else {}
+        item_id = named if isinstance(named, str) and named else self.ids.next("msg")
+        return {**message_item(item_id, []), **phase}
+
+    def reasoning(self, block: ThinkingBlock, summary: list[Json]) -> JsonObject:
+        known = own(block.provider_raw)
+        if known.get("type") == "reasoning":
+            return {**known, "id": known.get("id") or self.ids.next("rs"), "summary": known.get("summary") or []}
+        text = [_summary(block.text)] if block.text else []
+        return reasoning_item(self.ids.next("rs"), [*summary, *text], token(block))
+
+    def call(self, block: ToolUseBlock) -> JsonObject:
+        known = own(block.provider_raw)
+        free = known.get("type") == CUSTOM
+        wire = self.tools.get(block.name, WireTool(CUSTOM_KIND if free else FUNCTION, block.name))
+        fields: JsonObject
+        if wire.kind == FUNCTION:
+            fields = {"arguments": arguments_of(block)}
+        elif wire.kind == CUSTOM_KIND:
+            fields = {INPUT: free_form_text(block.input, block.raw_arguments)}
+        else:
+            fields = call_fields(wire.kind, block.input)
+        status = INCOMPLETE if block.incomplete else COMPLETED
+        item = self.call_item(wire, block.id, fields, status)
+        if isinstance(named := known.get("item_id"), str) and named:
+            item["id"] = named
+        return item | {name: known[name] for name in ("namespace", "caller", "async") if name in known}
+
+    def call_item(self, wire: WireTool, call_id: str, fields: JsonObject, status: str) -> JsonObject:
+        """An item for a call, with a new id."""
+        prefix = PREFIXES.get(wire.kind) or HOST_TOOLS[wire.kind].prefix
+        kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
+        item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
+        if wire.kind in CALL_TYPES:
+            item["name"] = wire.name
+            if wire.namespace is not None:
+                item["namespace"] = wire.namespace
+        return item | fields
+
+    def other(self, block: ContentBlock) -> JsonObject | None:
+        """An image, or an item of OpenAI's. None for content that only another provider understands."""
+        if isinstance(block, ImageBlock):
+            return self.image(block)
+        if isinstance(block, OpaqueBlock):
+            raw = block.provider_raw
+            return raw.data if raw.provider == OPENAI or is_openai_item(block.kind, raw.data) else None
+        return None
+
+    def image(self, block: ImageBlock) -> JsonObject | None:
+        if block.data is None:
+            return None
+        known = own(block.provider_raw)
+        result = {"result": b64encode(block.data).decode()}
+        if known.get("type") == IMAGE_CALL:
+            return {**known, **result}
+        return {"type": IMAGE_CALL, "id": self.ids.next("ig"), "status": COMPLETED, **result}
+
+
+CUSTOM_KIND = "custom"
+CALL_TYPES = {FUNCTION: "function_call", CUSTOM_KIND: CUSTOM}
+PREFIXES = {FUNCTION: "fc", CUSTOM_KIND: "ctc"}
+
+
+def own(raw: ProviderRaw | None) -> JsonObject:
+    """What an adapter of this protocol attached to a block; empty if it is another's."""
+    if raw is None:
+        return {}
+    data = raw.data
+    # The adapter may have any name. The form of its data shows the protocol.
+    return data if raw.provider == OPENAI or data.get("type") in _OWN_TYPES or "after" in data else {}
+
+
+_OWN_TYPES = frozenset({"reasoning", REASONING_PART, CUSTOM, IMAGE_CALL, "refusal"})
+
+
+def is_openai_item(kind: str, raw: Json) -> bool:
+    """Whether a provider's block is an item that a client of this wire knows."""
+    return kind in _OPENAI_ITEMS and isinstance(raw, dict) and raw.get("type") == kind
+
+
+def _is_one_message(former: TextBlock, block: TextBlock) -> bool:
+    """Whether two texts are parts of one message."""
+    first, second = own(former.provider_raw), own(block.provider_raw)
+    return all(first.get(name) == second.get(name) for name in ("item_id", "phase", "after"))
+
+
+def text_part(block: TextBlock) -> JsonObject:
+    known = own(block.provider_raw)
+    if known.get("type") == "refusal":
+        return {"type": "refusal", "refusal": block.text}
+    logprobs = known.get("logprobs")
+    return {
+        "type": "output_text",
+        "text": block.text,
+        "annotations": _annotations(block),
+        "logprobs": logprobs if isinstance(logprobs, list) else [],
+    }
+
+
+def _annotations(block: TextBlock) -> list[Json]:
+    """The sources of a text: OpenAI's own, and the web pages of other providers."""
+    data = block.provider_raw.data if block.provider_raw is not None else {}
+    found: list[Json] = []
+    for name in ("annotations", "citations"):
+        entries = data.get(name)
+        for entry in entries if isinstance(entries, list) else ():
+            match entry:
+                case {"url_citation": dict(cited)}:  # of Chat Completions
+                    found.append({"type": "url_citation", **cited})
+                case {"type": str()} if name == "annotations":
+                    found.append(entry)
+                case {"url": str(url)} if isinstance(entry, dict):  # of Anthropic
+                    title = entry.get("title")
+                    place = {"start_index": 0, "end_index": len(block.text)}
+                    found.append({"type": "url_citation", "url": url, "title": title or "", **place})
+                case _:
+                    pass
+    return found
+
+
+def message_item(item_id: str, parts: Sequence[Json], *, status: str = COMPLETED) -> JsonObject:
+    return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": list(parts)}
+
+
+def reasoning_item(item_id: str, summary: Sequence[Json], secret: str | None) -> JsonObject:
+    item: JsonObject = {"type": "reasoning", "id": item_id, "summary": list(summary)}
+    return item if secret is None else {**item, "encrypted_content": secret}
+
+
+def _summary(text: str) -> JsonObject:
+    return {"type": "summary_text", "text": text}
+
+
+def token(block: ThinkingBlock | RedactedThinkingBlock) -> str:
+    """The `encrypted_content` for a client. It shows nothing of the reasoning."""
+    if isinstance(block, RedactedThinkingBlock):
+        return secret_token(block.data)
+    return secret_token(block.signature or block.text)
+
+
+def secret_token(of: str) -> str:
+    return f"{TOKEN}{digest(of)[:32]}"
+
+
+def arguments_of(block: ToolUseBlock) -> str:
+    if block.raw_arguments is not None:
+        return block.raw_arguments
+    return msgspec.json.encode(block.input).decode()
+
+
+def free_form_text(arguments: JsonObject, unreadable: str | None = None) -> str:
+    """The text of a call to a custom tool. A model without custom tools may get the form of the call wrong."""
+    text = arguments.get(INPUT)
+    if isinstance(text, str):
+        return text
+    if unreadable is not None:
+        return unreadable
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    if len(arguments) == 1 and texts:
+        return texts[0]
+    return msgspec.json.encode(arguments).decode() if arguments else ""
+
+
+def _dict(item: Json) -> JsonObject:
+    assert isinstance(item, dict)
+    return item
+
+
+# --- The response object ---
+
+_ECHOED: Mapping[str, Json] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "store": True,
+    "temperature": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields that the response repeats from the request, with their values for a request without them."""
+
+_ECHOED_IF_SENT = ("conversation", "prompt", "prompt_cache_retention")
+
+
+class ResponseObject:
+    """The response object of one reply, at each moment of it."""
+
+    def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
+        body = asked.body
+        echoed: JsonObject = {
+            name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()
+        }
+        echoed |= {name: body[name] for name in _ECHOED_IF_SENT if body.get(name) is not None}
+        if isinstance(conversation := echoed.get("conversation"), str):
+            echoed["conversation"] = {"id": conversation}
+        reasoning, text = body.get("reasoning"), body.get("text")
+        echoed["reasoning"] = {
+            "effort": None,
+            "summary": None,
+            **(reasoning if isinstance(reasoning, dict) else {}),
+        }
+        echoed["text"] = {"format": {"type": "text"}, **(text if isinstance(text, dict) else {})}
+        self._echo: Mapping[str, Any] = echoed
+        self._head: JsonObject = {
+            "id": response_id(info),
+            "object": "response",
+            "created_at": info.created,
+            "model": info.model,
+        }
+        self._tier = body.get("service_tier")
+
+    def encode_echo(self) -> None:
+        """Encode the fields of the request now, because a stream repeats them three times."""
+        self._echo = {name: msgspec.Raw(encode_json(value)) for name, value in self._echo.items()}
+
+    def at(self, status: str, output: Sequence[Json] = (), *, error: JsonObject | None = None) -> dict[str, Any]:
+        """The response before its end, or after a failure."""
+        return {
+            **self._head,
+            "status": status,
+            "error": error,
+            "incomplete_details": None,
+            "output": list(output),
+            "usage": None,
+            "service_tier": self._tier or "default",
+            **self._echo,
+        }
+
+    def ended(self, response: CanonicalResponse, output: Sequence[Json]) -> dict[str, Any]:
+        """The response at its end."""
+        status, reason = end_of(response.stop_reason)
+        error: JsonObject | None = {"code": "server_error", "message": _FAILED} if status == FAILED else None
+        details = response.provider_details
+        return {
+            **self.at(status, output, error=error),
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "usage": usage_object(response.usage),
+            "service_tier": response.usage.service_tier or "default",
+            **{name: details[name] for name in DETAILS if name in details},
+        }
+
+
+_FAILED = "The reply failed."
+
+
+def response_id(info: ReplyInfo) -> str:
+    return f"resp_{info.id}"
+
+
+def usage_object(usage: TokenUsage) -> JsonObject:
+    return {
+        "input_tokens": usage.total_input_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_input_tokens,
+            "cache_write_tokens": usage.cache_creation_input_tokens,
+        },
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def end_of(stop_reason: StopReason) -> tuple[str, str | None]:
+    """The status of a finished reply, and why it is incomplete."""
+    return _ENDS.get(stop_reason, (COMPLETED, None))
+
+
+def refusal_of(response: CanonicalResponse) -> str | None:
+    """The text of a refusal that the content does not show; None if there is none."""
+    if response.stop_reason is not StopReason.REFUSAL:
+        return None
+    texts = (block for block in response.content if isinstance(block, TextBlock))
+    if any(own(block.provider_raw).get("type") == "refusal" for block in texts):
+        return None
+    told = (warning.message for warning in response.warnings if warning.code == "refusal")
+    return next(told, REFUSED)
+
+
+def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+    """See `ClientWire.write_reply`."""
+    status, _ = end_of(response.stop_reason)
+    writer = ItemWriter(asked, info)
+    items = writer.write(response.content, status=INCOMPLETE if status == INCOMPLETE else COMPLETED)
+    refused = refusal_of(response)
+    if refused is not None:
+        part: JsonObject = {"type": "refusal", "refusal": refused}
+        items.append(message_item(writer.ids.next("msg"), [part]))
+    return ResponseObject(asked, info).ended(response, items)
+
+
+# --- Errors ---
+
+_INVALID = "invalid_request_error"
+_UNAVAILABLE = "service_unavailable_error"
+
+_ERRORS: Mapping[FailureKind, tuple[int, str, str | None]] = {
+    "invalid_request": (400, _INVALID, None),
+    "context_overflow": (400, _INVALID, "context_length_exceeded"),
+    "content_filter": (400, _INVALID, "content_policy_violation"),
+    "authentication": (401, _INVALID, "invalid_api_key"),
+    "budget": (429, "insufficient_quota", "insufficient_quota"),
+    "permission": (403, _INVALID, "permission_denied"),
+    "not_found": (404, _INVALID, None),
+    "too_large": (413, _INVALID, "request_too_large"),
+    "rate_limit": (429, "requests", "rate_limit_exceeded"),
+    "server": (500, "server_error", "server_error"),
+    "unavailable": (503, _UNAVAILABLE, "service_unavailable"),
+    "timeout": (504, "server_error", "timeout"),
+    "overloaded": (503, _UNAVAILABLE, "server_is_overloaded"),
+}
+"""The status, type and code of an error."""
+
+
+def error_object(failure: Failure) -> JsonObject:
+    _, kind, code = _ERRORS[failure.kind]
+    if failure.kind == "not_found" and failure.param == "model":
+        code = "model_not_found"
+    return {
+        "message": told(failure),
+        "type": kind,
+        "param": failure.param,
+        "code": code if code is not None else failure.code,
+    }
+
+
+def told(failure: Failure) -> str:
+    """The text of a failure. Codex reads in it when to try again."""
+    wait = failure.retry_after
+    if failure.kind not in ("rate_limit", "budget") or wait is None or "try again in" in failure.message.lower():
+        return failure.message
+    return f"{failure.message.rstrip()} Please try again in {wait:g}s."
+
+
+def write_failure(failure: Failure) -> tuple[int, JsonObject]:
+    """See `ClientWire.write_failure`."""
+    return _ERRORS[failure.kind][0], {"error": error_object(failure)}
+
+
+# --- Lists ---
+
+
+def write_model(model: ListedModel) -> JsonObject:
+    """See `ClientWire.write_model`."""
+    return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by}
+
+
+def write_models(models: Iterable[ListedModel]) -> JsonObject:
+    """See `ClientWire.write_models`."""
+    return {"object": "list", "data": [write_model(model) for model in models]}
+
+
+def write_token_count(tokens: int) -> JsonObject:
+    """See `ClientWire.write_token_count`."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}

@@ -1,0 +1,348 @@
+"""Requests of OpenAI's Responses wire in the canonical form. Pure.
+
+A provider of this wire gets the client's body itself. So the canonical form is for all other providers. Fields
+that it has no word for go into ``provider_options["openai"]``, and each that may change the reply is a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from callboard.adapters import AdapterCapabilities, CanonicalRequest, ToolChoice
+from callboard.adapters.requests.settings import CUSTOM, EFFORTS, put
+from callboard.bus.values.base import Json, JsonObject
+
+from .reading import a_list, an_object, missing, wrong_type, wrong_value
+from .responses_items import InputReader, is_reference
+from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, ToolTable
+from .wire import BadRequest, ClientRequest
+
+SESSION_HEADERS = (
+    "session_id",
+    "session-id",
+    "conversation_id",
+    "conversation-id",
+    "thread_id",
+    "thread-id",
+    "x-session-id",
+    "x-session-affinity",
+)
+"""Headers with an id of the conversation. Codex sends the first and the third."""
+
+_KEPT_HEADERS = ("openai-beta", "originator", "x-client-request-id", *SESSION_HEADERS)
+_KEPT_PREFIX = "x-codex-"
+
+_OF_WRITER = ("store", "previous_response_id", "conversation", "background")
+"""Fields that the gateway serves itself. The application finds them in `ClientRequest.options`."""
+
+_READ = frozenset(
+    {
+        *("model", "stream", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning"),
+        *("text", "max_output_tokens", "temperature", "top_p", "include", "user", "safety_identifier"),
+        *_OF_WRITER,
+    }
+)
+
+_WITHOUT_LOSS: Mapping[str, tuple[Json, ...] | None] = {
+    "metadata": None,  # the reply repeats it
+    "client_metadata": None,  # it identifies the client
+    "stream_options": None,  # the obfuscation of lengths has no meaning to a reader
+    "prompt_cache_key": None,  # it is the hint for the session
+    "max_tool_calls": None,  # only calls of OpenAI's own tools count
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
+}
+"""Fields of OpenAI's that change nothing elsewhere: with any value, or with these."""
+
+_DATA = "message.output_text.logprobs"
+
+
+def read_request(
+    body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
+) -> ClientRequest:
+    """See `ClientWire.read_request`."""
+    return _Reader(body, headers).read(model, stream)
+
+
+class _Reader:
+    def __init__(self, body: JsonObject, headers: Mapping[str, str]) -> None:
+        self.body = body
+        self.headers = headers
+        self.options: JsonObject = {}  # for providers of this wire
+        self.tools = ToolTable()
+        self.losses = self.tools.losses
+
+    def read(self, model: str | None, stream: bool) -> ClientRequest:
+        body = self.body
+        name = model or self._str("model")
+        if not name:
+            raise BadRequest("you must provide a model parameter", param="model")
+        self.tools.add(body.get("tools"), "tools")
+        reader = InputReader(self.tools)
+        messages = reader.read(self._input())
+        choice = self._tool_choice(body.get("tool_choice"))
+        self._other_fields()
+        effort = self._reasoning()
+        verbosity, schema = self._text()
+        self._include()
+        limit = self._limit()
+        if self.tools.hosted:
+            self.options["tools"] = self.tools.hosted
+        definitions = tuple(self.tools.definitions.values())
+        request = CanonicalRequest(
+            request_id="",
+            model=name,
+            messages=messages,
+            system_prompt=self._str("instructions") or None,
+            max_output_tokens=AdapterCapabilities().max_output_tokens if limit is None else limit,
+            default_output_limit=limit is None,
+            tools=definitions,
+            tool_choice=choice,
+            parallel_tool_calls=self._bool("parallel_tool_calls") if definitions else None,
+            temperature=self._number("temperature"),
+            top_p=self._number("top_p"),
+            reasoning_effort=effort,
+            verbosity=verbosity,
+            output_schema=schema,
+            user=self._user(),
+            provider_options={OPENAI: self.options} if self.options else {},
+        )
+        return ClientRequest(
+            model=name,
+            request=request,
+            stream=stream or self._bool("stream") is True,
+            body=body,
+            headers=self._kept_headers(),
+            losses=tuple(self.losses),
+            session_hint=self._session(),
+            options=self._writer_options(),
+        )
+
+    def _str(self, name: str) -> str | None:
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong_type(name, "a string", value)
+        return value
+
+    def _bool(self, name: str) -> bool | None:
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise wrong_type(name, "a boolean", value)
+        return value
+
+    def _number(self, name: str) -> float | None:
+        value = self.body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(name, "a decimal", value)
+        return value
+
+    def _object(self, name: str) -> JsonObject:
+        value = self.body.get(name)
+        return {} if value is None else an_object(value, name)
+
+    # --- Input ---
+
+    def _input(self) -> Json:
+        given = self.body.get("input")
+        if given is None:
+            if not any(self.body.get(name) for name in ("prompt", "previous_response_id", "conversation")):
+                raise BadRequest(
+                    "One of 'input', 'previous_response_id', 'prompt' or 'conversation' must be provided.",
+                    param="input",
+                )
+            return []
+        return given
+
+    # --- Settings ---
+
+    def _limit(self) -> int | None:
+        limit = self.body.get("max_output_tokens")
+        if limit is None:
+            return None
+        if isinstance(limit, bool) or not isinstance(limit, int):
+            raise wrong_type("max_output_tokens", "an integer", limit)
+        if limit < 1:
+            raise BadRequest(
+                "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 1, but got "
+                f"{limit} instead.",
+                param="max_output_tokens",
+                code="integer_below_min_value",
+            )
+        return limit
+
+    def _reasoning(self) -> str | None:
+        given = self._object("reasoning")
+        effort = given.get("effort")
+        if effort is not None and effort not in EFFORTS:
+            raise wrong_value("reasoning.effort", effort, EFFORTS)
+        rest: JsonObject = {name: value for name, value in given.items() if name != "effort" and value is not None}
+        if rest:
+            self.options["reasoning"] = rest
+        for name in rest:
+            if name not in ("summary", "generate_summary"):  # other providers show their reasoning unasked
+                self.losses.parameter(f"reasoning.{name}")
+        return effort if isinstance(effort, str) else None
+
+    def _text(self) -> tuple[str | None, JsonObject | None]:
+        """The verbosity and the output schema."""
+        given = self._object("text")
+        verbosity, form = given.get("verbosity"), given.get("format")
+        for name in given:
+            if name not in ("verbosity", "format"):
+                self.losses.parameter(f"text.{name}")
+                put(self.options, f"text.{name}", given[name])
+        return (verbosity if isinstance(verbosity, str) else None), self._schema(form)
+
+    def _schema(self, form: Json) -> JsonObject | None:
+        if form is None:
+            return None
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return {"type": "object"}
+        if kind != "json_schema" or not isinstance(form, dict):
+            raise wrong_value("text.format.type", kind, ("text", "json_object", "json_schema"))
+        schema = form.get("schema")
+        if not isinstance(schema, dict):
+            raise missing("text.format.schema")
+        own: JsonObject = {name: form[name] for name in ("type", "name", "description", "strict") if name in form}
+        put(self.options, "text.format", own)
+        return schema
+
+    def _include(self) -> None:
+        given = self.body.get("include")
+        if given is None:
+            return
+        given = a_list(given, "include")
+        if given:
+            self.options["include"] = given
+        if _DATA in given or self.body.get("top_logprobs"):
+            self.losses.parameter("the request for probabilities of tokens")
+
+    def _user(self) -> str | None:
+        user = self._str("user")
+        identified = self._str("safety_identifier")
+        if user is not None and identified is not None:
+            self.options["user"] = user
+        return identified if identified is not None else user
+
+    def _other_fields(self) -> None:
+        for name, value in self.body.items():
+            if name in _READ or value is None:
+                continue
+            self.options[name] = value
+            harmless = _WITHOUT_LOSS.get(name, ())
+            if harmless is not None and value not in harmless:
+                self.losses.parameter(name)
+
+    # --- The choice of tools ---
+
+    def _tool_choice(self, choice: Json) -> ToolChoice | None:
+        if choice is None:
+            return None
+        match choice:
+            case "auto" | "none" | "required":
+                return ToolChoice(choice)
+            case _:
+                pass
+        kind = choice.get("type") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(kind, str):
+            raise wrong_value("tool_choice", choice, ("none", "auto", "required"))
+        allowed = choice.get("tools")
+        if kind == "allowed_tools" and isinstance(allowed, list):
+            return self._allowed(choice.get("mode"), allowed)
+        if kind in (FUNCTION, CUSTOM) or kind in HOST_TOOLS:
+            name = self._chosen(choice)
+            if name is None:
+                told = choice.get("name", kind)
+                raise BadRequest(f"Tool choice {told!r} not found in 'tools' parameter.", param="tool_choice")
+            return ToolChoice("named", name)
+        self.options["tool_choice"] = choice
+        self.losses.parameter(f"the tool choice {kind!r}", "the tool runs at OpenAI")
+        return None
+
+    def _chosen(self, choice: JsonObject) -> str | None:
+        """The canonical name of a tool that the client names."""
+        kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
+        if kind in HOST_TOOLS:
+            return self.tools.named(str(kind), str(kind))
+        if kind not in (FUNCTION, CUSTOM) or not isinstance(name, str):
+            return None
+        return self.tools.named(str(kind), name, namespace if isinstance(namespace, str) else None)
+
+    def _allowed(self, mode: Json, allowed: Sequence[Json]) -> ToolChoice:
+        """No other wire has a list of allowed tools, so the request has no others."""
+        names = [self._chosen(tool) for tool in allowed if isinstance(tool, dict)]
+        found = [name for name in names if name is not None]
+        if len(found) < len(self.tools.definitions):
+            self.tools.keep_only(found)
+            self.losses.changed("other protocols don't get the tools that tool_choice does not allow")
+        if len(found) < len(allowed):
+            self.losses.parameter("a tool that tool_choice allows", "it runs at OpenAI")
+        required = mode == "required" and bool(found)
+        return ToolChoice("required" if required else "auto" if found else "none")
+
+    # --- The client and its conversation ---
+
+    def _kept_headers(self) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in self.headers.items()
+            if name in _KEPT_HEADERS or name.startswith(_KEPT_PREFIX)
+        }
+
+    def _session(self) -> str | None:
+        for name in SESSION_HEADERS:
+            if value := self.headers.get(name):
+                return value
+        for holder in (self.body.get("client_metadata"), self.body.get("metadata")):
+            named = holder.get("session_id") if isinstance(holder, dict) else None
+            if isinstance(named, str) and named:
+                return named
+        conversation = self.body.get("conversation")
+        if isinstance(conversation, dict):
+            conversation = conversation.get("id")
+        found = self.body.get("prompt_cache_key") or conversation
+        return found if isinstance(found, str) else None
+
+    def _writer_options(self) -> JsonObject:
+        options: JsonObject = {name: self.body[name] for name in _OF_WRITER if self.body.get(name) is not None}
+        if self.tools.wire:
+            options["tools"] = msgspec.to_builtins(self.tools.wire)
+        return options
+
+
+# --- Stored conversations ---
+
+
+def input_items(body: JsonObject) -> list[Json]:
+    """The input of a request as items."""
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return list(given) if isinstance(given, list) else []
+
+
+def joined(
+    previous_input_items: Sequence[Json], previous_output_items: Sequence[Json], body: JsonObject
+) -> JsonObject:
+    """The body of a request that continues a stored response, with the whole conversation as its input.
+
+    References to stored items become the items. The instructions are those of the body, as at OpenAI.
+    """
+    past = [*previous_input_items, *previous_output_items]
+    stored = {item["id"]: item for item in past if isinstance(item, dict) and isinstance(item.get("id"), str)}
+    items: list[Json] = list(past)
+    for item in input_items(body):
+        named = item.get("id") if isinstance(item, dict) and is_reference(item) else None
+        found = stored.get(named) if isinstance(named, str) else None
+        if found is None:
+            items.append(item)
+        elif found not in items:  # the past has it already
+            items.append(found)
+    rest = {name: value for name, value in body.items() if name not in ("input", "previous_response_id")}
+    return {**rest, "input": items}

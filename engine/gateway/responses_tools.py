@@ -1,0 +1,327 @@
+"""The tools of a Responses request: their canonical form, and the way back to the client's own form. Pure.
+
+A client executes five kinds of tools itself: functions, custom tools with one free text, and OpenAI's shells,
+patches and tool search. Each becomes a `ToolDefinition`, so that every provider can call it. `WireTool` has the
+client's own form for the way back. All other kinds run at OpenAI, and are left to a provider of this wire.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from callboard.adapters import ToolDefinition
+from callboard.adapters.requests.settings import CUSTOM, INPUT, digest
+from callboard.bus.values.base import Json, JsonObject
+
+from .reading import LossReport, a_list, a_text, an_object
+
+FUNCTION = "function"
+NAMESPACE = "namespace"
+OPENAI = "openai"
+"""The key of fields for this wire in `provider_options`."""
+
+_LEGAL = re.compile("[A-Za-z][A-Za-z0-9_-]{0,63}")
+_LONGEST = 64
+_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+
+
+class WireTool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A tool as the client knows it."""
+
+    kind: str
+    """The type: ``function``, ``custom`` or a key of `HOST_TOOLS`."""
+    name: str
+    """The name without its namespace."""
+    namespace: str | None = None
+    """The namespace that contains it; None for most tools."""
+
+
+class HostTool(msgspec.Struct, frozen=True):
+    """A type of OpenAI's tools that the client executes."""
+
+    call: str
+    """The type of a call's item."""
+    output: str
+    """The type of an output's item."""
+    prefix: str
+    """The start of the ids of calls."""
+    description: str
+    properties: JsonObject
+    required: tuple[str, ...]
+
+
+_COMMAND: JsonObject = {"type": "array", "items": {"type": "string"}}
+
+HOST_TOOLS = {
+    "local_shell": HostTool(
+        "local_shell_call",
+        "local_shell_call_output",
+        "lsh",
+        "Run a command on the user's machine, and get its output.",
+        {
+            "command": {**_COMMAND, "description": "The program and its arguments."},
+            "working_directory": {"type": "string"},
+            "timeout_ms": {"type": "integer"},
+            "env": {"type": "object", "additionalProperties": {"type": "string"}},
+            "user": {"type": "string"},
+        },
+        ("command",),
+    ),
+    "shell": HostTool(
+        "shell_call",
+        "shell_call_output",
+        "sh",
+        "Run shell commands on the user's machine, and get their output.",
+        {
+            "commands": {**_COMMAND, "description": "The command lines, which run one after the other."},
+            "timeout_ms": {"type": "integer"},
+            "max_output_length": {"type": "integer", "description": "The largest number of characters to get."},
+        },
+        ("commands",),
+    ),
+    "apply_patch": HostTool(
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "apc",
+        "Create, update or delete one file.",
+        {
+            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            "path": {"type": "string", "description": "The file's path."},
+            "diff": {
+                "type": "string",
+                "description": "The change in V4A format: lines that start with a space, + or -, below @@ "
+                "anchors. A new file has + lines only. Leave it out to delete a file.",
+            },
+        },
+        ("type", "path"),
+    ),
+    "tool_search": HostTool(
+        "tool_search_call",
+        "tool_search_output",
+        "tsc",
+        "Find tools for a purpose. The found tools can be called afterwards.",
+        {"query": {"type": "string"}},
+        (),
+    ),
+}
+CALLS = {tool.call: kind for kind, tool in HOST_TOOLS.items()}
+"""The kinds of tools by the types of their calls."""
+OUTPUTS = {tool.output: kind for kind, tool in HOST_TOOLS.items()}
+
+
+def canonical_name(name: str, namespace: str | None = None) -> str:
+    """A name that `ToolDefinition` accepts, the same for the same tool in every request."""
+    full = name
+    if namespace:
+        full = f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+    if _LEGAL.fullmatch(full):
+        return full
+    legal = re.sub("[^A-Za-z0-9_-]", "_", full)
+    if not legal[:1].isalpha():
+        legal = f"tool_{legal}"
+    mark = digest(full)[:8]
+    return f"{legal[: _LONGEST - 1 - len(mark)]}_{mark}"
+
+
+class ToolTable:
+    """The tools of one request."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, ToolDefinition] = {}
+        self.wire: dict[str, WireTool] = {}
+        """The client's form of the tools that need more than a function of the same name."""
+        self.hosted: list[Json] = []
+        """Tools that only OpenAI can run, as the client wrote them."""
+        self.losses = LossReport()
+        self._names: dict[WireTool, str] = {}
+
+    def add(self, tools: Json, param: str, namespace: str | None = None) -> list[str]:
+        """Add tools. Returns their canonical names.
+
+        Raises:
+            BadRequest: They are not a list of tools.
+        """
+        if tools is None:
+            return []
+        names: list[str] = []
+        for number, tool in enumerate(a_list(tools, param)):
+            place = f"{param}[{number}]"
+            names += self._add(an_object(tool, place), place, namespace)
+        return names
+
+    def _add(self, tool: JsonObject, place: str, namespace: str | None) -> list[str]:
+        kind = tool.get("type", FUNCTION)
+        if kind == NAMESPACE:
+            return self.add(tool.get("tools"), f"{place}.tools", a_text(tool.get("name"), f"{place}.name"))
+        if kind in (FUNCTION, CUSTOM):
+            name = a_text(tool.get("name"), f"{place}.name")
+            if kind == FUNCTION:
+                return [self._define(WireTool(FUNCTION, name, namespace), _function(tool))]
+            return [self._define(WireTool(CUSTOM, name, namespace), _free_form(tool))]
+        if isinstance(kind, str) and _runs_at_client(kind, tool):
+            return [self._define(WireTool(kind, kind), _host_tool(kind, tool))]
+        self.hosted.append(tool)
+        self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
+        return []
+
+    def _define(self, wire: WireTool, fields: JsonObject) -> str:
+        if wire in self._names:  # found again by a tool search, for example
+            return self._names[wire]
+        wanted = name = canonical_name(wire.name, wire.namespace)
+        number = 1
+        while name in self.definitions:
+            number += 1
+            name = canonical_name(f"{wanted[:60]}_{number}")
+        self._names[wire] = name
+        self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
+        if wire != WireTool(FUNCTION, name):
+            self.wire[name] = wire
+        return name
+
+    def named(self, kind: str, name: str, namespace: str | None = None) -> str | None:
+        """The canonical name of a tool of the request; None if it has no such tool."""
+        found = self._names.get(WireTool(kind, name, namespace))
+        if found is None and namespace is None:
+            # A client may leave out the namespace if no other tool has the name.
+            named = [own for wire, own in self._names.items() if (wire.kind, wire.name) == (kind, name)]
+            found = named[0] if len(named) == 1 else None
+        return found
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Drop all tools but these, because the client allows no others."""
+        kept = set(names)
+        self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
+
+
+def _runs_at_client(kind: str, tool: JsonObject) -> bool:
+    if kind == "shell":
+        environment = tool.get("environment")
+        return not isinstance(environment, dict) or environment.get("type") == "local"
+    if kind == "tool_search":
+        return tool.get("execution") == "client"
+    return kind in HOST_TOOLS
+
+
+def _function(tool: JsonObject) -> JsonObject:
+    known = ("type", "name", "description", "parameters", "strict")
+    rest = {name: value for name, value in tool.items() if name not in known}
+    strict = tool.get("strict")
+    return {
+        "description": _description(tool),
+        "input_schema": _object_schema(tool.get("parameters")),
+        "strict": strict if isinstance(strict, bool) else None,
+        "provider_options": {OPENAI: rest} if rest else {},
+    }
+
+
+def _description(tool: JsonObject) -> str:
+    description = tool.get("description")
+    return description if isinstance(description, str) else ""
+
+
+def _object_schema(parameters: Json) -> JsonObject:
+    """A schema that `ToolDefinition` accepts, with the same meaning."""
+    if not isinstance(parameters, dict):
+        return {"type": "object", "properties": {}}
+    if not _COMBINED.isdisjoint(parameters):
+        return parameters
+    schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
+    properties, required = schema.get("properties"), schema.get("required")
+    known = properties if isinstance(properties, dict) else {}
+    names = required if isinstance(required, list) else []
+    missing: JsonObject = {name: {} for name in names if isinstance(name, str) and name not in known}
+    return {**schema, "properties": {**known, **missing}} if missing else schema
+
+
+def _free_form(tool: JsonObject) -> JsonObject:
+    """A custom tool as a function with the text as its one argument. The grammar is told in words."""
+    known = ("name", "description")
+    told = "The text for the tool, unquoted and unescaped apart from JSON's own escapes."
+    match tool.get("format"):
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            told = f"{told} It must match this {syntax} grammar:\n{definition}"
+        case _:
+            pass
+    return {
+        "description": _description(tool),
+        "input_schema": {
+            "type": "object",
+            "properties": {INPUT: {"type": "string", "description": told}},
+            "required": [INPUT],
+            "additionalProperties": False,
+        },
+        "strict": False,
+        "provider_options": {OPENAI: {name: value for name, value in tool.items() if name not in known}},
+    }
+
+
+def _host_tool(kind: str, tool: JsonObject) -> JsonObject:
+    own = HOST_TOOLS[kind]
+    parameters = tool.get("parameters")
+    schema: JsonObject = {"type": "object", "properties": own.properties, "required": list(own.required)}
+    return {
+        "description": _description(tool) or own.description,
+        "input_schema": _object_schema(parameters) if isinstance(parameters, dict) else schema,
+    }
+
+
+# --- Calls and outputs of the kinds in HOST_TOOLS ---
+
+
+def call_input(kind: str, item: JsonObject) -> JsonObject:
+    """The arguments in a call's item."""
+    match kind:
+        case "apply_patch":
+            fields = item.get("operation")
+        case "tool_search":
+            fields = item.get("arguments")
+            if isinstance(fields, str):  # recorded from one server
+                try:
+                    fields = msgspec.json.decode(fields)
+                except msgspec.DecodeError:
+                    fields = {"query": fields}
+        case _:
+            fields = item.get("action")
+    kept = fields if isinstance(fields, dict) else {}
+    hidden = "type" if kind == "local_shell" else ""
+    return {name: value for name, value in kept.items() if value is not None and name != hidden}
+
+
+def call_fields(kind: str, arguments: JsonObject) -> JsonObject:
+    """The fields of a call's item for its arguments."""
+    match kind:
+        case "local_shell":
+            command = _command(arguments.get("command"), ["bash", "-lc"])
+            optional: JsonObject = {
+                name: arguments[name] for name in ("timeout_ms", "working_directory", "user") if name in arguments
+            }
+            env = arguments.get("env")
+            action: JsonObject = {"type": "exec", "command": command, "env": env if isinstance(env, dict) else {}}
+            return {"action": action | optional}
+        case "shell":
+            limits = {name: arguments.get(name) for name in ("timeout_ms", "max_output_length")}
+            return {"action": {"commands": _command(arguments.get("commands"), []), **limits}}
+        case "apply_patch":
+            return {"operation": arguments}
+        case _:
+            return {"arguments": arguments, "execution": "client"}
+
+
+def _command(given: Json, before: list[str]) -> list[Json]:
+    """A list of texts. A model may give one text in its place."""
+    if isinstance(given, list):
+        return [part if isinstance(part, str) else msgspec.json.encode(part).decode() for part in given]
+    return [*before, given] if isinstance(given, str) else []
+
+
+def output_text(kind: str, item: JsonObject, found: list[str]) -> str:
+    """The text of an output's item. `found` are the canonical names of the tools in it."""
+    if kind == "tool_search":
+        return f"These tools can be called now: {', '.join(found)}" if found else "No tools were found."
+    output = item.get("output")
+    if output is None:
+        return ""
+    return output if isinstance(output, str) else msgspec.json.encode(output).decode()

@@ -1,0 +1,94 @@
+"""A server for the gateway: uvicorn, with bounds on headers and on clients that are slow to send them.
+
+uvicorn takes any number of headers of any length, and waits for them for ever. Behind a proxy that has bounds of
+its own, any other server will do as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from .http import ABORT
+
+HEADER_SECONDS = 20.0
+"""Seconds for a client to send a request's headers."""
+
+HEADER_BYTES = 128 * 1024
+"""The bytes of headers with which a connection is closed. The gateway itself refuses fewer, with an answer."""
+
+DRAIN_SECONDS = 10
+"""Seconds for open requests to end when the server stops."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _header_bytes = 0
+    _in_headers = True
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # asyncio does it only for sockets that name their protocol, and accepted ones may not. Without it, an
+            # answer in two pieces waits 40 ms for the client's acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
+                self._refuse(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        self._in_headers, self._header_bytes = True, 0
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _expect_headers(self) -> None:
+        self._stop_waiting()
+        self._late = self.loop.call_later(HEADER_SECONDS, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        self._refuse(b"HTTP/1.1 408 Request Timeout\r\n")
+
+    def _refuse(self, status: bytes) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:  # else it would stand within another answer
+            self.transport.write(status + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+
+def server_options() -> dict[str, Any]:
+    """The options of `uvicorn.Config` for a gateway."""
+    return {
+        "http": BoundedProtocol,
+        "ws": "none",
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": DRAIN_SECONDS,
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+    }

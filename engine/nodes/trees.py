@@ -1,0 +1,331 @@
+"""Trees of turns that reach over several nodes: their children, their costs, their money, and their end.
+
+`trace_context` carries the place of a tool's run to another node. A TreeNode stands there for the turn that runs
+the tool. The two nodes talk over the broker, each under its own subject:
+
+    far node → home node   "busy" and "idle": calls are in progress there; "child", "called" and "spent"
+    far node → home node   a request for money, if the tree has a limit on it
+    home node → far node   "cancel": the turn or the run of the tool is over
+
+The home node waits for "idle" before its turn ends, so a turn has the whole cost of its tree. It reserves
+what a far call may cost before it is sent, and takes back the rest when the far node is idle. While the broker is
+away, no money is granted, and what was spent is missing in the turn's own sums. The shared trace has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Literal, Protocol
+
+import anyio
+import msgspec
+
+from callboard.bus import Log
+from callboard.bus.values.usage import CostSum, TokenUsage
+
+from ..budgets.budget import OF_TREES, Budget, Payer
+from ..budgets.budgets import Budgets
+from ..budgets.ledger import Account, Amount, Refusal
+from ..tree import Caller, ChildTurn
+from .broker import Receiver
+
+_log = Log("engine.node")
+
+GRANT_SECONDS = 3.0
+"""The seconds that the home node has to answer a request for money."""
+
+_NOTHING = Amount()
+
+
+class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message between the two nodes."""
+
+    what: Literal["busy", "idle", "child", "called", "spent", "money", "cancel"]
+    key: str
+    """The id of the place where the far node stands for the turn."""
+    sender: str = ""
+    """The far node."""
+    turn: str = ""
+    """The turn of the home node."""
+    tool: str = ""
+    """The tool call of that turn."""
+    child: ChildTurn | None = None
+    calls: int = 0
+    cost: CostSum | None = None
+    usage: TokenUsage | None = None
+    amount: Amount = _NOTHING
+    """The money that is asked for or, in ``idle``, all that was spent of it."""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The answer to a request for money."""
+
+    granted: bool
+
+
+class TreeBroker(Protocol):
+    """The methods of the broker that are used here."""
+
+    def publish(self, subject: str, payload: bytes, /) -> bool: ...
+
+    async def subscribe(self, subject: str, receive: Receiver, /) -> object: ...
+
+    async def request(self, subject: str, payload: bytes, seconds: float, /) -> bytes | None: ...
+
+
+class FarTrees:
+    """The part of a node. See `engine.nodes.node`.
+
+    Args:
+        node: This node.
+        cluster: The cluster's name.
+        broker: The broker.
+    """
+
+    name = "trees"
+
+    def __init__(self, node: str, cluster: str, broker: TreeBroker) -> None:
+        self.node = node
+        self._subjects = f"callboard.{cluster}.trees."
+        self._broker = broker
+        self._listens = False
+        self._runs: weakref.WeakValueDictionary[tuple[str, str], _Run] = weakref.WeakValueDictionary()
+        self._places: dict[str, _Place] = {}
+        self._far: dict[str, FarPlace] = {}
+        self._numbers = itertools.count(1)
+
+    async def run(self) -> None:
+        """Receive the messages of other nodes, until cancelled."""
+        if not self._listens:
+            await self._broker.subscribe(self._subjects + self.node, self.receive)
+            self._listens = True
+        await anyio.sleep_forever()
+
+    async def drain(self) -> None:
+        """Nothing waits."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    # --- At home ---
+
+    def carry(self, caller: Caller) -> dict[str, str]:
+        """What another node must know to reach a tool's run here."""
+        budgets = getattr(caller.runtime, "budgets", None)
+        if not isinstance(budgets, Budgets):
+            return {}
+        run = self._runs.setdefault((caller.node.turn_id, caller.tool_use_id or ""), _Run(caller, budgets))
+        caller.beyond = run  # the run is known for as long as its tool is
+        carried = {"node": self.node}
+        if caller.node.accounts or any(each.per in OF_TREES for each in budgets.ledger.budgets):
+            carried["grants"] = "1"
+        return carried
+
+    def receive(self, _subject: str, payload: bytes, reply: str) -> None:
+        """Take in a message of another node."""
+        try:
+            told = msgspec.json.decode(payload, type=TreeMessage)
+        except msgspec.DecodeError as error:  # of another version
+            _log.debug("tree_message_not_read", error=str(error))
+            return
+        if told.what == "cancel":
+            if (far := self._far.get(told.key)) is not None:
+                far.cancel()
+            return
+        place = self._places.get(told.key)
+        if place is None:
+            run = self._runs.get((told.turn, told.tool))
+            if run is None:  # the tool has ended, so its calls have no place in the tree any more
+                if told.what == "busy":
+                    self.send(told.sender, TreeMessage("cancel", told.key))
+                elif told.what == "money":
+                    self._broker.publish(reply, msgspec.json.encode(Grant(granted=False)))
+                return
+            place = _Place(self, run, told.key, told.sender)
+            self._places[told.key] = place
+        answer = place.take(told)
+        if answer is not None and reply:
+            self._broker.publish(reply, msgspec.json.encode(answer))
+        if place.idle:
+            self._places.pop(told.key, None)
+
+    # --- Far from home ---
+
+    def reach(self, caller: Caller) -> None:
+        """Let the node that stands for a far turn report to the home of that turn."""
+        home = caller.carried.get("node")
+        if not home or caller.node.far is not None:
+            return
+        caller.node.far = FarPlace(self, f"{self.node}:{next(self._numbers)}", home, caller)
+
+    def send(self, node: str, message: TreeMessage) -> None:
+        """Send a message to a node, without waiting."""
+        self._broker.publish(self._subjects + node, msgspec.json.encode(message))
+
+    async def ask(self, node: str, message: TreeMessage) -> Grant:
+        """Ask a node for money. Without an answer there is none."""
+        payload = msgspec.json.encode(message)
+        answer = await self._broker.request(self._subjects + node, payload, GRANT_SECONDS)
+        return Grant(granted=False) if answer is None else msgspec.json.decode(answer, type=Grant)
+
+    def hold(self, key: str, far: FarPlace | None) -> None:
+        """Note a place with calls in progress, or that it has none any more."""
+        if far is None:
+            self._far.pop(key, None)
+        else:
+            self._far[key] = far
+
+
+class _Run:
+    """One run of a tool here whose place another node has got."""
+
+    def __init__(self, caller: Caller, budgets: Budgets) -> None:
+        self.caller = caller
+        self.budgets = budgets
+        node = caller.node
+        self.payer = Payer("", "", {}, node.turn_id, node.root_turn_id, node.accounts)
+
+
+class _Place:
+    """A place at which a far node stands for a turn of this one, as long as calls are in progress there."""
+
+    def __init__(self, trees: FarTrees, run: _Run, key: str, sender: str) -> None:
+        self._trees = trees
+        self._run = run
+        self._key = key
+        self._sender = sender
+        self._grants: list[str] = []
+        self._busy = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in progress there, and no money is granted."""
+        return not self._busy and not self._grants
+
+    def take(self, told: TreeMessage) -> Grant | None:
+        """Do what a message says. Returns the answer to a request."""
+        caller = self._run.caller
+        match told.what:
+            case "busy":
+                self._busy = True
+                caller.node.adopt(caller, self, self._cancel)
+                if caller.refusal:
+                    self._cancel()
+            case "idle":
+                self._busy = False
+                if self._grants:
+                    grants, self._grants = self._grants, []
+                    self._run.budgets.take_back(grants, told.amount)
+                caller.node.release(self)
+            case "child":
+                assert told.child is not None
+                caller.note(told.child)
+            case "called":
+                caller.node.count_calls_elsewhere(told.calls)
+            case "spent":
+                caller.node.count(told.cost or CostSum(), told.usage)
+            case "money":
+                return self._grant(told.amount)
+            case _:
+                pass
+        return None
+
+    def _grant(self, asked: Amount) -> Grant:
+        name = f"{self._key}:{len(self._grants) + 1}"
+        if self._run.caller.refusal:
+            return Grant(granted=False)
+        refusal = self._run.budgets.lend(name, self._run.payer, asked)
+        if refusal is None:
+            self._grants.append(name)
+        return Grant(granted=refusal is None)
+
+    def _cancel(self) -> None:
+        self._trees.send(self._sender, TreeMessage("cancel", self._key))
+
+
+class FarPlace:
+    """A place at which this node stands for a turn of another one."""
+
+    def __init__(self, trees: FarTrees, key: str, home: str, caller: Caller) -> None:
+        self._trees = trees
+        self._home = home
+        self._node = caller.node
+        self._about = TreeMessage("busy", key, trees.node, caller.node.turn_id, caller.tool_use_id or "")
+        self._account: FarAccount | None = None
+        if "grants" in caller.carried:
+            self._open_account()
+
+    def _open_account(self) -> None:
+        self._account = FarAccount(self, self._node.turn_id)
+        self._node.accounts = (self._account,)
+
+    def busy(self, *, busy: bool) -> None:
+        """See `FarTurn.busy`."""
+        self._trees.hold(self._about.key, self if busy else None)
+        if busy:
+            self._send(self._about)
+            return
+        spent = _NOTHING
+        if self._account is not None:
+            spent = self._account.used
+            self._open_account()
+        self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
+
+    def started(self, child: ChildTurn) -> None:
+        """See `FarTurn.started`."""
+        self._send(msgspec.structs.replace(self._about, what="child", child=child))
+
+    def called(self, calls: int) -> None:
+        """See `FarTurn.called`."""
+        self._send(msgspec.structs.replace(self._about, what="called", calls=calls))
+
+    def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
+        """See `FarTurn.spent`."""
+        self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
+
+    def cancel(self) -> None:
+        """The turn is over: cancel what is in progress here, and refuse all further calls."""
+        turn = self._node.turn_id
+        self._node.refusal = f"turn {turn} on another node has ended, so its tools can make no more calls"
+        self._node.cancel_open()
+
+    async def ask(self, asked: Amount) -> Grant:
+        """Ask the home node for money."""
+        return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=asked))
+
+    def _send(self, message: TreeMessage) -> None:
+        self._trees.send(self._home, message)
+
+
+class FarAccount(Account):
+    """The money that the home node has granted for calls here. Each call asks for what it may cost."""
+
+    def __init__(self, place: FarPlace, turn_id: str) -> None:
+        super().__init__(Budget(max_cost_usd=0, max_tokens=0, per="turn", unpriced="refuse"), turn_id)
+        self._place = place
+        self._unpriced = False
+
+    async def secure(self, asked: Amount, now_us: int) -> bool:
+        """See `Account.secure`."""
+        if self.refuses(asked, now_us) is None:
+            return False
+        grant = await self._place.ask(asked)
+        if not grant.granted:
+            return False
+        self._max_money = (self._max_money or 0) + asked.money
+        self._max_tokens = (self._max_tokens or 0) + asked.tokens
+        self._unpriced = self._unpriced or asked.nano_usd is None
+        return True
+
+    def refuses(self, asked: Amount, now_us: int) -> Refusal | None:
+        """See `Account.refuses`."""
+        if asked.nano_usd is None and self._unpriced:
+            asked = Amount(0, asked.tokens)
+        return super().refuses(asked, now_us)
+
+    @property
+    def used(self) -> Amount:
+        """All that was spent here, with the most that calls of unknown usage can have cost."""
+        state = self.state(0)
+        return Amount(state.spent.money + state.unknown.money, state.spent.tokens + state.unknown.tokens)

@@ -1,0 +1,1 @@
+"""Real programs of npm as clients of the gateway."""

@@ -1,0 +1,227 @@
+"""A client's own body through the engine: what may stand before the provider, and what the client hears."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from callboard import AdapterConfig, Clock, Engine, ProviderAdapter
+from callboard.adapters import CanonicalRequest, CanonicalResponse, Message, TextBlock
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport, failing
+from callboard.adapters.contract import WireRequest
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.values.base import Json, JsonObject
+from callboard.engine import Budget, BudgetExceededError
+from callboard.engine.middleware import Cache, CallOutcome, EventFilter, LogCalls, Middleware, MiddlewareLike, Next
+from callboard.engine.operations.batch_plan import digest_of
+from callboard.tracestore import CallFilter
+from tests.support.engines import model as listed
+from tests.support.engines import serving
+from tests.support.scripted import adapter_type
+from tests.support.wires import AnthropicWire, ChatWire
+
+pytestmark = pytest.mark.anyio
+
+BODY: JsonObject = {
+    "model": "mine", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "of_tomorrow": 1,
+}  # fmt: skip
+MESSAGES, CHAT = AnthropicWire(), ChatWire()
+both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+
+
+class Provider:
+    """A provider of the Messages API, `a:m`, and one of Chat Completions, `b:m`, in their own words."""
+
+    def __init__(self, *replies: FakeReply, others: Sequence[FakeReply] = ()) -> None:
+        self.transport, self.other = FakeTransport(*replies), FakeTransport(*others)
+        self.heard: list[tuple[str, bytes]] = []
+
+    @asynccontextmanager
+    async def engine(
+        self, *layers: MiddlewareLike, chain: Sequence[str] = (), **more: Any
+    ) -> AsyncIterator[Engine]:
+        def make_a(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+            return AnthropicAdapter(config, name=name, transport=self.transport, clock=clock)
+
+        def make_b(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+            return OpenAICompatibleAdapter(config, name=name, transport=self.other, clock=clock)
+
+        entry = listed("a:m", **more.pop("entry", {}))
+        models = serving(entry, listed("b:m"), a=adapter_type(make_a), b=adapter_type(make_b))
+        async with Engine(models=models, middleware=layers, **{"trace": False, **more}) as engine:
+            yield engine
+
+    def request(self, **more: Any) -> CanonicalRequest:
+        body = more.pop("body", BODY)
+        fields: dict[str, Any] = {
+            "model": "a:m",
+            "max_output_tokens": 9,
+            "request_id": "",
+            "max_retries": 0,
+            **more,
+        }
+        wire = WireRequest(protocol="anthropic", body=body, on_event=lambda *event: self.heard.append(event))
+        return CanonicalRequest(messages=(Message.user("Hi"),), wire=wire, **fields)
+
+    async def ask(self, engine: Engine, *, streamed: bool, **more: Any) -> str:
+        """The text of the canonical reply."""
+        if not streamed:
+            return (await engine.complete(self.request(**more))).text
+        async with engine.stream(self.request(**more)) as stream:
+            return "".join([text async for text in stream.text_stream])
+
+    def body(self, number: int = -1) -> JsonObject:
+        return msgspec.json.decode(self.transport.requests[number].body, type=dict[str, Json])
+
+
+def hello(*, streamed: bool) -> FakeReply:
+    return MESSAGES.streamed("Hello") if streamed else MESSAGES.whole("Hello")
+
+
+# --- Layers of middleware ---
+
+
+async def shouting(request: CanonicalRequest, next: Next) -> CallOutcome:
+    """Asks otherwise."""
+    return await next(msgspec.structs.replace(request, temperature=0.1))
+
+
+async def labelled(request: CanonicalRequest, next: Next) -> CallOutcome:
+    """Changes nothing that the body says."""
+    return await next(msgspec.structs.replace(request, max_retries=0, timeout_seconds=9.0))
+
+
+async def reworded(request: CanonicalRequest, next: Next) -> CallOutcome:
+    """Changes the reply."""
+    outcome = await next(request)
+    response: CanonicalResponse = msgspec.structs.replace(outcome.response, content=(TextBlock("Bye"),))
+    return CallOutcome(response=response, cost=outcome.cost)
+
+
+async def patient(request: CanonicalRequest, next: Next) -> CallOutcome:
+    """Asks twice."""
+    await next(request)
+    return await next(request)
+
+
+class Filtered(Middleware):
+    """Looks at each event."""
+
+    def events(self, request: CanonicalRequest) -> EventFilter:
+        return lambda events: events
+
+
+# --- Tests ---
+
+
+@both_ways
+@pytest.mark.parametrize("layers", [(), (LogCalls(), labelled)], ids=["bare", "observed"])
+async def test_the_body_is_sent_and_the_reply_is_heard(layers: tuple[MiddlewareLike, ...], streamed: bool) -> None:
+    """Also through middleware that changes nothing of what the body says."""
+    provider = Provider(hello(streamed=streamed))
+    async with provider.engine(*layers) as engine:
+        assert await provider.ask(engine, streamed=streamed) == "Hello"
+    assert provider.body() == {**BODY, "model": "m"} | ({"stream": True} if streamed else {})
+    assert len(provider.heard) == (len(MESSAGES.chunks("Hello")) if streamed else 1)
+
+
+@both_ways
+async def test_a_request_that_middleware_changed_is_sent_in_the_canonical_way(streamed: bool) -> None:
+    """The client's own body does not say what the middleware wants."""
+    provider = Provider(hello(streamed=streamed))
+    async with provider.engine(shouting) as engine:
+        assert await provider.ask(engine, streamed=streamed) == "Hello"
+    assert provider.body()["temperature"] == 0.1
+    assert "of_tomorrow" not in provider.body()
+    assert provider.heard == []
+
+
+@both_ways
+async def test_a_reply_that_is_filtered_is_not_heard(streamed: bool) -> None:
+    """The client's own body is sent all the same."""
+    provider = Provider(hello(streamed=streamed))
+    async with provider.engine(Filtered()) as engine:
+        assert await provider.ask(engine, streamed=streamed) == "Hello"
+    assert provider.body()["of_tomorrow"] == 1
+    assert provider.heard == []
+
+
+async def test_a_whole_reply_that_middleware_replaced_is_not_heard() -> None:
+    """The client gets the reply of the middleware."""
+    provider = Provider(hello(streamed=False))
+    async with provider.engine(reworded) as engine:
+        assert await provider.ask(engine, streamed=False) == "Bye"
+    assert provider.heard == []
+
+
+async def test_of_two_replies_the_one_that_counts_is_heard() -> None:
+    """Middleware may ask again as long as nothing is delivered."""
+    provider = Provider(MESSAGES.whole("Hello"), MESSAGES.whole("Again"))
+    async with provider.engine(patient) as engine:
+        assert await provider.ask(engine, streamed=False) == "Again"
+    assert [data for _, data in provider.heard] == [msgspec.json.encode(MESSAGES.body("Again", 0, "end"))]
+
+
+async def test_a_cached_reply_is_canonical_and_answers_the_same_body_only() -> None:
+    """A field that only the body has may change the reply, so it is part of the key. The stream flag is not."""
+    provider = Provider(MESSAGES.whole("Hello"), MESSAGES.whole("Other"))
+    async with provider.engine(Cache()) as engine:
+        assert await provider.ask(engine, streamed=False) == "Hello"
+        assert await provider.ask(engine, streamed=False, body={**BODY, "stream": False}) == "Hello"
+        assert len(provider.heard) == 1
+        assert await provider.ask(engine, streamed=False, body={**BODY, "of_tomorrow": 2}) == "Other"
+
+
+@both_ways
+async def test_a_fallback_of_another_protocol_gets_the_canonical_request(streamed: bool) -> None:
+    """Nothing of the failed call is heard."""
+    other = CHAT.streamed("Hello") if streamed else CHAT.whole("Hello")
+    provider = Provider(failing(500, b"{}"), others=[other])
+    async with provider.engine(entry={"fallback": ("b:m",)}) as engine:
+        assert await provider.ask(engine, streamed=streamed) == "Hello"
+    assert provider.body()["of_tomorrow"] == 1
+    assert b"of_tomorrow" not in provider.other.requests[0].body
+    assert provider.heard == []
+
+
+async def test_a_model_with_text_of_its_own_gets_the_canonical_request() -> None:
+    """What models.yaml says about a model holds for every client."""
+    provider = Provider(hello(streamed=False))
+    async with provider.engine(entry={"prompt_addendum": "Be brief."}) as engine:
+        assert await provider.ask(engine, streamed=False) == "Hello"
+    assert "Be brief." in str(provider.body()["system"])
+    assert provider.heard == []
+
+
+async def test_the_trace_has_the_canonical_call(tmp_path: Path) -> None:
+    """It looks as without the client's body."""
+    provider = Provider(hello(streamed=True))
+    async with provider.engine(store=tmp_path / "t.db", trace=True, capture_content=True) as engine:
+        await provider.ask(engine, streamed=True)
+        await engine.flush()
+        assert engine.store is not None
+        (call,) = await engine.store.calls(CallFilter(), 10)
+        assert call.usage is not None
+        assert (call.provider, call.usage.output_tokens, call.stop_reason) == ("a", 7, "end_turn")
+
+
+async def test_a_body_without_a_limit_is_reserved_for_with_the_models_own() -> None:
+    """Nothing else limits the reply, so a budget that has no room for it refuses the call."""
+    provider = Provider(hello(streamed=False), hello(streamed=False))
+    body: JsonObject = {name: value for name, value in BODY.items() if name != "max_tokens"}
+    async with provider.engine(budgets=[Budget(max_tokens=50_000)]) as engine:
+        with pytest.raises(BudgetExceededError):
+            await provider.ask(engine, streamed=False, body=body, default_output_limit=True)
+        assert await provider.ask(engine, streamed=False) == "Hello"
+
+
+async def test_a_batch_has_the_same_digest_whoever_listens() -> None:
+    """The function that hears a reply is no part of a request."""
+    provider = Provider()
+    assert digest_of([provider.request()]) == digest_of([provider.request()])

@@ -1,0 +1,130 @@
+"""Replies as the gateway writes them for Chat's clients, and as Callboard's own adapter reads them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from callboard.adapters import CanonicalResponse
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS, Quirks
+from callboard.adapters.providers.openai_compatible.request import build_body
+from callboard.adapters.providers.openai_compatible.response import ChatNormaliser, read_whole
+from callboard.adapters.providers.openai_compatible.wire import decode_reply
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.requests.content import encode_json
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import ContentBlock
+from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.engine.gateway.chat_replies import WIRE
+from callboard.engine.gateway.wire import ClientRequest, ReplyInfo
+
+from ..support.recordings import CountingClock
+
+INFO = ReplyInfo(id="1", model="gpt-5", created=1_700_000_000)
+PROVIDER = "openai_compatible"
+ABLE = AdapterCapabilities(
+    supports_images=True,
+    supports_audio=True,
+    supports_documents=True,
+    supports_thinking=True,
+    supports_tools=True,
+    supports_structured_output=True,
+    supports_parallel_tool_calls=True,
+)
+
+
+class Reply(NamedTuple):
+    """A reply, and the events of its stream."""
+
+    response: CanonicalResponse
+    events: list[StreamEvent]
+
+
+def asked(**body: Json) -> ClientRequest:
+    """A client's request with these fields."""
+    given: JsonObject = {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], **body}
+    return WIRE.read_request(given, {})
+
+
+def adapters_body(request: CanonicalRequest, quirks: Quirks = QUIRKS["default"]) -> dict[str, Any]:
+    """The body that the adapter sends, as JSON."""
+    body = build_body(request, quirks, ABLE, PROVIDER, stream=False).body
+    decoded: dict[str, Any] = msgspec.json.decode(encode_json(body))
+    return decoded
+
+
+def new_assembler(provider: str = PROVIDER) -> Assembler:
+    return Assembler(
+        message_id="msg_1",
+        provider=provider,
+        requested_model="gpt-5",
+        clock=CountingClock(),
+        estimate_usage=lambda text: TokenUsage(output_tokens=len(text)),
+    )
+
+
+def response_of(assembler: Assembler) -> CanonicalResponse:
+    assert assembler.stop_reason is not None
+    assert assembler.usage is not None
+    return CanonicalResponse(
+        request_id="req_1",
+        model=assembler.model,
+        provider=assembler.provider,
+        content=assembler.final_content,
+        stop_reason=assembler.stop_reason,
+        raw_stop_reason=assembler.raw_stop_reason,
+        usage=assembler.usage,
+        provider_details=assembler.details,
+    )
+
+
+def reply_from(assembler: Assembler, stop: StopReason, raw: str | None, usage: TokenUsage) -> Reply:
+    """The reply that an assembler was fed."""
+    assembler.finish(stop, raw, usage)
+    return Reply(response_of(assembler), assembler.take())
+
+
+def written(request: ClientRequest, response: CanonicalResponse) -> bytes:
+    """The whole reply as bytes."""
+    return msgspec.json.encode(WIRE.write_reply(request, INFO, response))
+
+
+def streamed(request: ClientRequest, reply: Reply) -> list[bytes]:
+    """The streamed reply in the pieces of the writer."""
+    writer = WIRE.writer(request, INFO)
+    return [writer.start(), *map(writer.write, reply.events), writer.finish(reply.response)]
+
+
+def chunks_of(stream: bytes) -> list[JsonObject]:
+    """The data of a stream's events, without the end mark."""
+    lines = [line[6:] for line in stream.split(b"\n\n") if line.startswith(b"data: ")]
+    return [msgspec.json.decode(line) for line in lines if line != b"[DONE]"]
+
+
+def read_body(body: bytes) -> CanonicalResponse:
+    """A whole reply, as the adapter reads it."""
+    assembler = new_assembler()
+    read_whole(decode_reply(body), body, assembler, QUIRKS["default"])
+    return response_of(assembler)
+
+
+def read_stream(pieces: Iterable[bytes]) -> CanonicalResponse:
+    """A streamed reply, as the adapter reads it. Raises the adapter's error."""
+    assembler = new_assembler()
+    normaliser = ChatNormaliser(assembler, QUIRKS["default"])
+    for piece in pieces:
+        normaliser.feed(piece)
+    normaliser.close()
+    if normaliser.error is not None:
+        raise normaliser.error
+    return response_of(assembler)
+
+
+def in_general(content: Sequence[ContentBlock]) -> list[JsonObject]:
+    """The content without ids and without what belongs to a provider."""
+    blocks: list[JsonObject] = [msgspec.to_builtins(block) for block in content]
+    return [{name: block[name] for name in block if name not in ("id", "provider_raw")} for block in blocks]

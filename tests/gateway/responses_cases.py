@@ -1,0 +1,167 @@
+"""Requests and replies of the Responses wire for tests, and both as the vendor's SDK and our adapter read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import httpx2
+import msgspec
+from openai import OpenAI
+
+from callboard.adapters import CanonicalRequest, CanonicalResponse
+from callboard.adapters.providers.openai.data import OPENAI
+from callboard.adapters.providers.openai.request import build_request
+from callboard.adapters.providers.openai.response import read_reply
+from callboard.adapters.providers.openai.stream import ResponsesNormaliser
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.content import encode_json
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import ContentBlock, ToolUseBlock
+from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.engine.gateway.responses_replies import WIRE
+from callboard.engine.gateway.wire import ClientRequest, ReplyInfo
+
+from ..support.virtual_time import FakeClock
+from ..support.wires.reading import in_short
+
+INFO = ReplyInfo(id="01J", model="gpt-5", created=1)
+USAGE = TokenUsage(10, 5, 4, 3, 0, 2)
+PATCH = '*** Begin Patch\n*** Update File: a.py\n-"old" \\d\t\u2028\n+é 😀\n*** End Patch'
+APPLY_PATCH: JsonObject = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: patch"},
+}
+
+
+def read(*items: Json, headers: Mapping[str, str] = {}, **fields: Json) -> ClientRequest:
+    return WIRE.read_request({"model": "gpt-5", "input": list(items) or "Hi", **fields}, headers)
+
+
+def build(request: CanonicalRequest, *, stream: bool = False) -> JsonObject:
+    """The body that the adapter writes for a request."""
+    built = build_request(request, provider="openai", quirks=OPENAI, stream=stream)
+    body: JsonObject = msgspec.json.decode(encode_json(built.body))
+    return body
+
+
+def response(*content: ContentBlock, **fields: Any) -> CanonicalResponse:
+    given: dict[str, Any] = {"stop_reason": StopReason.END_TURN, "usage": USAGE, "provider": "anthropic", **fields}
+    return CanonicalResponse(request_id="req_1", model="anthropic:claude", content=content, **given)
+
+
+def streamed(
+    reply: CanonicalResponse, events: Iterable[StreamEvent] | None = None, asked: ClientRequest | None = None
+) -> bytes:
+    writer = WIRE.writer(asked or read(), INFO)
+    written = [writer.start(), *map(writer.write, whole_events(reply, "m") if events is None else events)]
+    return b"".join([*written, writer.finish(reply)])
+
+
+def whole(reply: CanonicalResponse, asked: ClientRequest | None = None) -> JsonObject:
+    body: JsonObject = msgspec.json.decode(msgspec.json.encode(WIRE.write_reply(asked or read(), INFO, reply)))
+    return body
+
+
+def events_of(data: bytes) -> list[JsonObject]:
+    """The events of a stream, whose names and numbers must be right."""
+    found = [frame.partition(b"\ndata: ") for frame in data.split(b"\n\n") if frame and frame[:1] != b":"]
+    events: list[JsonObject] = [msgspec.json.decode(text) for _, _, text in found]
+    assert [name for name, _, _ in found] == [f"event: {event['type']}".encode() for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def last_response(data: bytes) -> JsonObject:
+    found = events_of(data)[-1]["response"]
+    assert isinstance(found, dict)
+    return found
+
+
+# --- The vendor's SDK ---
+
+
+def sdk_of(body: bytes, *, status: int = 200, headers: Mapping[str, str] = {}) -> OpenAI:
+    """The SDK, with a server that always answers so."""
+    kind = "text/event-stream" if body.startswith(b"event:") else "application/json"
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, headers={"content-type": kind, **headers}, content=body)
+
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    return OpenAI(api_key="key", base_url="http://127.0.0.1/v1", http_client=client, max_retries=0)
+
+
+# --- Our adapter ---
+
+
+def _assembler() -> Assembler:
+    return Assembler(
+        message_id="m",
+        provider="openai",
+        requested_model="gpt-5",
+        clock=FakeClock(),
+        estimate_usage=lambda text: TokenUsage(),
+    )
+
+
+def _response_of(assembler: Assembler) -> CanonicalResponse:
+    assert assembler.complete
+    assert assembler.usage is not None
+    assert assembler.stop_reason is not None
+    return CanonicalResponse(
+        request_id="req_1",
+        model="openai:gpt-5",
+        provider="openai",
+        usage=msgspec.structs.replace(assembler.usage, raw=None),
+        content=assembler.final_content,
+        stop_reason=assembler.stop_reason,
+        raw_stop_reason=assembler.raw_stop_reason,
+        provider_details=assembler.details,
+    )
+
+
+def read_body(body: Json) -> CanonicalResponse:
+    """What the adapter reads of a whole reply. Raises AdapterError."""
+    assembler = _assembler()
+    read_reply(msgspec.json.encode(body), assembler, OPENAI)
+    return _response_of(assembler)
+
+
+def read_stream(chunks: Sequence[bytes]) -> tuple[CanonicalResponse, list[StreamEvent]]:
+    """What the adapter reads of a stream. Raises AdapterError."""
+    normaliser = ResponsesNormaliser(_assembler(), OPENAI)
+    events = [event for chunk in chunks for event in normaliser.feed(chunk)]
+    events += normaliser.close()
+    if normaliser.error is not None:
+        raise normaliser.error
+    return _response_of(normaliser.assembler), events
+
+
+def plain(reply: CanonicalResponse, *, opaque: bool = True, links: bool = True) -> list[object]:
+    """A reply without the ids of calls, which differ. Without `opaque`, its text and calls alone.
+
+    Without `links`, its blocks do not name the reasoning before them: in a stream, only the last part of a message
+    can, because its end names it.
+    """
+    found: list[object] = [reply.stop_reason]
+    for block in reply.content:
+        short, raw = in_short(block), getattr(block, "provider_raw", None)
+        data = dict(raw.data) if raw is not None else {}
+        if isinstance(block, ToolUseBlock):
+            assert isinstance(short, tuple)
+            short = short[:2]
+            data.pop("id", None)
+        if not links:
+            data = {name: value for name, value in data.items() if name not in ("after", "item_id")}
+        if "_01J_" in str(data.get("item_id")):  # an id that the gateway made
+            data.pop("item_id")
+        if not opaque:
+            short = short[:2] if isinstance(short, tuple) else short
+            data = {}
+        found.append((short, data))
+    return found

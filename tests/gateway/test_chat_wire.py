@@ -1,0 +1,571 @@
+"""What the gateway writes for Chat's clients, as OpenAI's SDK and Callboard's own adapter read it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callboard.adapters import CanonicalResponse
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.engine.gateway.chat_content import reply_text
+from callboard.engine.gateway.chat_replies import WIRE
+from callboard.engine.gateway.wire import ClientRequest, Failure, FailureKind, ListedModel
+
+from .chat_kit import (
+    INFO,
+    Reply,
+    asked,
+    chunks_of,
+    in_general,
+    new_assembler,
+    read_body,
+    read_stream,
+    reply_from,
+    streamed,
+    written,
+)
+
+USAGE = TokenUsage(
+    input_tokens=10,
+    output_tokens=7,
+    cached_input_tokens=4,
+    cache_creation_input_tokens=3,
+    cache_creation_1h_input_tokens=1,
+    reasoning_tokens=2,
+)
+WITH_USAGE = asked(stream=True, stream_options={"include_usage": True})
+PNG = b"\x89PNG\r\n\x1a\n"
+SQL: JsonObject = {"type": "custom", "custom": {"name": "sql"}}
+
+
+def response(
+    *content: ContentBlock, stop: StopReason = StopReason.END_TURN, raw: str | None = None, **more: Any
+) -> CanonicalResponse:
+    fields: dict[str, Any] = {"usage": USAGE, **more}
+    return CanonicalResponse(
+        request_id="req_1", model="m", provider="p", content=content, stop_reason=stop, raw_stop_reason=raw,
+        **fields,
+    )  # fmt: skip
+
+
+def message_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = choice_of(reply, request)["message"]
+    return message
+
+
+def choice_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
+    body: Any = WIRE.write_reply(request or asked(), INFO, reply)
+    choice: dict[str, Any] = body["choices"][0]
+    return choice
+
+
+# --- The mirror of the adapter ---
+
+_PIECES = st.lists(st.text('ab "\\\n☃', min_size=1, max_size=4), min_size=1, max_size=3)
+_ARGUMENTS = st.dictionaries(st.text("ab", max_size=2), st.none() | st.text('a"\\☃\n', max_size=5), max_size=2)
+
+_INPUT: st.SearchStrategy[dict[str, str]] = st.builds(dict, input=st.text('ü\n"\\😀a'))
+
+
+@st.composite
+def replies(draw: st.DrawFn, tool: str = "read") -> Reply:
+    """Replies in the order of the protocol: reasoning, text, calls."""
+    assembler = new_assembler("anthropic")
+    if draw(st.booleans()):
+        for piece in draw(_PIECES):
+            assembler.thinking("r", piece, implicit_end=True)
+    has_text = draw(st.booleans())
+    if has_text:
+        for piece in draw(_PIECES):
+            assembler.text("t", piece, implicit_end=True)
+    calls = draw(st.integers(0 if has_text else 1, 3))
+    for at in range(calls):
+        assembler.tool_start(at, tool, raw={"id": f"toolu_{at}"})
+        arguments = json.dumps(draw(_ARGUMENTS if tool == "read" else st.builds(dict, input=st.text('ü\n"\\😀a'))))
+        cut = draw(st.integers(0, len(arguments)))
+        for piece in filter(None, (arguments[:cut], arguments[cut:])):
+            assembler.tool_arguments(at, piece)
+        assembler.end(at)
+    counts = draw(st.lists(st.integers(0, 50), min_size=4, max_size=4))
+    usage = TokenUsage(
+        input_tokens=counts[0], output_tokens=counts[1], cached_input_tokens=counts[2],
+        cache_creation_input_tokens=counts[3], reasoning_tokens=counts[1] // 2,
+    )  # fmt: skip
+    stop = StopReason.TOOL_USE if calls else draw(st.sampled_from([StopReason.END_TURN, StopReason.MAX_TOKENS]))
+    return reply_from(assembler, stop, None, usage)
+
+
+def facts(reply: CanonicalResponse) -> tuple[object, ...]:
+    usage = reply.usage
+    counts = (
+        usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens,
+        usage.reasoning_tokens,
+    )  # fmt: skip
+    return in_general(reply.content), reply.stop_reason, counts
+
+
+@settings(max_examples=150)
+@given(reply=replies())
+def test_a_whole_reply_is_read_as_the_same_reply(reply: Reply) -> None:
+    assert facts(read_body(written(asked(), reply.response))) == facts(reply.response)
+
+
+@settings(max_examples=60)
+@given(reply=replies(), data=st.data())
+def test_a_streamed_reply_is_the_same_at_every_cut(reply: Reply, data: st.DataObject) -> None:
+    stream = b"".join(streamed(WITH_USAGE, reply))
+    cut = data.draw(st.integers(0, len(stream)))
+    assert facts(read_stream([stream[:cut], stream[cut:]])) == facts(reply.response)
+
+
+def test_a_stream_that_is_cut_off_is_never_a_complete_reply() -> None:
+    assembler = new_assembler()
+    assembler.text("t", "Hello", implicit_end=True)
+    reply = reply_from(assembler, StopReason.END_TURN, None, USAGE)
+    stream = b"".join(streamed(WITH_USAGE, reply))
+    ended = stream.index(b'"finish_reason":"stop"')
+    for cut in range(ended):
+        with pytest.raises(AdapterError):
+            read_stream([stream[:cut]])
+
+
+@settings(max_examples=150)
+@given(reply=replies("sql"))
+def test_the_text_of_a_free_form_call_streams_as_it_comes(reply: Reply) -> None:
+    request = asked(tools=[SQL], stream=True)
+    pieces = streamed(request, reply)
+    read = read_stream(pieces)
+    assert in_general(read.content) == in_general(reply.response.content)
+    assert in_general(read_body(written(request, reply.response)).content) == in_general(read.content)
+
+
+def test_a_free_form_call_is_not_held_back_until_its_end() -> None:
+    assembler = new_assembler("anthropic")
+    assembler.tool_start(0, "sql", raw={"id": "toolu_1"})
+    for piece in ('{"inp', 'ut": "SELECT ', "\\ud83d", '\\ude00 1"', "}"):
+        assembler.tool_arguments(0, piece)
+    assembler.end(0)
+    reply = reply_from(assembler, StopReason.TOOL_USE, None, USAGE)
+    stream = b"".join(streamed(asked(tools=[SQL], stream=True), reply))
+    inputs = [
+        call["custom"]["input"]
+        for chunk in chunks_of(stream)
+        for choice in _dicts(chunk["choices"])
+        for call in choice["delta"].get("tool_calls", [])
+    ]
+    assert inputs == ["", "SELECT ", "😀 1"]
+
+
+def _dicts(value: Json) -> list[dict[str, Any]]:
+    assert isinstance(value, list)
+    return [each for each in value if isinstance(each, dict)]
+
+
+# --- Parts of a reply ---
+
+
+def test_texts_side_by_side_are_one_text_and_others_stand_apart() -> None:
+    thought = ThinkingBlock("Hm")
+    content = (TextBlock("a"), TextBlock("b"), thought, TextBlock("c"), thought, TextBlock("\nd"))
+    assert reply_text(content) == "ab\n\nc\nd"
+
+
+def test_a_streamed_text_is_the_text_of_the_whole_reply() -> None:
+    assembler = new_assembler("anthropic")
+    for key, kind, text in ((0, "text", "a"), (1, "text", "b"), (2, "thinking", "Hm"), (3, "text", "c"),
+            (4, "thinking", "So"), (5, "text", "\nd")):  # fmt: skip
+        (assembler.text if kind == "text" else assembler.thinking)(key, text)
+        assembler.end(key)
+    reply = reply_from(assembler, StopReason.END_TURN, None, USAGE)
+    deltas = [
+        choice["delta"] for chunk in chunks_of(b"".join(streamed(asked(), reply)))
+        for choice in _dicts(chunk["choices"])
+    ]  # fmt: skip
+    assert "".join(delta.get("content") or "" for delta in deltas) == "ab\n\nc\nd"
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Hm\n\nSo"
+    message = message_of(reply.response)
+    assert (message["content"], message["reasoning_content"]) == ("ab\n\nc\nd", "Hm\n\nSo")
+
+
+def test_a_signature_of_anthropics_goes_to_the_client_and_comes_back() -> None:
+    raw = ProviderRaw("anthropic", {})
+    reply = response(ThinkingBlock("Hm", "c2ln", raw), RedactedThinkingBlock("ZGF0YQ", raw), TextBlock("Hi"))
+    back = asked(messages=[{"role": "user", "content": "Hi"}, message_of(reply)]).request.messages[1].content
+    assert in_general(back) == in_general(reply.content)
+
+
+def test_a_streamed_signature_comes_back_with_the_text_that_it_signs() -> None:
+    assembler = new_assembler("anthropic")
+    assembler.thinking(0, "Hm")
+    assembler.signature(0, "c2ln")
+    assembler.end(0)
+    assembler.text(1, "Hi")
+    assembler.end(1)
+    reply = reply_from(assembler, StopReason.END_TURN, None, USAGE)
+    message: dict[str, Any] = {"role": "assistant"}
+    for chunk in chunks_of(b"".join(streamed(asked(), reply))):
+        for choice in _dicts(chunk["choices"]):
+            for name, value in choice["delta"].items():
+                if isinstance(value, str | list) and name != "role":
+                    message[name] = message.get(name, type(value)()) + value
+    back = asked(messages=[{"role": "user", "content": "Hi"}, message]).request.messages[1].content
+    assert in_general(back) == in_general(reply.response.content)
+
+
+def test_a_refusal_has_the_vendors_field() -> None:
+    reply = response(TextBlock("No."), stop=StopReason.REFUSAL)
+    choice = choice_of(reply)
+    assert (choice["message"]["content"], choice["message"]["refusal"]) == (None, "No.")
+    assert choice["finish_reason"] == "stop"
+    assert (
+        read_body(written(asked(), response(TextBlock("No."), stop=StopReason.REFUSAL))).stop_reason == "refusal"
+    )
+
+
+def test_images_of_a_reply_are_where_openrouter_has_them() -> None:
+    reply = response(TextBlock("Here"), ImageBlock(data=PNG))
+    image = {
+        "type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}, "index": 0
+    }  # fmt: skip
+    assert message_of(reply)["images"] == [image]
+    assert in_general(read_body(written(asked(), reply)).content) == in_general(reply.content)
+
+
+def test_a_recording_of_a_reply_is_the_vendors_audio() -> None:
+    audio: JsonObject = {"id": "audio_1", "data": "UklGRg==", "transcript": "Hi", "expires_at": 1}
+    reply = response(OpaqueBlock("audio", ProviderRaw("openai_compatible", audio)))
+    assert message_of(reply)["audio"] == audio
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"citations": [{"type": "web_search_result_location", "url": "https://x.test", "title": "X"}]},
+        {"annotations": [{"type": "url_citation", "url": "https://x.test", "title": "X", "start_index": 0,
+            "end_index": 5}]},
+        {"annotations": [{"type": "url_citation", "url_citation": {"url": "https://x.test", "title": "X",
+            "start_index": 7, "end_index": 12}}]},
+    ],
+)  # fmt: skip
+def test_citations_of_every_protocol_are_annotations_with_their_place_in_the_text(data: JsonObject) -> None:
+    reply = response(TextBlock("Before."), TextBlock("Cited", ProviderRaw("p", data)))
+    citation = {"url": "https://x.test", "title": "X", "start_index": 7, "end_index": 12}
+    assert message_of(reply)["annotations"] == [{"type": "url_citation", "url_citation": citation}]
+
+
+def test_geminis_grounding_is_annotations_with_places_in_characters() -> None:
+    metadata: JsonObject = {
+        "groundingChunks": [{"web": {"uri": "https://x.test", "title": "X"}}, {"maps": {"uri": "m"}}],
+        "groundingSupports": [
+            {"segment": {"startIndex": 5, "endIndex": 10, "text": "Cited"}, "groundingChunkIndices": [0, 1, 9]}
+        ],
+    }
+    grounding = OpaqueBlock("groundingMetadata", ProviderRaw("gemini", {"groundingMetadata": metadata}))
+    citation = {"url": "https://x.test", "title": "X", "start_index": 3, "end_index": 8}
+    reply = response(TextBlock("☃ .Cited"), grounding)
+    assert message_of(reply)["annotations"] == [{"type": "url_citation", "url_citation": citation}]
+
+
+def test_a_tool_has_the_clients_name_whole_and_streamed() -> None:
+    request = asked(tools=[{"type": "function", "function": {"name": "fs.read"}}])
+    (tool,) = request.request.tools
+    assembler = new_assembler("anthropic")
+    assembler.tool_start(0, tool.name, raw={"id": "toolu_1"})
+    assembler.end(0)
+    reply = reply_from(assembler, StopReason.TOOL_USE, None, USAGE)
+    assert message_of(reply.response, request)["tool_calls"][0]["function"] == {
+        "name": "fs.read",
+        "arguments": "{}",
+    }
+    stream = b"".join(streamed(request, reply))
+    assert b'"name":"fs.read"' in stream
+    assert b'"arguments":"{}"' in stream
+
+
+def test_old_clients_get_a_function_call() -> None:
+    request = asked(functions=[{"name": "read"}], stream=True)
+    assembler = new_assembler("anthropic")
+    assembler.tool_start(0, "read", raw={"id": "toolu_1"})
+    assembler.tool_arguments(0, '{"a": 1}')
+    assembler.end(0)
+    reply = reply_from(assembler, StopReason.TOOL_USE, None, USAGE)
+    choice = choice_of(reply.response, request)
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "read", "arguments": '{"a":1}'}
+    read = read_stream(streamed(request, reply))
+    assert [(call.name, call.input) for call in read.tool_uses] == [("read", {"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("stop", "raw", "word", "native"),
+    [
+        (StopReason.END_TURN, "end_turn", "stop", "end_turn"),
+        (StopReason.END_TURN, "stop", "stop", None),
+        (StopReason.STOP_SEQUENCE, "stop_sequence", "stop", "stop_sequence"),
+        (StopReason.MAX_TOKENS, "max_tokens", "length", "max_tokens"),
+        (StopReason.PAUSE_TURN, "pause_turn", "length", "pause_turn"),
+        (StopReason.CONTENT_FILTER, "SAFETY", "content_filter", "SAFETY"),
+        (StopReason.PROVIDER_SPECIFIC, "MALFORMED", "stop", "MALFORMED"),
+        (StopReason.REFUSAL, "refusal", "content_filter", "refusal"),
+        (StopReason.ERROR, None, "error", None),
+    ],
+)
+def test_every_end_of_a_reply_has_a_word(stop: StopReason, raw: str | None, word: str, native: str | None) -> None:
+    choice = choice_of(response(stop=stop, raw=raw))
+    assert (choice["finish_reason"], choice.get("native_finish_reason")) == (word, native)
+
+
+def test_a_call_that_was_cut_off_is_no_call_to_run() -> None:
+    call = ToolUseBlock("tu_1", "read", {}, raw_arguments='{"a": ', incomplete=True)
+    choice = choice_of(response(call, stop=StopReason.PROVIDER_SPECIFIC))
+    assert choice["finish_reason"] == "length"
+
+
+def test_the_stop_sequence_that_ended_a_reply_is_where_vllm_has_it() -> None:
+    details = {"stop_sequence": "END"}
+    choice = choice_of(response(stop=StopReason.STOP_SEQUENCE, provider_details=details))
+    assert choice["stop_reason"] == "END"
+
+
+def test_usage_counts_cached_tokens_among_the_prompts() -> None:
+    body: Any = WIRE.write_reply(asked(), INFO, response())
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (17, 7, 24)
+    details = usage["prompt_tokens_details"]
+    assert (details["cached_tokens"], details["cache_write_tokens"]) == (4, 3)
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 2
+
+
+# --- Streams ---
+
+
+def hello(stop: StopReason = StopReason.END_TURN, *texts: str) -> Reply:
+    assembler = new_assembler()
+    for text in texts or ("Hel", "lo"):
+        assembler.text("t", text, implicit_end=True)
+    return reply_from(assembler, stop, "stop", USAGE)
+
+
+@pytest.mark.parametrize("with_usage", [True, False])
+def test_a_stream_has_the_vendors_order(with_usage: bool) -> None:
+    stream = b"".join(streamed(WITH_USAGE if with_usage else asked(stream=True), hello()))
+    assert stream.endswith(b"data: [DONE]\n\n")
+    first, *rest = chunks_of(stream)
+    assert first == {
+        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": "gpt-5",
+        "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None,
+                "finish_reason": None}
+        ],
+        **({"usage": None} if with_usage else {}),
+    }  # fmt: skip
+    if with_usage:
+        last = rest.pop()
+        assert last["choices"] == []
+        assert last["usage"] == WIRE.write_reply(asked(), INFO, hello().response)["usage"]
+    assert [choice["delta"] for chunk in rest for choice in _dicts(chunk["choices"])] == [
+        {"content": "Hel"}, {"content": "lo"}, {}
+    ]  # fmt: skip
+    assert [choice["finish_reason"] for choice in _dicts(rest[-1]["choices"])] == ["stop"]
+
+
+def test_half_a_surrogate_pair_does_not_break_a_stream() -> None:
+    read = read_stream(streamed(asked(), hello(StopReason.END_TURN, "a\ud83d", "b")))
+    assert read.text == "a\ufffdb"
+
+
+def test_a_failure_in_the_middle_ends_a_stream_without_its_end_mark() -> None:
+    writer = WIRE.writer(asked(stream=True), INFO)
+    pieces = [writer.start(), *map(writer.write, hello().events[:2])]
+    stream = b"".join([*pieces, writer.fail(Failure(kind="overloaded", message="Too busy"))])
+    assert b"[DONE]" not in stream
+    with pytest.raises(AdapterError, match="Too busy"):
+        read_stream([stream])
+
+
+def test_a_ping_is_a_comment_that_no_client_sees() -> None:
+    writer = WIRE.writer(asked(stream=True), INFO)
+    pieces = streamed(asked(stream=True), hello())
+    assert read_stream([pieces[0], writer.ping(), *pieces[1:]]).text == "Hello"
+
+
+# --- Failures ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error", "type_", "code"),
+    [
+        ("invalid_request", 400, openai.BadRequestError, "invalid_request_error", None),
+        ("context_overflow", 400, openai.BadRequestError, "invalid_request_error", "context_length_exceeded"),
+        ("content_filter", 400, openai.BadRequestError, "invalid_request_error", "content_filter"),
+        ("authentication", 401, openai.AuthenticationError, "invalid_request_error", "invalid_api_key"),
+        ("budget", 429, openai.RateLimitError, "insufficient_quota", "insufficient_quota"),
+        ("permission", 403, openai.PermissionDeniedError, "invalid_request_error", "insufficient_permissions"),
+        ("not_found", 404, openai.NotFoundError, "invalid_request_error", "model_not_found"),
+        ("too_large", 413, openai.APIStatusError, "invalid_request_error", "request_too_large"),
+        ("rate_limit", 429, openai.RateLimitError, "requests", "rate_limit_exceeded"),
+        ("server", 500, openai.InternalServerError, "server_error", None),
+        ("unavailable", 503, openai.InternalServerError, "server_error", "service_unavailable"),
+        ("timeout", 504, openai.InternalServerError, "server_error", "timeout"),
+        ("overloaded", 503, openai.InternalServerError, "server_error", "server_is_overloaded"),
+    ],
+)
+def test_a_failure_is_the_sdks_own_error(
+    kind: FailureKind, status: int, error: type[openai.APIStatusError], type_: str, code: str | None
+) -> None:
+    answered, body = WIRE.write_failure(Failure(kind=kind, message="Why"))
+    assert answered == status
+    with pytest.raises(error) as caught:
+        client(status, msgspec.json.encode(body)).chat.completions.create(model="m", messages=[])
+    assert (caught.value.type, caught.value.code) == (type_, code)
+    assert "Why" in caught.value.message
+
+
+def test_an_invalid_request_names_the_clients_field() -> None:
+    failure = Failure(kind="invalid_request", message="Why", param="tools[0]", code="invalid_type")
+    assert WIRE.write_failure(failure)[1] == {
+        "error": {
+            "message": "Why", "type": "invalid_request_error", "param": "tools[0]", "code": "invalid_type",
+        }
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ["invalid_request_error", "INVALID_ARGUMENT", None])
+def test_another_vendors_type_of_an_error_is_no_code(code: str | None) -> None:
+    body: Any = WIRE.write_failure(Failure(kind="invalid_request", message="Why", code=code))[1]
+    assert body["error"]["code"] is None
+
+
+# --- OpenAI's SDK ---
+
+
+def client(status: int, body: bytes, content_type: str = "application/json") -> openai.OpenAI:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, content=body, headers={"content-type": content_type})
+
+    return openai.OpenAI(
+        api_key="k", base_url="http://gateway.test/v1", max_retries=0,
+        http_client=httpx2.Client(transport=httpx2.MockTransport(answer)),
+    )  # fmt: skip
+
+
+def serving(reply: Reply, request: ClientRequest, *, stream: bool) -> openai.OpenAI:
+    if stream:
+        return client(200, b"".join(streamed(request, reply)), WIRE.stream_type(request))
+    return client(200, written(request, reply.response))
+
+
+def everything() -> Reply:
+    assembler = new_assembler("anthropic")
+    assembler.thinking("r", "Hm", implicit_end=True)
+    assembler.text("t", "Let me look.", implicit_end=True)
+    for at, arguments in enumerate(('{"path": "a"}', '{"path": "b"}')):
+        assembler.tool_start(at, "read", raw={"id": f"toolu_{at}"})
+        for half in (arguments[:5], arguments[5:]):
+            assembler.tool_arguments(at, half)
+        assembler.end(at)
+    return reply_from(assembler, StopReason.TOOL_USE, "tool_use", USAGE)
+
+
+def test_the_sdk_reads_a_whole_reply() -> None:
+    reply = everything()
+    completion = serving(reply, asked(), stream=False).chat.completions.create(model="m", messages=[])
+    (choice,) = completion.choices
+    assert (completion.id, completion.model, completion.created) == ("chatcmpl-1", "gpt-5", 1_700_000_000)
+    assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
+    assert [call.id for call in choice.message.tool_calls or []] == [use.id for use in reply.response.tool_uses]
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    assert completion.usage.prompt_tokens_details.cached_tokens == 4
+    assert choice.message.model_extra is not None
+    assert choice.message.model_extra["reasoning_content"] == "Hm"
+
+
+def test_the_sdk_accumulates_a_stream_to_the_whole_reply() -> None:
+    reply = everything()
+    whole = serving(reply, WITH_USAGE, stream=False).chat.completions.create(model="m", messages=[])
+    with serving(reply, WITH_USAGE, stream=True).chat.completions.stream(model="m", messages=[]) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    first, second = whole.choices[0], final.choices[0]
+    assert (second.message.content, second.finish_reason) == (first.message.content, first.finish_reason)
+    assert [call.id for call in second.message.tool_calls or []] == [
+        call.id for call in first.message.tool_calls or []
+    ]
+    assert final.usage == whole.usage
+
+
+def test_the_sdk_parses_an_object_from_whole_and_streamed_replies() -> None:
+    class Answer(pydantic.BaseModel):
+        number: int
+
+    reply = hello(StopReason.END_TURN, '{"number"', ": 4}")
+    parsed = serving(reply, asked(), stream=False).chat.completions.parse(
+        model="m", messages=[], response_format=Answer
+    )
+    assert parsed.choices[0].message.parsed == Answer(number=4)
+    sdk = serving(reply, WITH_USAGE, stream=True)
+    with sdk.chat.completions.stream(model="m", messages=[], response_format=Answer) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == Answer(number=4)
+
+
+def test_the_sdk_raises_the_error_in_the_middle_of_a_stream() -> None:
+    writer = WIRE.writer(asked(stream=True), INFO)
+    body = writer.start() + writer.fail(Failure(kind="server", message="It broke"))
+    stream = client(200, body, "text/event-stream").chat.completions.create(model="m", messages=[], stream=True)
+    with pytest.raises(openai.APIError, match="It broke"):
+        list(stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_sdk_reads_a_free_form_call(stream: bool) -> None:
+    assembler = new_assembler("anthropic")
+    assembler.tool_start(0, "sql", raw={"id": "toolu_1"})
+    assembler.tool_arguments(0, '{"input": "SELECT 1"}')
+    assembler.end(0)
+    reply = reply_from(assembler, StopReason.TOOL_USE, None, USAGE)
+    request = asked(tools=[SQL], stream=stream)
+    sdk = serving(reply, request, stream=stream)
+    if not stream:
+        (call,) = sdk.chat.completions.create(model="m", messages=[]).choices[0].message.tool_calls or []
+        assert call.type == "custom"
+        assert (call.custom.name, call.custom.input) == ("sql", "SELECT 1")
+        return
+    given = [
+        call.model_dump()
+        for chunk in sdk.chat.completions.create(model="m", messages=[], stream=True)
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or []
+    ]
+    assert "".join(call["custom"]["input"] for call in given) == "SELECT 1"
+    assert [call["custom"]["name"] for call in given if "name" in call["custom"]] == ["sql"]
+
+
+def test_the_sdk_lists_models() -> None:
+    models = [ListedModel(id="gpt-5", created=1, owned_by="openai", context_tokens=400_000), ListedModel(id="x")]
+    page = client(200, msgspec.json.encode(WIRE.write_models(models))).models.list()
+    assert [(model.id, model.owned_by, model.object) for model in page.data] == [
+        ("gpt-5", "openai", "model"), ("x", "callboard", "model")
+    ]  # fmt: skip
+    assert WIRE.write_model(models[0])["context_length"] == 400_000

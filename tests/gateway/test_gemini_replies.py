@@ -1,0 +1,340 @@
+"""What Gemini's clients get: replies, usage, failures and lists of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from callboard.adapters import CanonicalResponse
+from callboard.adapters.http.classify import build_error, read_error_value
+from callboard.adapters.providers.gemini.data import CODES
+from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.content import encode_json
+from callboard.bus import errors
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Role
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.engine.gateway.gemini_contents import real_signature, token_of
+from callboard.engine.gateway.gemini_replies import WIRE
+from callboard.engine.gateway.wire import (
+    Failure,
+    FailureKind,
+)
+
+from ..support.canonical_requests import MESSAGES, PNG
+from ..support.fake_http import FakeReply
+from ..support.wires import WIRES
+from ..support.wires.gemini import USAGE, chunk, text
+from ..support.wires.reading import read_pieces, read_reply
+from ..support.wires.wire import Wire
+from .gemini_clients import (
+    CALLED,
+    GEMINI,
+    HELLO,
+    INFO,
+    JSON,
+    PNG_TEXT,
+    SIGNED,
+    asks,
+    model,
+    read,
+    read_written,
+    reply_body,
+    response,
+    streamed,
+)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+def test_any_providers_reply_is_gemini_to_the_client(wire: Wire) -> None:
+    calls, stop = wire.most
+    body = FakeReply(msgspec.json.encode(wire.reasoned("Let me think.", "I will.", calls, stop)), headers=JSON)
+    whole = read_reply(wire, body, streamed=False).reply
+    events = read_pieces(wire, [wire.stream(*(event for _, event in wire.events("I will.", calls, stop)))])
+    for reply, found in [
+        *((whole, reading) for reading in read_written(asks(), whole)),
+        *((events.reply, reading) for reading in read_written(asks(), events.reply, events.events)[1:]),
+    ]:
+        assert (found.reply.text, found.reply.thinking) == (reply.text, reply.thinking)
+        called = [(block.name, block.input) for block in reply.tool_uses]
+        assert [(block.name, block.input) for block in found.reply.tool_uses] == called
+        assert found.reply.stop_reason is reply.stop_reason
+        assert found.usage.total_input_tokens == reply.usage.total_input_tokens
+        assert (found.usage.output_tokens, found.usage.cached_input_tokens) == (
+            reply.usage.output_tokens,
+            reply.usage.cached_input_tokens,
+        )
+
+
+REPLIES = MESSAGES.filter(lambda message: message.role is Role.ASSISTANT).map(lambda message: message.content)
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(REPLIES, st.sampled_from(list(StopReason)), st.booleans())
+def test_any_reply_is_the_same_whole_and_streamed(
+    content: tuple[ContentBlock, ...], stop: StopReason, thoughts: bool
+) -> None:
+    asked = asks(include_thoughts=thoughts)
+    reply = response(*content, stop=stop)
+    body = msgspec.json.decode(encode_json(reply_body(asked, reply)))
+    lines = streamed(asked, reply).split(b"\r\n\r\n")
+    chunks = [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines if line]
+    assert told(chunks) == told([body])
+    last, whole = chunks[-1]["candidates"][0], body["candidates"][0]
+    assert last.keys() == whole.keys()
+    assert (last["finishReason"], chunks[-1]["usageMetadata"]) == (whole["finishReason"], body["usageMetadata"])
+
+
+def told(chunks: list[Any]) -> object:
+    """What a client makes of the parts of chunks: the thoughts, the text, and what is neither in any order."""
+    parts = [part for one in chunks for part in one["candidates"][0]["content"].get("parts", ())]
+    texts = [
+        "".join(part["text"] for part in parts if "text" in part and bool(part.get("thought")) is thought)
+        for thought in (True, False)
+    ]
+    return texts, sorted(str({**part, "thoughtSignature": None}) for part in parts if "text" not in part)
+
+
+def parts_of(reply: CanonicalResponse, **options: Json) -> Any:
+    candidate = reply_body(asks(**options), reply)["candidates"][0]
+    parts: list[Json] = candidate["content"].get("parts", [])
+    return parts
+
+
+def test_a_foreign_signature_is_a_short_token_that_is_dropped_when_it_comes_back() -> None:
+    """The token also stands on the first call, because clients drop thoughts and send signatures of calls back."""
+    parts = parts_of(response(SIGNED, CALLED, CALLED, stop=StopReason.TOOL_USE))
+    assert [part.get("thoughtSignature") for part in parts] == [token_of("EqRkLong"), token_of("EqRkLong"), None]
+    assert len(token_of("EqRkLong")) == 24
+    assert real_signature(token_of("EqRkLong").replace("+", "-").replace("/", "_")) is None
+    messages = read(HELLO, model(*parts)).request.messages
+    assert messages[1].content[0] == ThinkingBlock("Hm.")
+    assert [block.id for block in messages[1].tool_uses] == ["tu_1", "tu_1_2"]
+
+
+def test_redacted_thinking_leaves_its_token_on_the_call() -> None:
+    parts = parts_of(response(RedactedThinkingBlock("secret"), CALLED))
+    assert [part["thoughtSignature"] for part in parts] == [token_of("secret")]
+
+
+def test_thoughts_are_shown_to_clients_that_ask_for_them() -> None:
+    reply = response(SIGNED, TextBlock("Yes."))
+    assert parts_of(reply, include_thoughts=False) == [{"text": "Yes."}]
+    stream = streamed(asks(include_thoughts=False), reply)
+    assert b"Hm." not in stream
+    assert b"Yes." in stream
+
+
+@pytest.mark.parametrize(
+    ("block", "part"),
+    [
+        (ImageBlock(data=PNG), {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}}),
+        (ImageBlock(url="https://x.test/a.png"), {"fileData": {"fileUri": "https://x.test/a.png"}}),
+        (
+            ImageBlock(url=f"data:image/png;base64,{PNG_TEXT}"),
+            {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}},
+        ),
+    ],
+)
+def test_images_of_a_reply_are_parts(block: ImageBlock, part: JsonObject) -> None:
+    reply = response(TextBlock("Here."), block)
+    assert parts_of(reply) == [{"text": "Here."}, part]
+    found = msgspec.structs.replace(block, provider_raw=ProviderRaw("other", {"type": "image", "result": "…"}))
+    assert msgspec.json.encode(part) in streamed(asks(), response(TextBlock("Here."), found))
+
+
+def test_another_providers_own_blocks_have_no_place() -> None:
+    block = OpaqueBlock("web_search_call", ProviderRaw("openai", {"type": "web_search_call", "id": "ws_1"}))
+    assert parts_of(response(block, TextBlock("Yes."))) == [{"text": "Yes."}]
+    assert b"ws_1" not in streamed(asks(), response(block, TextBlock("Yes.")))
+
+
+WEB: JsonObject = {"url": "https://x.test", "title": "X"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "chunks", "segment"),
+    [
+        ({"annotations": [{"type": "url_citation", "start_index": 2, "end_index": 4, **WEB}]},
+         [{"web": {"uri": "https://x.test", "title": "X"}}], {"startIndex": 4, "endIndex": 6, "text": "is"}),
+        ({"annotations": [{"type": "url_citation", "url_citation": {**WEB, "start_index": 0, "end_index": 1}}]},
+         [{"web": {"uri": "https://x.test", "title": "X"}}], {"endIndex": 3, "text": "☃"}),
+        ({"citations": [{"type": "web_search_result_location", "cited_text": "…", **WEB}]},
+         [{"web": {"uri": "https://x.test", "title": "X"}}], {"endIndex": 6, "text": "☃ is"}),
+        ({"citations": [{"type": "char_location", "document_title": "D", "cited_text": "snow"}]},
+         [{"retrievedContext": {"title": "D", "text": "snow"}}], {"endIndex": 6, "text": "☃ is"}),
+    ],
+)  # fmt: skip
+def test_citations_are_grounding(raw: JsonObject, chunks: list[Json], segment: JsonObject) -> None:
+    """Gemini counts the bytes of a segment."""
+    reply = response(TextBlock("☃ is", ProviderRaw("other", raw)))
+    candidate = reply_body(asks(), reply)["candidates"][0]
+    assert candidate["groundingMetadata"] == {
+        "groundingChunks": chunks,
+        "groundingSupports": [{"segment": segment, "groundingChunkIndices": [0]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("stop", "raw", "reason"),
+    [
+        (StopReason.END_TURN, "end_turn", "STOP"),
+        (StopReason.TOOL_USE, "tool_calls", "STOP"),
+        (StopReason.STOP_SEQUENCE, "stop_sequence", "STOP"),
+        (StopReason.MAX_TOKENS, "length", "MAX_TOKENS"),
+        (StopReason.CONTENT_FILTER, "content_filter", "SAFETY"),
+        (StopReason.REFUSAL, "refusal", "SAFETY"),
+        (StopReason.PAUSE_TURN, "pause_turn", "OTHER"),
+        (StopReason.CANCELLED, None, "OTHER"),
+        (StopReason.ERROR, None, "OTHER"),
+        (StopReason.PROVIDER_SPECIFIC, "sensitive", "OTHER"),
+        (StopReason.CONTENT_FILTER, "PROHIBITED_CONTENT", "PROHIBITED_CONTENT"),
+    ],
+)
+def test_every_stop_reason_has_a_word(stop: StopReason, raw: str | None, reason: str) -> None:
+    written = reply_body(asks(), response(TextBlock("x"), stop=stop, raw_stop_reason=raw))
+    candidate = written["candidates"][0]
+    assert candidate["finishReason"] == reason
+    assert ("finishMessage" in candidate) is (reason in ("SAFETY", "OTHER") and raw is not None)
+
+
+def test_a_call_that_must_not_run_is_not_sent() -> None:
+    broken = ToolUseBlock("tu_1", "f", {}, raw_arguments='{"x": ', incomplete=True)
+    for stop, reason in (
+        (StopReason.TOOL_USE, "MALFORMED_FUNCTION_CALL"),
+        (StopReason.MAX_TOKENS, "MAX_TOKENS"),
+    ):
+        reply = response(TextBlock("I will."), broken, stop=stop)
+        candidate = reply_body(asks(), reply)["candidates"][0]
+        assert candidate["finishReason"] == reason
+        assert candidate["content"]["parts"] == [{"text": "I will."}]
+        assert b"functionCall" not in streamed(asks(), reply)
+
+
+def test_a_blocked_prompt_has_feedback_and_no_candidate() -> None:
+    feedback: JsonObject = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": USAGE}
+    reply = read_pieces(GEMINI, [GEMINI.stream(feedback)]).reply
+    assert "candidates" not in reply_body(asks(), reply)
+    for found in read_written(asks(), reply)[1:]:
+        assert (found.reply.stop_reason, found.reply.raw_stop_reason) == (
+            StopReason.CONTENT_FILTER,
+            "PROHIBITED_CONTENT",
+        )
+
+
+def usage_of(usage: TokenUsage) -> Any:
+    return reply_body(asks(), response(usage=usage))["usageMetadata"]
+
+
+def test_usage_is_told_in_geminis_words() -> None:
+    usage = TokenUsage(
+        input_tokens=10,
+        output_tokens=20,
+        cached_input_tokens=30,
+        cache_creation_input_tokens=5,
+        reasoning_tokens=8,
+        details={"audio_input": 4, "image_cache_read": 6, "web_search": 1},
+    )
+    told = usage_of(usage)
+    assert told == {
+        **{"promptTokenCount": 45, "cachedContentTokenCount": 30, "candidatesTokenCount": 12},
+        **{"thoughtsTokenCount": 8, "totalTokenCount": 65},
+        "promptTokensDetails": [
+            {"modality": "TEXT", "tokenCount": 35},
+            {"modality": "AUDIO", "tokenCount": 4},
+            {"modality": "IMAGE", "tokenCount": 6},
+        ],
+        "cacheTokensDetails": [{"modality": "TEXT", "tokenCount": 24}, {"modality": "IMAGE", "tokenCount": 6}],
+        "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": 12}],
+    }
+    found = read_written(asks(), response(usage=usage))[0].usage
+    assert (found.total_input_tokens, found.cached_input_tokens) == (45, 30)
+    assert (found.output_tokens, found.reasoning_tokens) == (20, 8)
+    assert found.details == {"audio_input": 4, "image_cache_read": 6}
+
+
+def test_geminis_own_usage_is_passed_on() -> None:
+    own: JsonObject = {**USAGE, "toolUsePromptTokenCount": 3, "trafficType": "ON_DEMAND", "totalTokenCount": 33}
+    reply = read_pieces(GEMINI, [GEMINI.stream(chunk(text("x"), finish="STOP", usage=own))]).reply
+    assert usage_of(reply.usage) == own
+    adjusted = msgspec.structs.replace(reply.usage, output_tokens=99, source=UsageSource.ESTIMATED)
+    assert usage_of(adjusted) != own
+
+
+def test_usage_grows_with_the_stream() -> None:
+    """The prompt's estimate is there from the first chunk."""
+    chunks = [
+        msgspec.json.decode(line.removeprefix(b"data: "))
+        for line in streamed(asks(), response(TextBlock("Hi"), TextBlock("!"))).split(b"\r\n\r\n")
+        if line
+    ]
+    assert [chunk["usageMetadata"]["totalTokenCount"] for chunk in chunks] == [7, 7, 15]
+    assert {(chunk["responseId"], chunk["modelVersion"]) for chunk in chunks} == {(INFO.id, INFO.model)}
+    assert chunks[-1]["candidates"][0]["content"]["parts"] == [{"text": ""}]
+
+
+# -- Failures
+
+KINDS: list[tuple[FailureKind, int, str, type[errors.AdapterError]]] = [
+    ("invalid_request", 400, "INVALID_ARGUMENT", errors.InvalidRequestError),
+    ("context_overflow", 400, "INVALID_ARGUMENT", errors.ContextOverflowError),
+    ("content_filter", 400, "INVALID_ARGUMENT", errors.ContentFilterError),
+    ("authentication", 401, "UNAUTHENTICATED", errors.AuthError),
+    ("budget", 429, "RESOURCE_EXHAUSTED", errors.QuotaExceededError),
+    ("permission", 403, "PERMISSION_DENIED", errors.AccessDeniedError),
+    ("not_found", 404, "NOT_FOUND", errors.NotFoundError),
+    ("too_large", 413, "INVALID_ARGUMENT", errors.InvalidRequestError),
+    ("rate_limit", 429, "RESOURCE_EXHAUSTED", errors.RateLimitError),
+    ("server", 500, "INTERNAL", errors.ServerError),
+    ("unavailable", 503, "UNAVAILABLE", errors.OverloadedError),
+    ("timeout", 504, "DEADLINE_EXCEEDED", errors.RequestTimeoutError),
+    ("overloaded", 503, "UNAVAILABLE", errors.OverloadedError),
+]
+
+
+@pytest.mark.parametrize(("kind", "status", "canonical", "error"), KINDS, ids=[kind for kind, *_ in KINDS])
+def test_failures_are_told_as_google_does(
+    kind: FailureKind, status: int, canonical: str, error: type[errors.AdapterError]
+) -> None:
+    failure = Failure(kind=kind, message="It failed.", retry_after=1.5, request_id="req_1")
+    found, body = WIRE.write_failure(failure)
+    told = body["error"]
+    assert isinstance(told, dict)
+    assert (found, told["code"], told["status"]) == (status, status, canonical)
+    assert "It failed." in str(told["message"])
+    read_back = build_error(read_error_value(body), provider="gemini", codes=CODES, status=status)
+    assert type(read_back) is error
+    assert read_back.retry_after_seconds == (1.5 if status == 429 or status >= 500 else None)
+
+
+def test_a_wrong_field_is_named() -> None:
+    body: Any = WIRE.write_failure(Failure(kind="invalid_request", message="No.", param="contents[0]"))[1]
+    assert body["error"]["details"][0]["fieldViolations"] == [{"field": "contents[0]", "description": "No."}]
+
+
+@pytest.mark.parametrize("alt", ["sse", "json"])
+def test_a_failure_in_mid_stream_is_a_chunk(alt: str) -> None:
+    writer = WIRE.writer(asks(alt=alt), INFO)
+    events = whole_events(response(TextBlock("Half")), "msg_1")[:2]
+    body = b"".join([writer.start(), *map(writer.write, events)])
+    body += writer.fail(Failure(kind="overloaded", message="Overloaded."))
+    if alt == "json":
+        assert [*map(set, msgspec.json.decode(body))][-1] == {"error"}
+        return
+    found = read_pieces(GEMINI, [body])
+    assert isinstance(found.error, errors.OverloadedError)
+    assert found.said == ["Half"]

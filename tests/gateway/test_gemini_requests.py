@@ -1,0 +1,326 @@
+"""What is read of the requests of Gemini's clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ImageBlock,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import Role, ToolChoice
+from callboard.bus.values.usage import StopReason
+from callboard.engine.gateway.gemini_replies import WIRE
+from callboard.engine.gateway.gemini_requests import DEFAULT_OUTPUT, effort_of
+from callboard.engine.gateway.gemini_schemas import json_schema
+from callboard.engine.gateway.wire import (
+    BadRequest,
+)
+
+from ..support.canonical_requests import PNG
+from ..support.wires.reading import in_short
+from .gemini_clients import (
+    AT,
+    HELLO,
+    MODEL,
+    PNG_TEXT,
+    SIGNATURE,
+    again,
+    config,
+    declared,
+    lost,
+    model,
+    read,
+    reply_body,
+    response,
+    user,
+)
+
+
+def test_a_whole_request_is_read() -> None:
+    asked = read(
+        user({"text": "What is this?"}, {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}}),
+        model({"text": "A call."}, {"functionCall": {"id": "c1", "name": "look", "args": {"at": 1}}}),
+        user({"functionResponse": {"id": "c1", "name": "look", "response": {"output": "A cat."}}}),
+        systemInstruction={"role": "user", "parts": [{"text": "Be brief."}]},
+        tools=[{"functionDeclarations": [{"name": "look", "description": "Looks.", "parametersJsonSchema": AT}]}],
+        toolConfig={"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["look"]}},
+        generationConfig={
+            **{"maxOutputTokens": 50, "temperature": 0.5, "topP": 0.9, "seed": 3, "stopSequences": ["END"]},
+            **{"presencePenalty": 0.1, "frequencyPenalty": -0.1, "candidateCount": 1},
+            "thinkingConfig": {"thinkingLevel": "LOW", "includeThoughts": True},
+            "responseMimeType": "application/json",
+            "responseJsonSchema": AT,
+        },
+    )
+    request = asked.request
+    assert asked.losses == ()
+    assert (asked.model, request.model, request.request_id) == (MODEL, MODEL, "")
+    assert [message.role for message in request.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert request.messages[0].content == (TextBlock("What is this?"), ImageBlock(data=PNG))
+    assert [in_short(block) for block in request.messages[1].content] == ["A call.", ("look", {"at": 1}, "c1")]
+    assert request.messages[2].content == (ToolResultBlock("c1", "A cat."),)
+    assert request.system_prompt == "Be brief."
+    assert [(tool.name, tool.description, tool.input_schema) for tool in request.tools] == [("look", "Looks.", AT)]
+    assert request.tool_choice == ToolChoice("named", "look")
+    assert (request.max_output_tokens, request.default_output_limit) == (50, False)
+    assert (request.temperature, request.top_p, request.seed) == (0.5, 0.9, 3)
+    assert (request.presence_penalty, request.frequency_penalty) == (0.1, -0.1)
+    assert (request.stop_sequences, request.reasoning_effort) == (("END",), "low")
+    assert request.output_schema == AT
+    assert request.provider_options == {}
+
+
+def test_without_a_limit_the_reply_has_the_default_one() -> None:
+    request = config()
+    assert (request.max_output_tokens, request.default_output_limit) == (DEFAULT_OUTPUT, True)
+
+
+def snake(value: Json, *, at_keys: bool = True) -> Json:
+    """A body as REST clients write it, its structural keys in snake case."""
+    if isinstance(value, list):
+        return [snake(item, at_keys=at_keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        ("".join(f"_{c.lower()}" if c.isupper() else c for c in key) if at_keys else key): snake(
+            inner, at_keys=at_keys and key not in ("args", "response", "properties")
+        )
+        for key, inner in value.items()
+    }
+
+
+def test_keys_in_snake_case_mean_the_same() -> None:
+    body: JsonObject = {
+        "contents": [
+            user({"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}}),
+            model({"functionCall": {"name": "look", "args": {"camelCase": 1}}, "thoughtSignature": SIGNATURE}),
+            user({"functionResponse": {"name": "look", "response": {"camelCase": 2}}}),
+        ],
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "generationConfig": {"maxOutputTokens": 5, "thinkingConfig": {"thinkingBudget": 1024}, "topK": 3},
+        "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
+    }
+    in_snake = snake(body)
+    assert isinstance(in_snake, dict)
+    assert "function_call" in str(in_snake)
+    one, other = (WIRE.read_request(each, {}, model=MODEL) for each in (body, in_snake))
+    assert other.request == one.request
+    assert other.losses == one.losses
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "STRING"}, {"type": "string"}),
+        ({"type": "TYPE_UNSPECIFIED", "description": "x"}, {"description": "x"}),
+        ({"type": "string", "format": "enum", "enum": ["a"]}, {"type": "string", "enum": ["a"]}),
+        ({"type": "STRING", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": "STRING", "nullable": True, "enum": ["a"]}, {"type": ["string", "null"], "enum": ["a", None]}),
+        ({"anyOf": [{"type": "STRING"}], "nullable": True}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        ({"ref": "#/$defs/a", "nullable": True}, {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}),
+        ({"type": "ARRAY", "items": {"type": "INTEGER"}, "minItems": "2"},
+         {"type": "array", "items": {"type": "integer"}, "minItems": 2}),
+        ({"type": "OBJECT", "properties": {"any_of": {"type": "STRING"}, "b": {}},
+          "property_ordering": ["b", "any_of"]},
+         {"type": "object", "properties": {"b": {}, "any_of": {"type": "string"}}}),
+        ({"any_of": [{"type": "NUMBER", "example": 1}], "defs": {"a": {"type": "BOOLEAN"}}},
+         {"anyOf": [{"type": "number", "examples": [1]}], "$defs": {"a": {"type": "boolean"}}}),
+        ({"type": "OBJECT", "additional_properties": {"type": "STRING"}, "title": "T"},
+         {"type": "object", "additionalProperties": {"type": "string"}, "title": "T"}),
+    ],
+)  # fmt: skip
+def test_googles_schemas_become_json_schema(schema: JsonObject, expected: Any) -> None:
+    found: Any = json_schema(schema, "schema")
+    assert found == expected
+    assert list(found.get("properties") or ()) == list(expected.get("properties") or ())
+
+
+def test_names_that_no_other_provider_accepts_are_mapped_in_both_directions() -> None:
+    """Gemini allows dots, colons, a leading underscore and 128 characters."""
+    names: list[Any] = ["mcp:files.read", "mcp_files.read", "_x", "y" * 80, "plain"]
+    called: list[Json] = [{"functionCall": {"name": name}} for name in names]
+    mode: JsonObject = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": names[:2]}}
+    asked = read(HELLO, model(*called), HELLO, tools=declared(*names), toolConfig=mode)
+    ours = [tool.name for tool in asked.request.tools]
+    assert len(set(ours)) == len(names)
+    assert ours[-1] == "plain"
+    assert [block.name for block in asked.request.messages[1].tool_uses] == ours
+    only_geminis: Any = asked.request.provider_options["gemini"]
+    assert only_geminis["toolConfig"]["functionCallingConfig"] == {"allowedFunctionNames": ours[:2]}
+    reply = response(
+        *(ToolUseBlock(f"tu_{at}", name, {}) for at, name in enumerate(ours)), stop=StopReason.TOOL_USE
+    )
+    parts = reply_body(asked, reply)["candidates"][0]["content"]["parts"]
+    assert [part["functionCall"]["name"] for part in parts] == names
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({}, {"type": "object", "properties": {}}),
+        ({"parameters": {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}}},
+         {"type": "object", "properties": {"a": {"type": "string"}}}),
+        ({"parametersJsonSchema": {"properties": {"a": True}}}, {"type": "object", "properties": {"a": True}}),
+        ({"parametersJsonSchema": {"anyOf": [AT]}}, {"anyOf": [AT]}),
+        ({"parameters": {"type": "OBJECT", "properties": {}, "required": ["a"]}},
+         {"type": "object", "properties": {}, "required": []}),
+    ],
+)  # fmt: skip
+def test_any_declaration_is_a_tool(schema: JsonObject, expected: JsonObject) -> None:
+    assert read(HELLO, tools=declared("f", **schema)).request.tools[0].input_schema == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "choice"),
+    [
+        ({"mode": "AUTO"}, ToolChoice()),
+        ({"mode": "auto"}, ToolChoice()),
+        ({"mode": "NONE"}, ToolChoice("none")),
+        ({"mode": "ANY"}, ToolChoice("required")),
+        ({"mode": "ANY", "allowed_function_names": ["a"]}, ToolChoice("named", "a")),
+        ({"mode": "MODE_UNSPECIFIED"}, None),
+        ({}, None),
+    ],
+)
+def test_modes_of_calling_are_read(mode: JsonObject, choice: ToolChoice | None) -> None:
+    asked = read(HELLO, tools=declared("a", "b"), tool_config={"function_calling_config": mode})
+    assert asked.request.tool_choice == choice
+    assert asked.losses == ()
+
+
+def test_validated_calls_are_strict_tools() -> None:
+    mode: JsonObject = {"functionCallingConfig": {"mode": "VALIDATED"}}
+    request = read(HELLO, tools=declared("a", "b"), toolConfig=mode).request
+    assert [tool.strict for tool in request.tools] == [True, True]
+    assert request.tool_choice is None
+
+
+def test_a_choice_among_some_tools_is_a_loss_elsewhere() -> None:
+    mode: JsonObject = {"mode": "ANY", "allowedFunctionNames": ["a", "b"]}
+    asked = read(HELLO, tools=declared("a", "b", "c"), toolConfig={"functionCallingConfig": mode})
+    assert lost(asked) == ["allowedFunctionNames was not sent: the model may call any tool of the request"]
+    assert again(asked)["toolConfig"] == {"functionCallingConfig": mode}
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        (declared("a", "a"), "Duplicate function declaration found: a"),
+        (declared(""), "Name cannot be empty"),
+        ([{"functionDeclarations": [{"name": "a", "parameters": "x"}]}], "parameters must be an object"),
+    ],
+)
+def test_tools_that_mean_nothing_are_refused(tools: Json, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        read(HELLO, tools=tools)
+
+
+ONLY_GEMINIS: list[tuple[Any, str]] = [
+    ({"tools": [{"googleSearch": {}}]}, "the tool googleSearch"),
+    ({"tools": [{"code_execution": {}}]}, "the tool codeExecution"),
+    ({"tools": [{"urlContext": {}}]}, "the tool urlContext"),
+    ({"tools": declared("a", behavior="NON_BLOCKING")}, "behavior of the tool a"),
+    ({"tools": declared("a", response={"type": "OBJECT"})}, "response of the tool a"),
+    ({"toolConfig": {"retrievalConfig": {"languageCode": "de"}}}, "retrievalConfig"),
+    ({"safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]}, "safetySettings"),
+    ({"cachedContent": "cachedContents/x"}, "cachedContent"),
+    ({"labels": {"team": "a"}}, "labels"),
+    ({"aNewField": [1]}, "aNewField"),
+    *(
+        ({"generationConfig": {name: value}}, name)
+        for name, value in {
+            **{"topK": 3, "responseLogprobs": True, "logprobs": 2, "mediaResolution": "MEDIA_RESOLUTION_LOW"},
+            **{"speechConfig": {"languageCode": "de"}, "responseModalities": ["TEXT", "IMAGE"]},
+            **{"candidateCount": 2, "imageConfig": {"aspectRatio": "1:1"}},
+        }.items()
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "name"), ONLY_GEMINIS, ids=[name for _, name in ONLY_GEMINIS])
+def test_what_only_gemini_has_goes_to_gemini_and_is_a_loss_elsewhere(fields: JsonObject, name: str) -> None:
+    asked = read(HELLO, **fields)
+    assert len(asked.losses) == 1
+    assert lost(asked)[0].startswith(f"{name} is not sent")
+    sent, given = again(asked), WIRE.read_request({**fields, "contents": [HELLO]}, {}, model=MODEL).body
+    for field, value in given.items():
+        found = sent[field]
+        if isinstance(value, dict) and isinstance(found, dict):
+            assert value.items() <= found.items()
+        elif field != "contents":
+            assert str(found).lower().replace("_", "") == str(value).lower().replace("_", "")
+
+
+@pytest.mark.parametrize(
+    ("thinking", "effort", "thoughts", "losses"),
+    [
+        ({"thinkingLevel": "HIGH", "includeThoughts": True}, "high", True, 0),
+        ({"thinkingLevel": "minimal"}, "minimal", False, 0),
+        ({"thinkingBudget": 0}, "none", False, 0),
+        ({"thinkingBudget": 8192}, "medium", False, 0),
+        ({"thinkingBudget": 5000}, "medium", False, 1),
+        ({"thinkingBudget": -1}, "medium", False, 1),
+        ({"includeThoughts": True}, None, True, 0),
+        ({"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}, None, False, 0),
+    ],
+)
+def test_thinking_is_an_effort(thinking: JsonObject, effort: str | None, thoughts: bool, losses: int) -> None:
+    asked = read(HELLO, generationConfig={"thinkingConfig": thinking})
+    assert asked.request.reasoning_effort == effort
+    assert asked.options["include_thoughts"] is thoughts
+    assert len(asked.losses) == losses
+
+
+def test_gemini_gets_an_odd_budget_as_it_is() -> None:
+    asked = WIRE.read_request(
+        {"contents": [HELLO], "generationConfig": {"thinkingConfig": {"thinkingBudget": 5000}}}, {}, model=MODEL
+    )
+    assert again(asked)["generationConfig"]["thinkingConfig"]["thinkingBudget"] == 5000
+
+
+def test_the_nearest_effort_is_found_by_ratio() -> None:
+    assert [effort_of(budget) for budget in (100, 700, 1500, 4000, 16_000, 24_576, 100_000)] == [
+        "minimal", "minimal", "low", "medium", "high", "high", "xhigh",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"responseMimeType": "application/json"}, {"type": "object"}),
+        ({"responseMimeType": "application/json", "responseSchema": {"type": "ARRAY"}}, {"type": "array"}),
+        ({"responseMimeType": "application/json", "response_json_schema": AT}, AT),
+        ({"responseMimeType": "text/plain"}, None),
+        ({"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["a"]}}, None),
+    ],
+)
+def test_the_form_of_the_reply_is_a_schema(fields: JsonObject, schema: JsonObject | None) -> None:
+    asked = read(HELLO, generationConfig=fields)
+    assert asked.request.output_schema == schema
+    assert lost(asked) == (
+        ["responseMimeType text/x.enum is not sent to another protocol: only this protocol has it"]
+        if "x.enum" in str(fields)
+        else []
+    )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": "hot"}, {"maxOutputTokens": 0}, {"thinkingConfig": {"thinkingBudget": "much"}}]
+)
+def test_settings_that_mean_nothing_are_refused(fields: JsonObject) -> None:
+    with pytest.raises(BadRequest):
+        config(**fields)
+
+
+def test_a_count_of_tokens_may_hold_a_whole_request() -> None:
+    """The Gemini API's countTokens has contents alone, or a request."""
+    inner: JsonObject = {"model": f"models/{MODEL}", "contents": [HELLO], "system_instruction": "Be brief."}
+    asked = WIRE.read_request({"generateContentRequest": inner}, {})
+    assert (asked.model, asked.request.system_prompt) == (MODEL, "Be brief.")
+    assert WIRE.write_token_count(5)["totalTokens"] == 5

@@ -1,0 +1,480 @@
+"""Gemini's clients: there and back, by the adapter, the vendor's SDK and recorded traffic.
+
+The adapter is the judge of both directions. What the gateway reads of a request that the adapter wrote is that
+request again, and what the adapter reads of a reply that the gateway wrote is that reply again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from google import genai
+from google.genai import errors as genai_errors
+from google.genai import types as genai_types
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from callboard.adapters import CanonicalRequest
+from callboard.adapters.embeddings import EmbeddingRequest
+from callboard.adapters.providers.gemini.adapter import GeminiEmbeddings
+from callboard.adapters.replies.whole import whole_events
+from callboard.bus import errors
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ContentBlock,
+    TextBlock,
+)
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.engine.gateway.gemini_embeddings import read_embeddings, write_embeddings
+from callboard.engine.gateway.gemini_replies import WIRE
+from callboard.engine.gateway.wire import (
+    ClientRequest,
+    Failure,
+    ListedModel,
+)
+
+from ..support.canonical_requests import canonical_requests
+from ..support.fake_http import FakeReply, pieces
+from ..support.recordings import FOLDER, needs_recordings
+from ..support.wires.gemini import USAGE, call, chunk, text, thought
+from ..support.wires.reading import in_short, read_pieces, read_reply
+from .gemini_clients import (
+    CALLED,
+    GEMINI,
+    INFO,
+    JSON,
+    MODEL,
+    PNG_TEXT,
+    SIGNATURE,
+    SIGNED,
+    again,
+    asks,
+    read_written,
+    reply_body,
+    response,
+    results,
+    signed_at_its_end,
+    streamed,
+    without_ids,
+    written,
+)
+
+# -- The adapter
+
+
+def joined(body: Any) -> Any:
+    """A body with the model's adjacent plain texts joined."""
+    contents = []
+    for content in body["contents"]:
+        parts: list[Any] = []
+        for part in content["parts"]:
+            last = parts[-1] if parts else None
+            if content["role"] == "model" and last is not None and last.keys() == part.keys() == {"text"}:
+                parts[-1] = {"text": last["text"] + part["text"]}
+            else:
+                parts.append(part)
+        contents.append({**content, "parts": parts})
+    return {**body, "contents": contents}
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(200)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@given(canonical_requests([f"gemini:{MODEL}", "gemini:gemini-2.5-flash"]))
+def test_the_adapters_requests_are_read_as_they_were(request: CanonicalRequest) -> None:
+    try:
+        body = written(request)
+    except errors.AdapterError:
+        assume(False)
+    asked = WIRE.read_request(body, {}, model=request.wire_model)
+    assert joined(again(asked)) == joined(body)
+
+
+WORDS = st.text("ab ☃", min_size=1, max_size=6)
+SIGNATURES = st.none() | st.sampled_from([SIGNATURE, "c2ln"])
+OBJECTS = st.dictionaries(st.sampled_from(["x", "y"]), st.none() | st.integers(-3, 3) | WORDS, max_size=2)
+PARTS: st.SearchStrategy[list[JsonObject]] = st.lists(
+    st.builds(text, WORDS, SIGNATURES)
+    | st.builds(thought, WORDS, SIGNATURES)
+    | st.builds(lambda name, signature, args: call(name, signature, args=args),
+        st.sampled_from(["f", "g"]), SIGNATURES, OBJECTS)
+    | st.builds(lambda name, number, args: call(name, None, id=f"c{number}", args=args),
+        st.sampled_from(["f", "g"]), st.integers(0, 99), OBJECTS)
+    | st.sampled_from([
+        {"executableCode": {"language": "PYTHON", "code": "1"}},
+        {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}, "thoughtSignature": "c2ln"},
+        {"inlineData": {"mimeType": "audio/wav", "data": "UklGRg=="}},
+    ]),
+    min_size=1, max_size=5,
+)  # fmt: skip
+ABOUT = st.fixed_dictionaries(
+    {},
+    optional={
+        "groundingMetadata": st.just(
+            {"webSearchQueries": ["x"], "groundingChunks": [{"web": {"uri": "https://x"}}]}
+        ),
+        "citationMetadata": st.just({"citationSources": [{"uri": "https://x"}]}),
+        "safetyRatings": st.just([{"category": "HARM_CATEGORY_HARASSMENT", "probability": "LOW"}]),
+        "avgLogprobs": st.just(-0.5),
+    },
+)
+FINISHES = st.sampled_from(["STOP", "MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"])
+
+
+@pytest.mark.deep
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(PARTS, FINISHES, ABOUT)
+def test_the_adapters_replies_are_written_as_they_were(parts: list[Json], finish: str, about: JsonObject) -> None:
+    body = chunk(
+        *parts, finish=finish, usage={**USAGE, "cachedContentTokenCount": 4, "thoughtsTokenCount": 2}, **about
+    )
+    reading = read_pieces(GEMINI, [GEMINI.stream(body)])
+    reply = reading.reply
+    for found in read_written(asks(), reply, reading.events):
+        assert signed_at_its_end(found.content) == signed_at_its_end(reply.content)
+        assert (found.reply.stop_reason, found.reply.raw_stop_reason) == (reply.stop_reason, finish)
+        assert found.reply.provider_details == reply.provider_details
+        assert found.usage == msgspec.structs.replace(reply.usage, raw=found.usage.raw)
+    assert without_ids(read_written(asks(), reply)[0].content) == without_ids(reply.content)
+
+
+@pytest.mark.deep
+def test_a_written_stream_is_the_same_at_every_cut() -> None:
+    parts = [thought("Hm ☃", SIGNATURE), text("It is "), call("f", SIGNATURE, args={"x": "☃"}), call("g")]
+    reply = read_pieces(GEMINI, [GEMINI.stream(chunk(*parts, finish="STOP", usage=USAGE))]).reply
+    body = streamed(asks(), reply)
+    whole = read_pieces(GEMINI, [body])
+    for cut in range(1, len(body)):
+        found = read_pieces(GEMINI, [body[:cut], body[cut:]])
+        assert without_ids(found.content) == without_ids(whole.content)
+    assert without_ids(read_pieces(GEMINI, pieces(body, range(len(body)))).content) == without_ids(whole.content)
+
+
+# -- The vendor's SDK as the client
+
+
+def client(reply: Callable[[ClientRequest], bytes], asked: list[ClientRequest]) -> genai.Client:
+    """The SDK over a network that answers with what the wire writes."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, content=reply(asks()), headers=JSON)
+        name, _, action = request.url.path.rpartition("/")[2].partition(":")
+        body = msgspec.json.decode(request.content)
+        found = WIRE.read_request(body, dict(request.headers), model=name, stream=action.startswith("stream"))
+        asked.append(
+            msgspec.structs.replace(found, options={**found.options, "alt": request.url.params.get("alt")})
+        )
+        kind = WIRE.stream_type(asked[-1]) if found.stream else "application/json"
+        return httpx.Response(200, content=reply(asked[-1]), headers={"content-type": kind})
+
+    options = genai_types.HttpOptions(client_args={"transport": httpx.MockTransport(answer)})
+    return genai.Client(api_key="none", http_options=options)
+
+
+def reply_of(*content: ContentBlock, stop: StopReason = StopReason.END_TURN) -> Callable[[ClientRequest], bytes]:
+    def reply(asked: ClientRequest) -> bytes:
+        found = response(*content, stop=stop)
+        return streamed(asked, found) if asked.stream else msgspec.json.encode(reply_body(asked, found))
+
+    return reply
+
+
+THINK = genai_types.GenerateContentConfig(
+    system_instruction="Be brief.",
+    thinking_config=genai_types.ThinkingConfig(include_thoughts=True, thinking_budget=1024),
+    tools=[
+        genai_types.Tool(
+            function_declarations=[
+                genai_types.FunctionDeclaration(
+                    name="f",
+                    parameters=genai_types.Schema(
+                        type=genai_types.Type.OBJECT,
+                        properties={"x": genai_types.Schema(type=genai_types.Type.INTEGER, nullable=True)},
+                    ),
+                )
+            ]
+        )
+    ],
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_sdk_reads_a_reply_and_sends_it_back(stream: bool) -> None:
+    """Three turns with thoughts, parallel calls and their results, in the SDK's own types."""
+    asked: list[ClientRequest] = []
+    called = [CALLED, msgspec.structs.replace(CALLED, id="tu_2", input={"x": 2})]
+    sdk = client(reply_of(SIGNED, TextBlock("I will."), *called, stop=StopReason.TOOL_USE), asked)
+    contents: list[Any] = [genai_types.UserContent("Hello")]
+    for _ in range(3):
+        chunks: list[Any]
+        if stream:
+            chunks = list(sdk.models.generate_content_stream(model="m", contents=contents, config=THINK))
+        else:
+            chunks = [sdk.models.generate_content(model="m", contents=contents, config=THINK)]
+        usage_metadata: Any = chunks[-1].usage_metadata
+        parts = [part for one in chunks for part in one.candidates[0].content.parts]
+        calls: list[Any] = [part.function_call for part in parts if part.function_call]
+        assert "".join(part.text for part in parts if part.text and not part.thought) == "I will."
+        assert [(each.id, each.name, each.args) for each in calls] == [
+            ("tu_1", "f", {"x": 1}),
+            ("tu_2", "f", {"x": 2}),
+        ]
+        assert chunks[-1].candidates[0].finish_reason is genai_types.FinishReason.STOP
+        assert usage_metadata.total_token_count == 15
+        answers = [
+            genai_types.Part.from_function_response(name="f", response={"result": each.args["x"]})
+            for each in calls
+        ]
+        contents += [
+            *(one.candidates[0].content for one in chunks),
+            genai_types.Content(role="user", parts=answers),
+        ]
+    request = asked[-1].request
+    assert request.system_prompt == "Be brief."
+    assert request.reasoning_effort == "low"
+    schema: JsonObject = {"type": "object", "properties": {"x": {"type": ["integer", "null"]}}}
+    assert request.tools[0].input_schema == schema
+    assert [in_short(block) for block in request.messages[1].content] == [
+        ("thinking", "Hm."), "I will.", ("f", {"x": 1}, "tu_1"), ("f", {"x": 2}, "tu_2"),
+    ]  # fmt: skip
+    assert [block.text for block in results(request.messages)] == ["1", "2"] * 2
+    pairs = [block.id for message in request.messages for block in message.tool_uses]
+    assert [block.tool_use_id for block in results(request.messages)] == pairs
+
+
+def test_the_sdks_chat_streams_over_turns() -> None:
+    asked: list[ClientRequest] = []
+    sdk = client(reply_of(TextBlock("It is warm.")), asked)
+    chat = sdk.chats.create(model="m")
+    for question in ("How is it?", "Sure?"):
+        assert "".join(str(one.text) for one in chat.send_message_stream(question)) == "It is warm."
+    assert [message.text for message in asked[-1].request.messages] == ["How is it?", "It is warm.", "Sure?"]
+
+
+def test_a_sign_of_life_is_an_empty_text_to_the_sdk() -> None:
+    def reply(asked: ClientRequest) -> bytes:
+        writer, found = WIRE.writer(asked, INFO), response(TextBlock("Hi"))
+        first, second, *_ = [writer.write(event) for event in whole_events(found, "msg_1")]
+        return first + second + writer.ping() + writer.ping() + writer.finish(found)
+
+    sdk = client(reply, [])
+    stream = sdk.models.generate_content_stream(model="m", contents="Hello")
+    assert [chunk.text for chunk in stream] == ["Hi", "", "", ""]
+
+
+def test_the_sdk_raises_a_failure_in_mid_stream() -> None:
+    def reply(asked: ClientRequest) -> bytes:
+        writer = WIRE.writer(asked, INFO)
+        events = whole_events(response(TextBlock("Half")), "msg_1")[:2]
+        return b"".join(map(writer.write, events)) + writer.fail(Failure(kind="overloaded", message="Overloaded."))
+
+    sdk = client(reply, [])
+    stream = sdk.models.generate_content_stream(model="m", contents="Hello")
+    assert next(stream).text == "Half"
+    with pytest.raises(genai_errors.ServerError, match="Overloaded") as failed:
+        next(stream)
+    assert (failed.value.code, failed.value.status) == (503, "UNAVAILABLE")
+
+
+def test_a_list_of_models_has_their_limits() -> None:
+    listed = ListedModel(id="chat", context_tokens=1000, output_tokens=100)
+    sdk = client(lambda _: msgspec.json.encode(WIRE.write_models([listed])), [])
+    found = next(iter(sdk.models.list(config={"query_base": False})))
+    assert (found.name, found.input_token_limit, found.output_token_limit) == ("models/chat", 1000, 100)
+    assert found.supported_actions is not None
+    assert "generateContent" in found.supported_actions
+
+
+# -- Embeddings
+
+
+def test_embeddings_are_read_and_written_as_the_adapter_does() -> None:
+    embeddings = GeminiEmbeddings()
+    request = EmbeddingRequest(
+        request_id="", model="gemini:gemini-embedding-001", inputs=("a", "b"), dimensions=2, input_type="query"
+    )
+    body = msgspec.json.decode(embeddings.write(request, "gemini").body)
+    asked = read_embeddings(body, model="gemini-embedding-001", single=False)
+    assert [msgspec.structs.replace(one, model=request.model) for one in asked.requests] == [request]
+    reply = embeddings.read(msgspec.json.encode({"embeddings": [{"values": [0.5, 1]}, {"values": [0, 2]}]}), {})
+    answered = [_embedded(*reply.vectors)]
+    found = embeddings.read(msgspec.json.encode(write_embeddings(asked, answered)), {})
+    assert (list(found.vectors), found.input_tokens) == (list(reply.vectors), 3)
+
+
+def _embedded(*vectors: Any) -> Any:
+    from callboard.adapters.embeddings import EmbeddingResponse
+
+    return EmbeddingResponse(
+        request_id="", model="m", provider="gemini", usage=TokenUsage(input_tokens=3), vectors=vectors
+    )
+
+
+def test_texts_with_other_settings_are_requests_of_their_own() -> None:
+    def asks_for(said: str, **fields: Json) -> JsonObject:
+        return {"model": "models/m", "content": {"parts": [{"text": said}]}, **fields}
+
+    body: JsonObject = {
+        "requests": [
+            asks_for("a", task_type="RETRIEVAL_QUERY"),
+            asks_for("b", taskType="RETRIEVAL_QUERY"),
+            asks_for("c", title="T", taskType="RETRIEVAL_DOCUMENT"),
+        ]
+    }
+    asked = read_embeddings(body, model="models/m", single=False)
+    assert [(one.inputs, one.input_type) for one in asked.requests] == [
+        (("a", "b"), "query"),
+        (("c",), "document"),
+    ]
+    assert asked.requests[1].provider_options == {"gemini": {"title": "T"}}
+    assert [warning.message for warning in asked.losses] == [
+        "title is not sent to another protocol: only this protocol has it"
+    ]
+
+
+def test_one_text_has_one_vector() -> None:
+    from array import array
+
+    asked = read_embeddings({"content": {"parts": [{"text": "a"}]}}, model="m", single=True)
+    assert write_embeddings(asked, [_embedded(array("f", [0.5]))])["embedding"] == {"values": [0.5]}
+
+
+# -- Recorded traffic
+
+
+def recorded() -> list[Mapping[str, Any]]:
+    with (FOLDER / "gemini.jsonl").open("rb") as lines:
+        return [msgspec.json.decode(line) for line in lines]
+
+
+def name_of(case: Mapping[str, Any]) -> str:
+    found: str = case["path"].rpartition("/")[2].partition(":")[0]
+    return found
+
+
+DIFFERENCES: Mapping[str, str] = {
+    r"generationConfig(\.maxOutputTokens)?": "the adapter always sends a limit, here the default one",
+    r"generationConfig\.thinkingConfig(\.includeThoughts)?": "the adapter asks for the thoughts of a request",
+    r"generationConfig\.responseJsonSchema\..*": "the adapter writes a reference without siblings",
+    r"systemInstruction\.role": "an instruction has no role",
+    r"toolConfig(\.functionCallingConfig)?": "older models do not know the mode, or there is no function to call",
+    r"tools": "functions come before the provider's tools, their schemas are JSON Schema, no description is empty",
+    r"contents": "successive contents of the model are one, and no content is empty",
+    r"contents\[\]\.parts": "adjacent texts of the model are one",
+    r"contents\[\]\.parts\[\]\.text": "a blank text is not sent",
+    r"contents\[\]\.parts\[\]\.thoughtSignature": "a made-up signature is only sent where a model needs one",
+    r"contents\[\]\.parts\[\]\.(inline|file)Data\.mimeType": "a media type has the wire's name, and is guessed",
+    r"contents\[\]\.parts\[\]\.function(Call|Response)\.id": "a call has an id",
+    r"contents\[\]\.parts\[\]\.functionResponse\.response\..*": "a result is one text",
+}
+"""Where a recorded request and what the adapter makes of it may differ, and why. A provider of the same wire gets
+the request as it was sent; this is what a request loses on the way through the canonical form.
+"""
+
+
+def plain(value: Json, key: str = "") -> Json:
+    """A body with keys in camel case and base64 in its standard alphabet."""
+    if isinstance(value, list):
+        return [plain(item, key) for item in value]
+    if isinstance(value, str) and key in ("data", "thoughtSignature"):
+        return value.replace("-", "+").replace("_", "/").rstrip("=")
+    if not isinstance(value, dict) or key in ("args", "response", "parametersJsonSchema", "responseJsonSchema"):
+        return value
+    renamed = {re.sub("_([a-z])", lambda found: found[1].upper(), name): inner for name, inner in value.items()}
+    return {name: plain(inner, name) for name, inner in renamed.items()}
+
+
+def differences(one: Json, other: Json, path: str = "") -> Iterator[str]:
+    """The places at which two bodies differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            place = f"{path}.{name}" if path else name
+            if name in one and name in other and name != "tools":
+                yield from differences(one[name], other[name], place)
+            elif one.get(name) != other.get(name):
+                yield place
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for left, right in zip(one, other, strict=True):
+            yield from differences(left, right, f"{path}[]")
+    elif one != other:
+        yield path
+
+
+@needs_recordings
+@pytest.mark.deep
+def test_recorded_requests_go_through_the_canonical_form() -> None:
+    unexplained: dict[str, str] = {}
+    for case in recorded():
+        asked = WIRE.read_request(case["request_body"], {}, model=name_of(case))
+        try:
+            sent = again(asked)
+        except errors.InvalidRequestError:
+            assert all(not part.get("text") for part in case["request_body"]["contents"][0]["parts"])
+            continue
+        for place in differences(plain(case["request_body"]), plain(sent)):
+            if not any(re.fullmatch(pattern, place) for pattern in DIFFERENCES):
+                unexplained[place] = case["id"]
+    assert unexplained == {}
+
+
+@needs_recordings
+@pytest.mark.deep
+def test_recorded_tools_are_declared_as_they_were() -> None:
+    """Functions by name and description, and the provider's own tools unchanged."""
+    for case in recorded():
+        asked = WIRE.read_request(case["request_body"], {}, model=name_of(case))
+        tools: Any = plain(case["request_body"].get("tools") or [])
+        tools = [tools] if isinstance(tools, dict) else tools
+        declared = [each for tool in tools for each in tool.get("functionDeclarations", ())]
+        found = [(tool.name, tool.description) for tool in asked.request.tools]
+        assert found == [(each["name"], each.get("description", "")) for each in declared]
+        rest = [{key: value for key, value in tool.items() if key != "functionDeclarations"} for tool in tools]
+        only_geminis: Any = asked.request.provider_options.get("gemini", {})
+        assert plain(only_geminis.get("tools", [])) == [tool for tool in rest if tool]
+
+
+@needs_recordings
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+def test_recorded_replies_are_written_as_they_were() -> None:
+    """Whole, as events and as an array; a stream signs a text at its end."""
+    read_of = 0
+    for case in recorded():
+        body = case["response_body"].encode()
+        kind = {name.lower(): value for name, value in case["response_headers"].items()}["content-type"]
+        given = FakeReply(body, status=case["response_status"], headers={"content-type": kind})
+        reading = read_reply(GEMINI, given, streamed=case["streamed"], model=f"gemini:{name_of(case)}")
+        if reading.error is not None:
+            assert case["response_status"] >= 400
+            continue
+        read_of += 1
+        reply = reading.reply
+        for number, found in enumerate(read_written(asks(), reply, reading.events)):
+            same = without_ids if number == 0 else signed_at_its_end
+            assert in_shorter(same(found.content)) == in_shorter(same(reply.content)), case["id"]
+            ends = (reply.stop_reason, reply.raw_stop_reason, reply.provider_details)
+            assert (found.reply.stop_reason, found.reply.raw_stop_reason, found.reply.provider_details) == ends
+            if reply.usage.source is UsageSource.REPORTED:
+                assert counts(found.usage) == counts(reply.usage)
+    assert read_of > 200
+
+
+def counts(usage: TokenUsage) -> TokenUsage:
+    """Usage without searches, whose number depends on the model's name."""
+    return msgspec.structs.replace(usage, raw=None, details=None)
+
+
+def in_shorter(content: Sequence[ContentBlock]) -> list[ContentBlock]:
+    """Blocks without the model that their data is bound to, which is another one in these tests."""
+    return [
+        msgspec.structs.replace(block, provider_raw=msgspec.structs.replace(block.provider_raw, model=None))
+        if block.provider_raw is not None
+        else block
+        for block in content
+    ]

@@ -1,0 +1,506 @@
+"""What the gateway writes to clients of OpenAI's Responses API, as the vendor's SDK reads it."""
+
+from __future__ import annotations
+
+import msgspec
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from callboard.adapters import CallWarning
+from callboard.bus.errors import ContentFilterError, ContextOverflowError, OverloadedError, RateLimitError
+from callboard.bus.streams.events import (
+    MessageStart,
+    ProviderBlock,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.usage import StopReason
+from callboard.engine.gateway.responses_replies import WIRE
+from callboard.engine.gateway.wire import Failure, FailureKind, ListedModel
+
+from ..support.canonical_requests import PNG
+from .responses_cases import (
+    APPLY_PATCH,
+    INFO,
+    PATCH,
+    USAGE,
+    events_of,
+    last_response,
+    read,
+    read_stream,
+    response,
+    sdk_of,
+    streamed,
+    whole,
+)
+
+
+def grown(data: bytes) -> Response:
+    """The response that the SDK makes of a stream."""
+    with sdk_of(data).responses.stream(model="gpt-5", input="Hi") as stream:
+        return stream.get_final_response()
+
+
+def created(body: JsonObject) -> Response:
+    """The response that the SDK makes of a whole reply."""
+    return sdk_of(msgspec.json.encode(body)).responses.create(model="gpt-5", input="Hi")
+
+
+def output_of(body: JsonObject) -> list[JsonObject]:
+    found = body["output"]
+    assert isinstance(found, list)
+    return [item for item in found if isinstance(item, dict)]
+
+
+# --- Both forms ---
+
+
+def test_the_sdk_reads_every_kind_of_content_the_same_whole_and_streamed() -> None:
+    asked = read(tools=[APPLY_PATCH, {"type": "local_shell"}])
+    reply = response(
+        ThinkingBlock("Let me see.", "signature"),
+        TextBlock("Hello"),
+        TextBlock(" world"),
+        ToolUseBlock("tu_1", "weather", {"city": "Köln"}),
+        ToolUseBlock("tu_2", "apply_patch", {"input": PATCH}),
+        ToolUseBlock("tu_3", "local_shell", {"command": ["ls"]}),
+        stop_reason=StopReason.TOOL_USE,
+    )
+    one, other = created(whole(reply, asked)), grown(streamed(reply, asked=asked))
+    assert one.output_text == other.output_text == "Hello world"
+    assert [item.type for item in one.output] == [
+        "reasoning", "message", "function_call", "custom_tool_call", "local_shell_call",
+    ]  # fmt: skip
+    assert one.model_dump(exclude_none=True) == other.model_dump(exclude_none=True)
+    assert one.usage is not None
+    assert one.usage.model_dump(exclude_none=True) == {
+        "input_tokens": 17,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 22,
+    }
+
+
+def test_the_response_repeats_the_request() -> None:
+    fields: dict[str, Json] = {
+        "instructions": "Be good.", "metadata": {"a": "b"}, "temperature": 0.5, "tools": [APPLY_PATCH],
+        "tool_choice": "required", "reasoning": {"effort": "high"}, "store": False, "max_output_tokens": 9,
+    }  # fmt: skip
+    body = whole(response(TextBlock("Hi")), read(**fields))  # type: ignore[arg-type]
+    assert {name: body[name] for name in fields} == {
+        **fields,
+        "reasoning": {"effort": "high", "summary": None},
+    }
+    assert (body["id"], body["model"], body["created_at"]) == ("resp_01J", "gpt-5", 1)
+    TypeAdapter(Response).validate_python(body, strict=False)
+
+
+def test_a_schema_is_parsed_by_the_sdk() -> None:
+    class Place(BaseModel):
+        city: str
+
+    body = whole(response(TextBlock('{"city":"Köln"}')))
+    parsed = sdk_of(msgspec.json.encode(body)).responses.parse(model="gpt-5", input="Hi", text_format=Place)
+    assert parsed.output_parsed == Place(city="Köln")
+
+
+# --- Streams ---
+
+
+def test_the_events_of_a_stream_come_in_the_vendors_order_and_form() -> None:
+    asked = read(tools=[APPLY_PATCH])
+    reply = response(
+        ThinkingBlock("Hm", "signature"),
+        TextBlock("Hi"),
+        ToolUseBlock("tu_1", "weather", {}),
+        ToolUseBlock("tu_2", "apply_patch", {"input": "x"}),
+        stop_reason=StopReason.TOOL_USE,
+    )
+    events = events_of(streamed(reply, asked=asked))
+    assert [str(event["type"]).removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta"),
+        *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *(
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ),
+        *("output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"),
+        "completed",
+    ]
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+
+
+def test_an_item_keeps_its_id_and_index_from_its_start_to_the_response() -> None:
+    reply = response(ThinkingBlock("Hm", "s"), TextBlock("Hi"), ToolUseBlock("tu_1", "weather", {"a": 1}))
+    events = events_of(streamed(reply))
+    last: JsonObject = events[-1]["response"]  # type: ignore[assignment]
+    ids = [item["id"] for item in output_of(last)]
+    for event in events:
+        item = event.get("item")
+        named = item["id"] if isinstance(item, dict) else event.get("item_id")
+        if named is not None:
+            assert ids[event["output_index"]] == named  # type: ignore[index]
+
+
+def test_blocks_of_text_are_parts_of_one_message() -> None:
+    [item] = output_of(last_response(streamed(response(TextBlock("One"), TextBlock("Two")))))
+    assert [part["text"] for part in item["content"]] == ["One", "Two"]  # type: ignore[index,union-attr,call-overload]
+
+
+def test_sources_are_annotations() -> None:
+    cited: JsonObject = {
+        "type": "web_search_result_location",
+        "url": "https://a.test",
+        "title": "A",
+        "cited_text": "",
+    }
+    nested: JsonObject = {"type": "url_citation", "url_citation": {"url": "https://b.test", "title": "B"}}
+    reply = response(
+        TextBlock("One", ProviderRaw("anthropic", {"citations": [cited]})),
+        TextBlock("Two", ProviderRaw("openrouter", {"annotations": [nested]})),
+    )
+    for body in (whole(reply), last_response(streamed(reply))):
+        [item] = output_of(body)
+        urls = [note["url"] for part in item["content"] for note in part["annotations"]]  # type: ignore[union-attr,index,call-overload]
+        assert urls == ["https://a.test", "https://b.test"]
+    kinds = [event["type"] for event in events_of(streamed(reply))]
+    assert "response.output_text.annotation.added" in kinds
+
+
+def test_a_waiting_stream_has_a_comment_that_no_client_reads() -> None:
+    writer = WIRE.writer(read(), INFO)
+    data = (
+        writer.start() + writer.ping() + writer.write(TextDelta("Hi")) + writer.finish(response(TextBlock("Hi")))
+    )
+    assert grown(data).output_text == "Hi"
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    data = streamed(response(TextBlock("a\ufffd")), [TextDelta("a\ud800")])
+    assert grown(data).output_text == "a\ufffd"
+
+
+# --- Custom tools ---
+
+
+def custom_call(fragments: list[str], final: JsonObject, *, incomplete: bool = False) -> list[StreamEvent]:
+    return [
+        ToolUseStart("tu_1", "apply_patch"),
+        *(ToolUseInputDelta("tu_1", fragment) for fragment in fragments),
+        ToolUseEnd("tu_1", final, incomplete),
+    ]
+
+
+def deltas_of(data: bytes) -> list[Json]:
+    return [
+        event["delta"] for event in events_of(data) if event["type"] == "response.custom_tool_call_input.delta"
+    ]
+
+
+ESCAPED = '{"input": "' + "".join(f"\\u{unit:04x}" for unit in (0xD83D, 0xDE00, 0x22, 0x5C, 0x0A)) + ' end"}'
+AS_JSON = msgspec.json.encode({"input": PATCH}).decode()
+
+
+@pytest.mark.parametrize(("arguments", "text"), [(AS_JSON, PATCH), (ESCAPED, '😀"\\\n end')])
+def test_the_text_of_a_custom_tool_grows_with_its_json_wherever_that_is_cut(arguments: str, text: str) -> None:
+    asked = read(tools=[APPLY_PATCH])
+    call = ToolUseBlock("tu_1", "apply_patch", {"input": text})
+    for size in (1, 2, 3, 7, len(arguments)):
+        fragments = [arguments[start : start + size] for start in range(0, len(arguments), size)]
+        data = streamed(response(call), custom_call(fragments, {"input": text}), asked)
+        assert "".join(map(str, deltas_of(data))) == text
+        [item] = output_of(last_response(data))
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", text)
+    assert len(deltas_of(streamed(response(call), custom_call(list(arguments), {"input": text}), asked))) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "final", "text"),
+    [
+        ('{"patch": "x"}', {"patch": "x"}, "x"),
+        ('{"a": 1, "b": 2}', {"a": 1, "b": 2}, '{"a":1,"b":2}'),
+        ("{}", {}, ""),
+        ("", {"input": "x"}, "x"),
+        ('{"input": "x", "more": 1}', {"input": "x", "more": 1}, "x"),
+        ('{"input": 5}', {"input": 5}, '{"input":5}'),
+        ('{"input": "a\nb"}', {"input": "a\nb"}, "a\nb"),
+    ],
+)
+def test_a_model_that_gets_the_form_of_a_custom_tool_wrong_is_still_understood(
+    arguments: str, final: JsonObject, text: str
+) -> None:
+    asked = read(tools=[APPLY_PATCH])
+    reply = response(ToolUseBlock("tu_1", "apply_patch", final))
+    data = streamed(reply, custom_call(list(arguments), final), asked)
+    for body in (whole(reply, asked), last_response(data)):
+        [item] = output_of(body)
+        assert (item["type"], item["input"]) == ("custom_tool_call", text)
+    assert "".join(map(str, deltas_of(data))) == text
+
+
+def test_a_custom_tool_that_is_cut_off_has_the_text_so_far() -> None:
+    asked = read(tools=[APPLY_PATCH])
+    reply = response(ToolUseBlock("tu_1", "apply_patch", {}, incomplete=True), stop_reason=StopReason.MAX_TOKENS)
+    [item] = output_of(
+        last_response(streamed(reply, custom_call(['{"input": "*** Be'], {}, incomplete=True), asked))
+    )
+    assert (item["input"], item["status"]) == ("*** Be", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "fields"),
+    [
+        (
+            {"type": "local_shell"},
+            {"command": ["ls"], "timeout_ms": 5},
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5},
+            },
+        ),
+        (
+            {"type": "local_shell"},
+            {"command": "ls -l"},
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["bash", "-lc", "ls -l"], "env": {}},
+            },
+        ),
+        (
+            {"type": "shell"},
+            {"commands": ["pwd"]},
+            {
+                "type": "shell_call",
+                "action": {"commands": ["pwd"], "timeout_ms": None, "max_output_length": None},
+            },
+        ),
+        (
+            {"type": "apply_patch"},
+            {"type": "update_file", "path": "a", "diff": "+b"},
+            {"type": "apply_patch_call", "operation": {"type": "update_file", "path": "a", "diff": "+b"}},
+        ),
+        (
+            {"type": "tool_search", "execution": "client"},
+            {"query": "x"},
+            {"type": "tool_search_call", "execution": "client", "arguments": {"query": "x"}},
+        ),
+        (
+            {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "go.now"}]},
+            {"a": 1},
+            {"type": "function_call", "namespace": "ns", "name": "go.now", "arguments": '{"a":1}'},
+        ),
+    ],
+)
+def test_a_call_comes_back_in_the_form_of_the_clients_tool(
+    tool: JsonObject, arguments: JsonObject, fields: JsonObject
+) -> None:
+    asked = read(tools=[tool])
+    reply = response(ToolUseBlock("tu_1", asked.request.tools[0].name, arguments), stop_reason=StopReason.TOOL_USE)
+    for body in (whole(reply, asked), last_response(streamed(reply, asked=asked))):
+        [item] = output_of(body)
+        assert item.items() >= {"call_id": "tu_1", "status": "completed"}.items()
+        assert {name: item[name] for name in fields} == fields
+
+
+# --- Content of other providers ---
+
+
+def test_foreign_reasoning_goes_out_with_a_token_in_place_of_its_secret() -> None:
+    reply = response(
+        ThinkingBlock("Hm", "signature", ProviderRaw("anthropic", {})),
+        RedactedThinkingBlock("hidden", ProviderRaw("anthropic", {"type": "redacted_thinking", "data": "hidden"})),
+        TextBlock("Hi"),
+    )
+    bodies = [whole(reply), last_response(streamed(reply))]
+    assert output_of(bodies[0]) == output_of(bodies[1])
+    items = output_of(bodies[0])[:2]
+    assert [item["summary"] for item in items] == [[{"type": "summary_text", "text": "Hm"}], []]
+    for item in items:
+        token = item["encrypted_content"]
+        assert isinstance(token, str)
+        assert token.startswith("callboard:")
+        assert len(token) < 60
+    [message] = read(*items, {"role": "assistant", "content": "Hi"}).request.messages
+    assert [type(block) for block in message.content] == [ThinkingBlock, ThinkingBlock, TextBlock]
+    assert all(getattr(block, "signature", None) is None for block in message.content)
+
+
+def test_reasoning_of_openai_goes_out_whole_and_unchanged() -> None:
+    item: JsonObject = {
+        "type": "reasoning",
+        "id": "rs_9",
+        "summary": [],
+        "encrypted_content": "gAAA",
+        "status": None,
+    }
+    [written] = output_of(whole(response(ThinkingBlock("", "gAAA", ProviderRaw("openai", item)))))
+    assert written == item
+
+
+def test_a_picture_of_another_provider_is_a_call_that_made_it() -> None:
+    image = ImageBlock(data=PNG, provider_raw=ProviderRaw("gemini", {"inlineData": {}}))
+    reply = response(image, TextBlock("A cat."))
+    events: list[StreamEvent] = [ProviderBlock("inlineData", {"inlineData": {}}, 0), TextDelta("A cat.", 1)]
+    for body in (whole(reply), last_response(streamed(reply, events))):
+        [item] = [item for item in output_of(body) if item["type"] == "image_generation_call"]
+        assert (item["result"], item["status"]) == ("iVBORw0KGgo=", "completed")
+
+
+def test_a_block_that_only_its_provider_understands_is_left_to_the_gateways_memory() -> None:
+    block = OpaqueBlock("server_tool_use", ProviderRaw("anthropic", {"type": "server_tool_use", "id": "s"}))
+    reply = response(block, TextBlock("Hi"))
+    for body in (whole(reply), last_response(streamed(reply))):
+        assert [item["type"] for item in output_of(body)] == ["message"]
+
+
+# --- How a reply ends ---
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "why"),
+    [
+        (StopReason.END_TURN, "completed", None),
+        (StopReason.STOP_SEQUENCE, "completed", None),
+        (StopReason.MAX_TOKENS, "incomplete", "max_output_tokens"),
+        (StopReason.CONTENT_FILTER, "incomplete", "content_filter"),
+        (StopReason.PAUSE_TURN, "incomplete", "pause_turn"),
+        (StopReason.CANCELLED, "cancelled", None),
+        (StopReason.ERROR, "failed", None),
+    ],
+)
+def test_each_end_has_its_status(reason: StopReason, status: str, why: str | None) -> None:
+    reply = response(TextBlock("Hi"), stop_reason=reason)
+    data = streamed(reply)
+    assert events_of(data)[-1]["type"] == f"response.{status}"
+    for body in (whole(reply), last_response(data)):
+        assert body["status"] == status
+        assert body["incomplete_details"] == (None if why is None else {"reason": why})
+        assert (body["error"] is None) == (status != "failed")
+        assert output_of(body)[0]["status"] == ("incomplete" if status == "incomplete" else "completed")
+
+
+@pytest.mark.parametrize(
+    ("content", "warnings", "text"),
+    [
+        ((), (), "The model refused to answer."),
+        ((), (CallWarning("refusal", "It may harm."),), "It may harm."),
+        ((TextBlock("I"),), (), "The model refused to answer."),
+        ((TextBlock("I can't.", ProviderRaw("chat", {"type": "refusal"})),), (), "I can't."),
+    ],
+)
+def test_a_refusal_is_a_part_of_a_message(
+    content: tuple[ContentBlock, ...], warnings: tuple[CallWarning, ...], text: str
+) -> None:
+    reply = response(*content, stop_reason=StopReason.REFUSAL, warnings=warnings)
+    for body in (created(whole(reply)), grown(streamed(reply))):
+        parts = [part for item in body.output if item.type == "message" for part in item.content]
+        assert [part.refusal for part in parts if part.type == "refusal"] == [text]
+    again, _ = read_stream([streamed(reply)])
+    assert again.stop_reason is StopReason.REFUSAL
+
+
+def test_a_reply_without_content_is_complete() -> None:
+    assert grown(streamed(response(), [MessageStart("m", "claude", "anthropic")])).output == []
+    assert grown(streamed(response(ThinkingBlock("")), [ThinkingDelta("")])).output == []
+
+
+# --- Failures ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error", "code"),
+    [
+        ("invalid_request", 400, openai.BadRequestError, None),
+        ("context_overflow", 400, openai.BadRequestError, "context_length_exceeded"),
+        ("content_filter", 400, openai.BadRequestError, "content_policy_violation"),
+        ("authentication", 401, openai.AuthenticationError, "invalid_api_key"),
+        ("permission", 403, openai.PermissionDeniedError, "permission_denied"),
+        ("not_found", 404, openai.NotFoundError, None),
+        ("too_large", 413, openai.APIStatusError, "request_too_large"),
+        ("rate_limit", 429, openai.RateLimitError, "rate_limit_exceeded"),
+        ("budget", 429, openai.RateLimitError, "insufficient_quota"),
+        ("server", 500, openai.InternalServerError, "server_error"),
+        ("unavailable", 503, openai.InternalServerError, "service_unavailable"),
+        ("timeout", 504, openai.InternalServerError, "timeout"),
+        ("overloaded", 503, openai.InternalServerError, "server_is_overloaded"),
+    ],
+)
+def test_each_failure_has_the_vendors_status_and_code(
+    kind: FailureKind, status: int, error: type[openai.APIStatusError], code: str | None
+) -> None:
+    written, body = WIRE.write_failure(Failure(kind=kind, message="No.", param="input"))
+    assert written == status
+    with pytest.raises(error) as found:
+        sdk_of(msgspec.json.encode(body), status=written).responses.create(model="gpt-5", input="Hi")
+    assert (found.value.code, found.value.param) == (code, "input")
+
+
+def test_a_limit_says_when_to_try_again() -> None:
+    _, body = WIRE.write_failure(Failure(kind="rate_limit", message="Too many requests.", retry_after=2.5))
+    assert body["error"]["message"] == "Too many requests. Please try again in 2.5s."  # type: ignore[index,call-overload]
+
+
+def test_a_model_that_is_not_there_has_the_vendors_code() -> None:
+    _, body = WIRE.write_failure(Failure(kind="not_found", message="No such model.", param="model"))
+    assert body["error"]["code"] == "model_not_found"  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("overloaded", OverloadedError),
+        ("rate_limit", RateLimitError),
+        ("context_overflow", ContextOverflowError),
+        ("content_filter", ContentFilterError),
+    ],
+)
+def test_a_failure_in_mid_stream_ends_it_with_an_error_and_a_failed_response(
+    kind: FailureKind, error: type[Exception]
+) -> None:
+    writer = WIRE.writer(read(), INFO)
+    data = writer.start() + writer.write(TextDelta("Hi")) + writer.fail(Failure(kind=kind, message="No."))
+    events = events_of(data)
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert last_response(data)["status"] == "failed"
+    with pytest.raises(openai.APIError, match=r"No\."):
+        list(sdk_of(data).responses.create(model="gpt-5", input="Hi", stream=True))
+    with pytest.raises(error):
+        read_stream([data])
+
+
+# --- Lists ---
+
+
+def test_models_and_counts_of_tokens_are_the_vendors() -> None:
+    listed = ListedModel(id="gpt-5", created=1, owned_by="openai")
+    client = sdk_of(msgspec.json.encode(WIRE.write_models([listed])))
+    assert [model.id for model in client.models.list()] == ["gpt-5"]
+    counted = sdk_of(msgspec.json.encode(WIRE.write_token_count(7))).responses.input_tokens.count(
+        model="gpt-5", input="Hi"
+    )
+    assert counted.input_tokens == 7
+    assert USAGE.total_input_tokens == 17
