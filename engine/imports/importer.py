@@ -7,7 +7,7 @@ once, however many files have it, and however many importers read them or are ki
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from callboard.tracestore.rows import Imported, ImportedFile, Revision
 from callboard.tracestore.writing.content import CapturedMessage
 
 from .reading import Chunk, ImportedModel, ImportFault, ImportReport, Reading, hashed, request_id
-from .source import ImportedCall, ImportedMessage, Source, source_named
+from .source import ImportedCall, ImportedMessage, Item, Source, source_named
 
 __all__ = ["ImportFault", "ImportReport", "ImportedModel", "Importer", "import_calls", "request_id"]
 
@@ -120,10 +120,7 @@ class Importer:
     async def run(self) -> ImportReport:
         """Import the new calls since the last time. See `import_calls`."""
         report = ImportReport(source=self._source.name, dry_run=self._dry_run)
-        if self._prices is None:
-            from callboard.tracestore.home import home_folder, price_table
-
-            self._prices = price_table(home_folder())
+        await self._load_prices()
         if self._read is None:
             self._read = {} if self._store is None else await self._store.imported_files(self._source.name)
         reading = Reading(self._source, self._places, self._read, report, content=self._content, since=self._since)
@@ -142,6 +139,33 @@ class Importer:
             if report.changed:
                 changed(report)
             await anyio.sleep(seconds)
+
+    async def take(self, items: Iterable[Item], place: str) -> ImportReport:
+        """Import calls that come from no file, such as those of `read_otlp`.
+
+        Args:
+            items: The calls, and the parts that could not be read.
+            place: Where they come from, in words, in place of a file.
+
+        Raises:
+            StoreError: The store can't be written.
+        """
+        report = ImportReport(source=self._source.name, dry_run=self._dry_run)
+        await self._load_prices()
+        chunk = Chunk()
+        for item in items:
+            chunk.take(item, self._source.name, place, report, self._since)
+            if chunk.is_full:
+                await self._write(chunk, report)
+                chunk = Chunk()
+        await self._write(chunk, report)
+        return report
+
+    async def _load_prices(self) -> None:
+        if self._prices is None:
+            from callboard.tracestore.home import home_folder, price_table
+
+            self._prices = price_table(home_folder())
 
     # --- Writing ---
 

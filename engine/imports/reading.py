@@ -24,6 +24,7 @@ from .source import (
     START,
     ImportedCall,
     ImportedMessage,
+    Item,
     Mark,
     Source,
     SourceFile,
@@ -39,6 +40,7 @@ FILES_AT_ONCE: Final = 500
 MOST_FAULTS: Final = 100
 """Unread parts that a report lists. All of them are counted."""
 _EDGE = 4096
+_MOST_TOKENS = 2**40
 _MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
 _BUFFER = 1024 * 1024
 
@@ -102,6 +104,12 @@ class ImportReport(msgspec.Struct, kw_only=True):
         """Whether the import changed the trace."""
         return bool(self.new or self.corrected)
 
+    def note(self, path: str, unread: Unread) -> None:
+        """Count a part that could not be read."""
+        self.unread += 1
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(ImportFault(path, unread.line, unread.why))
+
 
 def request_id(source: str, identity: str) -> str:
     """The request of an imported call. It is the same in every trace."""
@@ -133,11 +141,28 @@ class Chunk:
             or len(self.messages) >= MESSAGES_AT_ONCE
         )
 
-    def add(self, name: str, call: ImportedCall, file: str) -> bool:
+    def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
+        """Add an item of a file, or count it in the report. A mark has its own method."""
+        if isinstance(item, ImportedMessage):
+            if since is None or item.at >= since:
+                self.messages.append(item)
+        elif isinstance(item, Unread):
+            report.note(place, item)
+        elif isinstance(item, ImportedCall):
+            if not EARLIEST_US <= item.started_at < LATEST_US:
+                report.note(place, Unread(line=item.line, why="the time is impossible"))
+            elif item.usage is not None and item.usage.total_tokens >= _MOST_TOKENS:
+                report.note(place, Unread(line=item.line, why="the number of tokens is impossible"))
+            elif since is not None and item.started_at < since:
+                report.skipped += 1
+            else:
+                report.known += self._add(request_id(source, item.identity), item, place)
+
+    def _add(self, name: str, call: ImportedCall, place: str) -> bool:
         """Add a call. Returns whether it was here already."""
         before = self.calls.get(name)
         if before is None or before[0].revision < call.revision:
-            self.calls[name] = call, file
+            self.calls[name] = call, place
         return before is not None
 
     def mark(self, file: ImportedFile) -> None:
@@ -181,10 +206,10 @@ class Reading:
             try:
                 status = _status(file.path)
             except OSError as error:
-                self._note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
                 continue
             if status is None:
-                self._note(str(file.path), Unread(line=0, why="not a regular file"))
+                self._report.note(str(file.path), Unread(line=0, why="not a regular file"))
                 continue
             known = self._read.get(str(file.path))
             if known is not None and status == (known.size, known.mtime_ns, known.inode):
@@ -199,12 +224,12 @@ class Reading:
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
             if not place.exists():
-                self._note(str(place), Unread(line=0, why="no such file or folder"))
+                self._report.note(str(place), Unread(line=0, why="no such file or folder"))
                 continue
             try:
                 yield from self._source.files(place)
             except OSError as error:
-                self._note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
+                self._report.note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
 
     def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
         known = self._read.get(path)
@@ -215,27 +240,20 @@ class Reading:
                 last = start
                 stream.seek(start.read_to)
                 for item in self._source.read(file, stream, start, content=self._content):
-                    if isinstance(item, ImportedCall):
-                        self._add(item, path)
-                        yield
-                    elif isinstance(item, ImportedMessage):
-                        if self._since is None or item.at >= self._since:
-                            self._chunk.messages.append(item)
-                            yield
-                    elif isinstance(item, Unread):
-                        self._note(path, item)
-                    else:
+                    if isinstance(item, Mark):
                         last = item
                         if skipped == self._report.skipped:
                             self._chunk.mark(self._position(path, status, item, edges, whole=False))
-                            yield
+                    else:
+                        self._chunk.take(item, self._source.name, path, self._report, self._since)
+                    yield
                 position = self._position(path, status, last, edges, whole=True)
                 self._report.bytes_read += max(0, stream.tell() - start.read_to)
         except OSError as error:
-            self._note(path, Unread(line=0, why=error.strerror or "can't be read"))
+            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
             return
         except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
-            self._note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
+            self._report.note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
             return
         self._read[path] = position
         if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
@@ -255,22 +273,6 @@ class Reading:
             digest=_digest(edges, mark.read_to),
             state=mark.state,
         )
-
-    def _add(self, call: ImportedCall, path: str) -> None:
-        if not EARLIEST_US <= call.started_at < LATEST_US:
-            self._note(path, Unread(line=call.line, why="the time is impossible"))
-        elif call.usage is not None and call.usage.total_tokens >= 2**40:
-            self._note(path, Unread(line=call.line, why="the number of tokens is impossible"))
-        elif self._since is not None and call.started_at < self._since:
-            self._report.skipped += 1
-        else:
-            again = self._chunk.add(request_id(self._source.name, call.identity), call, path)
-            self._report.known += again
-
-    def _note(self, path: str, unread: Unread) -> None:
-        self._report.unread += 1
-        if len(self._report.faults) < MOST_FAULTS:
-            self._report.faults.append(ImportFault(path, unread.line, unread.why))
 
 
 class _Status(NamedTuple):

@@ -14,7 +14,7 @@ from callboard import Budget
 from callboard.bus import ConfigurationError, StoreError, TokenUsage
 from callboard.engine.budgets.budgets import query_of
 from callboard.engine.imports.importer import Importer, import_calls, request_id
-from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, source_named
+from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, Unread, source_named
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.call_columns import IMPORTED, OWN, trees
 from tests.support.session_files import Claude, Codex, counts, usage, write
@@ -347,3 +347,20 @@ async def test_codexs_messages_are_content_too(tmp_path: Path) -> None:
     async with TraceStore(tmp_path / "trace.db") as store:
         await import_calls(store, "codex", tmp_path, prices=PRICES, content=True)
         assert [message.text for message in await store.messages(session.session)] == ["Hello"]
+
+
+async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) -> None:
+    call = ImportedCall(
+        identity="trace/span",
+        line=0,
+        provider="anthropic",
+        model="claude-opus-4-6",
+        started_at=1_772_356_000_000_000,
+        usage=TokenUsage(1, 1),
+    )
+    importer = Importer(store, "otlp", prices=PRICES)
+    for new in (1, 0):
+        report = await importer.take([call, Unread(line=0, why="not valid JSON")], "POST /v1/traces")
+        assert (report.new, report.known, report.unread) == (new, 1 - new, 1)
+    (row,) = await store.calls()
+    assert (row.origin, row.origin_file) == ("otlp", "POST /v1/traces")
