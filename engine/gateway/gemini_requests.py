@@ -50,7 +50,10 @@ def read_request(
     named = model or as_text(fields.get("model") or "")
     if not named:
         raise BadRequest("model is required", param="model", kind="not_found")
-    return _Reader(fields).read(named.removeprefix("models/"), body, stream=stream)
+    try:
+        return _Reader(fields).read(named.removeprefix("models/"), body, stream=stream)
+    except RecursionError:
+        raise BadRequest("the request is nested too deeply") from None
 
 
 _WITHOUT_LOSS = frozenset({"includeServerSideToolInvocations"})
