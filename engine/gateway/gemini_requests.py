@@ -17,7 +17,8 @@ from callboard.adapters.requests.content import as_text
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .gemini_contents import GEMINI, camel, each, read_contents
+from .gemini_contents import read_contents
+from .gemini_fields import GEMINI, camel, each
 from .gemini_schemas import is_bare, json_schema, wrapped
 from .reading import LossReport, ToolNames
 from .wire import BadRequest, ClientRequest
