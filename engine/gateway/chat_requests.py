@@ -241,8 +241,8 @@ _CANONICAL = frozenset(
 
 _HARMLESS = frozenset(
     {
-        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "usage", "include_reasoning"),
-        *_SESSION_FIELDS,
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier"),
+        *("usage", "include_reasoning", *_SESSION_FIELDS),
     }
 )
 """Fields without effect on the reply."""

@@ -101,6 +101,10 @@ class LossReport:
     def parameter(self, what: str, why: str = "only this protocol has it") -> None:
         self._add(WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}")
 
+    def mark(self, name: str) -> None:
+        """A mark of the prompt cache."""
+        self.parameter(name, "adapters of other protocols set their own marks")
+
     def changed(self, said: str) -> None:
         self._add(WarningCode.PARAMETER_CHANGED, said)
 
