@@ -92,6 +92,7 @@ class _Reader:
             if role == "system" and place == 0 and isinstance(content, str) and MARK not in message:
                 system = content
                 self._author(message, where)
+                self._note_others(message, ("role", "content", "name"), where)
             else:
                 self.messages.append(self._message(role, message, where))
         self._end_results()

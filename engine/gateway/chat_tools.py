@@ -187,7 +187,9 @@ class _Reader:
     def _named(self, name: str, tools: tuple[ToolDefinition, ...], field: str) -> ToolChoice:
         named = self.names.canonical(name)
         if all(tool.name != named for tool in tools):
-            raise BadRequest(f"Invalid value for '{field}': no tool named '{name}' was specified.", param=field)
+            raise BadRequest(
+                f"Invalid value for '{field}': no tool named '{name[:100]}' was specified.", param=field
+            )
         return ToolChoice("named", named)
 
     def _allowed(self, allowed: list[Json], tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:

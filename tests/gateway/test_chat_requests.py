@@ -532,6 +532,8 @@ def test_settings_are_read(body: JsonObject, fields: JsonObject) -> None:
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"response_format": {"type": "grammar", "grammar": "root ::= x"}},
         {"reasoning_effort": "default"},
+        {"reasoning": {"effort": "extreme"}},
+        {"thinking": {"type": "odd"}},
     ],
 )
 def test_a_field_without_a_canonical_word_reaches_its_protocol_and_is_a_loss_elsewhere(body: JsonObject) -> None:
