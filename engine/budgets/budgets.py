@@ -382,6 +382,10 @@ class Budgets:
         if self._waiters:
             self._admit()
 
+    def would_refuse(self, payer: Payer, asked: Amount) -> bool:
+        """Whether there is no room at the moment."""
+        return bool(self.ledger.would_refuse(payer, asked, self._now_us()))
+
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
         """The refusal for which a router should look for a cheaper model; None if there is room."""
         refusals = self.ledger.would_refuse(payer, asked, self._now_us())

@@ -101,13 +101,13 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
     from ..gateway.server import server_options
 
     registry = served_models(load_registry(arguments.models_file))
+    listener, address = listening(arguments)
     store = _store(named_trace(arguments))
     async with Engine(models=registry, store=store, capture_content=arguments.capture_content) as engine:
         app = gateway(engine, keyless=keyless, on_disconnect=arguments.on_disconnect)
         if arguments.log:
             app.on_request = lambda served: note(log_line(served))
         view = None if arguments.no_web else _view(engine, arguments)
-        listener, address = listening(arguments)
         for line in greeting(address, registry, keyless=keyless):
             say(line)
         if view is not None:

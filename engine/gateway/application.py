@@ -269,6 +269,9 @@ class Gateway:
             model=call.address.name or None,
             stream=call.address.action == "streamGenerateContent",
         )
+        if call.address.action == "streamGenerateContent":  # an array, unless the client asks for events
+            alt = call.request.query.get("alt", "json")
+            asked = msgspec.structs.replace(asked, options={**asked.options, "alt": alt})
         async with self._exchange(call, asked) as exchange:
             call.request.summary = exchange.summary
             await exchange.answer()

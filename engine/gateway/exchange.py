@@ -205,7 +205,7 @@ class Exchange:
         try:
             await own(self.turn, await self._runtime.host.start_turn(self.turn))
         except Exception as error:
-            self.failure = self._failure_of(error)
+            self._failure_of(error)
             raise
         await self._have(self.turn.steps[-1].response)
 
@@ -344,9 +344,13 @@ class Exchange:
         ]
 
     def _failure_of(self, error: Exception) -> Failure:
-        if self._stopped is not None:
-            return msgspec.structs.replace(self._stopped, request_id=self.request_id)
-        return failure_of(error, self.request_id)
+        if self.failure is None:
+            request_id = self.request_id
+            if self._stopped is not None:
+                self.failure = msgspec.structs.replace(self._stopped, request_id=request_id)
+            else:
+                self.failure = failure_of(error, request_id)
+        return self.failure
 
     async def _fail(self, error: Exception) -> None:
         failure = self._failure_of(error)

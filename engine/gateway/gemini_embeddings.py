@@ -40,7 +40,7 @@ class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
     single: bool
     """Whether the client asked with embedContent, for one vector."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. The client is told, if another wire serves the request."""
+    """What the canonical form has no word for. It is reported to the client if another wire serves the request."""
 
 
 class _Text(msgspec.Struct, frozen=True):

@@ -153,7 +153,7 @@ def _fields(raw: JsonObject, names: Sequence[str]) -> JsonObject:
 
 
 def about_reply(content: Sequence[ContentBlock]) -> JsonObject:
-    """The candidate's fields beside its content: Gemini's own grounding, citations and log probabilities.
+    """The candidate's fields next to its content: Gemini's own grounding, citations and log probabilities.
 
     Other providers' citations of web pages and documents become grounding.
     """

@@ -87,7 +87,7 @@ class _Reader:
             tool_choice=self._tool_choice(),
             parallel_tool_calls=self._parallel(),
             reasoning_effort=self._effort(),
-            has_beginning=_is_beginning(messages),
+            has_beginning=self._has_beginning(messages),
             provider_options=self._provider_options(),
         )
         return ClientRequest(
@@ -174,7 +174,17 @@ class _Reader:
                 return ToolChoice("none")
             case "tool":
                 path = "tool_choice.tool.name"
-                return ToolChoice("named", self.content.name(text_at(required(fields, "name", path), path)))
+                name = text_at(required(fields, "name", path), path)
+                own = self.options.get("tools")
+                if isinstance(own, list) and any(
+                    isinstance(tool, dict) and tool.get("name") == name for tool in own
+                ):
+                    self.options["tool_choice"] = fields
+                    self.losses.field(
+                        "tool_choice", f"only providers of the Messages API can be made to run {name}"
+                    )
+                    return None
+                return ToolChoice("named", self.content.name(name))
             case kind:
                 why = f"Input tag {kind!r} found using 'type' does not match any of the expected tags: "
                 raise bad("tool_choice", why + "'auto', 'any', 'tool', 'none'")
@@ -185,6 +195,14 @@ class _Reader:
         if given is None:
             return None
         return False if bool_at(given, "tool_choice.disable_parallel_tool_use") else None
+
+    def _has_beginning(self, messages: Sequence[Message]) -> bool:
+        """Whether the model is to continue the last message. After a block of a tool, the tool goes on."""
+        content = messages[-1].content if messages and messages[-1].role is Role.ASSISTANT else ()
+        begins = bool(content) and isinstance(content[-1], TextBlock)
+        if begins:
+            self.losses.changed("last message", "some models answer it instead of continuing it")
+        return begins
 
     def _provider_options(self) -> Mapping[str, Json]:
         """The fields for providers of the Messages API. It comes last, because reading the others adds to them."""
@@ -260,17 +278,10 @@ class _Reader:
 # --- Helpers ---
 
 
-def _is_beginning(messages: Sequence[Message]) -> bool:
-    """Whether the model is to continue the last message. If that ends in a block of a tool, the tool goes on."""
-    if not messages:
-        return False
-    message = messages[-1]
-    return message.role is Role.ASSISTANT and bool(message.content) and isinstance(message.content[-1], TextBlock)
-
-
 def _effort_of(budget: int) -> str:
-    """The effort with the nearest budget."""
-    return min(BUDGETS, key=lambda effort: abs(BUDGETS[effort] - budget))
+    """The effort with the nearest budget, at most high, because some clients always set the largest budget."""
+    efforts = ("minimal", "low", "medium", "high")
+    return min(efforts, key=lambda effort: abs(BUDGETS[effort] - budget))
 
 
 _ROOTS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})

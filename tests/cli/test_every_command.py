@@ -84,6 +84,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "clients rotate": ((HOSTILE,), ("acme", "--json")),
     "clients revoke": ((HOSTILE,),),
     "clients list": ((), ("--all",)),
+    "serve": (("--host", HOSTILE), ("--host", "203.0.113.7")),
     "serve-mcp": ((), ("-m", HOSTILE), ("-T", HOSTILE, "--http", "--bind", HOSTILE)),
     "doctor": (("--offline",), ("--offline", "--db", "{folder}/no\x1b[2J\u202ename.db")),
     "traces": ((), *(("--model", model) for model in MODELS), ("--tag", f"team={HOSTILE}"), ("--limit", "3")),

@@ -200,6 +200,55 @@ models:
 """
 
 
+NAMES = """
+adapters: {a: {type: anthropic, api_key: k}}
+models:
+  a:one: {adapter: a, aliases: [gpt-own]}
+  a:two: {adapter: a}
+gateway:
+  names: {gpt-*: [a:two, a:one], gpt-5: a:one, "*-mini": a:two}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "models"),
+    [
+        ("gpt-5", ("a:one",)),
+        ("gpt-4", ("a:two", "a:one")),
+        ("gpt-4-mini", ("a:two", "a:one")),
+        ("o3-mini", ("a:two",)),
+        ("gpt-own", ("gpt-own",)),
+        ("a:one", ("a:one",)),
+        ("claude", ("claude",)),
+        ("gpt.", ("gpt.",)),
+    ],
+)
+def test_names_of_a_gateways_clients_are_served_by_other_models(
+    tmp_path: Path, name: str, models: tuple[str, ...]
+) -> None:
+    """A listed name goes first, then a model's own name, then the patterns in order, then the name itself."""
+    registry = read_models_yaml(written(tmp_path, NAMES), {})
+    assert registry.serving(name) == models
+    assert registry.succeeding(registry).serving(name) == models
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        ("{x: []}", "gateway.names.x: expected the name of a model, or a list of names"),
+        ("{x: 3}", "gateway.names.x: expected the name of a model, or a list of names"),
+        ("{x: b:one}", "gateway.names.x: "),
+        ("[x]", "gateway.names: expected a mapping of names"),
+    ],
+)
+def test_a_wrong_name_for_clients_is_told_with_its_place(tmp_path: Path, names: str, complaint: str) -> None:
+    path = written(tmp_path, f"adapters: {{a: {{type: anthropic, api_key: k}}}}\ngateway: {{names: {names}}}")
+    with pytest.raises(ConfigurationError) as caught:
+        read_models_yaml(path, {})
+    assert str(path) in str(caught.value)
+    assert complaint in str(caught.value)
+
+
 def test_an_adapters_settings_are_for_all_its_models_and_each_model_may_differ(tmp_path: Path) -> None:
     """Key by key the model's word comes first; a model that isn't listed has the adapter's settings too."""
     registry = read_models_yaml(written(tmp_path, SETTINGS), {})

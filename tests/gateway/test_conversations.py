@@ -183,6 +183,7 @@ async def test_calls_of_a_conversation_have_its_session_in_the_trace(stores: Sto
         assert (cost.key, cost.calls) == ((conversation.session_id,), 2)
         (row,) = await store.sessions()
         assert (row.session_id, row.calls, row.resumable) == (conversation.session_id, 2, False)
+        assert (row.model, row.tags) == ("s:m", {"client": "acme"})
 
 
 # --- Kept replies ---

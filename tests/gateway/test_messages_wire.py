@@ -175,6 +175,8 @@ def test_a_wrong_field_is_named_as_the_vendor_does(path: str, why: str, sent: Js
 
 
 CLOSED: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
+HELLO: JsonObject = {"role": "user", "content": "Hi"}
+WEB_SEARCH: JsonObject = {"type": "web_search_20250305", "name": "web_search"}
 WEATHER: JsonObject = {"name": "weather", "description": "The weather", "input_schema": {"type": "object"}}
 
 
@@ -289,6 +291,7 @@ WEATHER: JsonObject = {"name": "weather", "description": "The weather", "input_s
         {"tools": [WEATHER], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
         {"tools": [WEATHER], "tool_choice": {"type": "any"}},
         {"tools": [WEATHER], "tool_choice": {"type": "none"}},
+        {"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
         {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}},
         {"thinking": {"type": "disabled"}, "model": "claude-sonnet-4-5"},
         {"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 4000, "model": "claude-sonnet-4-5"},
@@ -322,6 +325,7 @@ def test_beta_headers_go_along() -> None:
         ({"top_k": 5}, "top_k"),
         ({"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}, "cache_control"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tool web_search_20250305"),
+        ({"messages": [HELLO, {"role": "assistant", "content": "So"}]}, "last message"),
         ({"messages": [user({"type": "container_upload", "file_id": "f"})]}, "container_upload"),
         ({"messages": [user({"type": "new_kind", "a": 1})]}, "new_kind"),
         ({"messages": [user({"type": "text", "text": "a", "new_field": 1})]}, "text.new_field"),
@@ -453,7 +457,7 @@ def test_a_last_message_of_the_assistant_in_text_is_the_start_of_the_reply(conte
         ({}, None),
         ({"thinking": {"type": "disabled"}}, "none"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "minimal"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 31999}}, "xhigh"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31999}}, "high"),
         ({"thinking": {"type": "adaptive"}}, "high"),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "max"),
         ({"output_config": {"effort": "low"}}, "low"),

@@ -120,7 +120,7 @@ SAID = {
 
 ADDRESS = re.compile(r"http://[^/\s]+/")
 
-TYPED_ALONE = {"web", "ship", "serve-mcp"}
+TYPED_ALONE = {"web", "ship", "serve", "serve-mcp"}
 """The commands with a test of their own."""
 
 

@@ -1,4 +1,4 @@
-"""Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents beside them.
+"""Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents.
 
 Each block of a reply is a line of its own, with the same message and with the usage so far. So the largest usage
 counts. Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other.
@@ -23,6 +23,7 @@ from callboard.bus.values.usage import StopReason
 from ..source import (
     START,
     ImportedCall,
+    ImportedMessage,
     Item,
     Line,
     Mark,
@@ -35,6 +36,7 @@ from ..source import (
     tags_of,
     why_not,
 )
+from .messages import anthropic_message
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64
@@ -211,15 +213,18 @@ class _Reader:
         fault = self._fault_of(line)
         if fault is not None:
             yield fault
-        elif _may_matter(line.data):
+        elif _may_matter(line.data) or (self._content and b'"message"' in line.data):
             try:
                 record = _decode_line(line.data)
                 call = self._note(record, line)
+                said = self._said(record, line) if self._content else None
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 yield Unread(line=line.number, why=why_not(error))
             except _Strange as error:
                 yield Unread(line=line.number, why=str(error))
             else:
+                if said is not None:
+                    yield said
                 if call is not None:
                     yield from self._add(call)
         if line.whole:
@@ -253,6 +258,16 @@ class _Reader:
             self._given += 1
             yield self._call
             self._call = None
+
+    def _said(self, line: _Line, at: Line) -> ImportedMessage | None:
+        """The message of a line. What sub-agents say is another conversation, and is left out."""
+        message, session, when = line.message, name(line.session_id) or self._file.session, moment(line.timestamp)
+        if message is None or session is None or when is None or line.is_sidechain or line.agent_id:
+            return None
+        if line.type not in ("user", "assistant") or line.is_meta or not bytes(message.content):
+            return None
+        found = anthropic_message(line.type, message.content, name(line.uuid))
+        return None if found is None else ImportedMessage(line=at.number, session=session, at=when, message=found)
 
     # --- Lines ---
 

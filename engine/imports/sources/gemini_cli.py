@@ -2,7 +2,7 @@
 
 Gemini CLI writes ``~/.gemini/tmp/PROJECT/chats/session-*.json``, one object that is written again after each
 reply, or, in later versions, JSON lines. Qwen Code, which came from it, writes JSON lines in ``~/.qwen/projects``.
-Cached input is part of the input. Thoughts are beside the output, and the prompts of tools are beside the input.
+Cached input is part of the input. Thoughts are not part of the output, nor tools' prompts of the input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """opencode's messages: a SQLite database, and in earlier versions one JSON file for each message.
 
-The input excludes what was read from and written to a cache. Reasoning is beside the output, unless the total says
-otherwise. opencode computes costs itself, so they are kept as stated costs.
+The input excludes cache reads and cache writes. Reasoning is no part of the output, unless the total includes it.
+opencode computes costs itself, so they are kept as stated costs.
 """
 
 from __future__ import annotations

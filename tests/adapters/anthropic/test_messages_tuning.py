@@ -126,9 +126,10 @@ def test_an_effort_becomes_what_the_model_has_for_it(
     assert (tuned(wire), codes(wire)) == (sent, warned)
 
 
-def test_the_hosts_own_thinking_goes_first() -> None:
+@pytest.mark.parametrize("model", ["claude-sonnet-4-5", "claude-opus-4-5", "claude-opus-4-6"])
+def test_the_hosts_own_budget_goes_first_and_no_effort_with_it(model: str) -> None:
     own: Json = {"type": "enabled", "budget_tokens": 2000}
-    wire = write("claude-sonnet-4-5", reasoning_effort="high", provider_options={"anthropic": {"thinking": own}})
+    wire = write(model, reasoning_effort="high", provider_options={"anthropic": {"thinking": own}})
     assert tuned(wire) == {"thinking": own}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters.replies import block
 from callboard.adapters.replies.block import RawKept
-from callboard.bus.streams.events import MessageStart, TextDelta, ThinkingDelta, ToolUseStart
+from callboard.bus.streams.events import MessageStart, ProviderEvent, TextDelta, ThinkingDelta, ToolUseStart
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ThinkingBlock
 from callboard.bus.values.messages import RawReply
@@ -393,3 +393,21 @@ def test_what_is_kept_is_bounded_and_says_what_it_lacks(monkeypatch: pytest.Monk
     large = RawKept()
     large.body(b"123456")
     assert large.reply(()) == RawReply(left_out=1)
+
+
+def test_live_readers_get_a_citation_with_the_place_of_its_text() -> None:
+    """Anthropic sends it before the text or after it."""
+    first: Json = {"type": "char_location", "cited_text": "a", "document_index": 0}
+    second: Json = {"type": "char_location", "cited_text": "b", "document_index": 0}
+    events = shown(
+        CLAUDE, a.message_start(), *a.text(0, "Hi"), a.start(1, "text", text=""),
+        a.delta(1, "citations_delta", citation=first), a.delta(1, "text_delta", text="a"),
+        a.delta(1, "citations_delta", citation=second), a.stop(1),
+    )  # fmt: skip
+    told = [event for event in events if isinstance(event, TextDelta | ProviderEvent)]
+    assert [event.raw if isinstance(event, ProviderEvent) else event.text for event in told] == [
+        "Hi",
+        {"block": 1, "citation": first},
+        "a",
+        {"block": 1, "citation": second},
+    ]

@@ -1,0 +1,203 @@
+"""Where client and provider use one protocol, the provider's own bytes reach the client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from callboard.adapters import AdapterConfig, CanonicalRequest, ProviderAdapter
+from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
+from callboard.bus import Clock
+from callboard.engine import Engine
+from callboard.engine.gateway import gateway
+from callboard.engine.gateway.application import Gateway
+from callboard.engine.gateway.passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind, replaced
+from callboard.engine.gateway.wire import ClientRequest
+from tests.gateway.asking import post
+from tests.support.engines import model, serving
+from tests.support.scripted import adapter_type
+from tests.support.wires import WIRES, Wire
+
+PATHS = {
+    "anthropic": "/v1/messages",
+    "openai": "/v1/responses",
+    "openai_compatible": "/v1/chat/completions",
+    "gemini": "/v1beta/models/mine:generateContent",
+}
+BODIES: Mapping[str, Any] = {
+    "anthropic": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "of_tomorrow": [1]},
+    "openai": {"input": "Hi", "of_tomorrow": [1], "store": False},
+    "openai_compatible": {"messages": [{"role": "user", "content": "Hi"}], "of_tomorrow": [1]},
+    "gemini": {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "ofTomorrow": [1]},
+}
+each_wire = pytest.mark.parametrize("wire", WIRES[:4], ids=lambda wire: wire.name)
+
+
+class Provider:
+    """A gateway over one provider, the model `mine`, and what the provider got."""
+
+    def __init__(self, wire: Wire, *replies: FakeReply) -> None:
+        self.wire = wire
+        self.transport = FakeTransport(*replies)
+        self.key = "sk-of-the-provider"
+
+    @asynccontextmanager
+    async def gateway(self, **more: Any) -> AsyncIterator[Gateway]:
+        def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+            config = AdapterConfig(api_key=self.key, base_url=self.wire.base_url, max_retries=0)
+            return self.wire.adapter(config, name=name, transport=self.transport, clock=clock)
+
+        models = serving(model("a:m"), a=adapter_type(make)).with_client_names({"mine": ["a:m"]})
+        async with Engine(models=models, trace=False, **more) as engine:
+            yield gateway(engine, keyless=True)
+
+    @property
+    def sent(self) -> Any:
+        return msgspec.json.decode(self.transport.requests[-1].body)
+
+    async def ask(self, app: Gateway, *, streamed: bool) -> bytes:
+        kind, body = self.wire.type_name, dict(BODIES[self.wire.type_name])
+        path, query = PATHS[kind], ""
+        if kind != "gemini":
+            body |= {"model": "mine"} | ({"stream": True} if streamed else {})
+        elif streamed:
+            path, query = path.replace("generateContent", "streamGenerateContent"), "alt=sse"
+        answer = await post(app, body, path=path, query=query)
+        assert answer.status == 200, answer.data
+        return answer.data
+
+
+def with_client_name(value: Any, at: int = 0) -> Any:
+    """A reply as the client gets it: its model has the client's name."""
+    match value:
+        case dict():
+            names = {"model", "modelVersion"} if at < 2 else ()
+            return {
+                key: "mine" if key in names and isinstance(each, str) else with_client_name(each, at + 1)
+                for key, each in value.items()
+            }
+        case _:
+            return value
+
+
+def datas(body: bytes) -> list[Any]:
+    """The data of each event of a stream."""
+    lines = [line[6:].strip() for line in body.splitlines() if line.startswith(b"data: ")]
+    return [line if line == b"[DONE]" else msgspec.json.decode(line) for line in lines]
+
+
+@each_wire
+async def test_the_body_reaches_the_provider_as_it_was(wire: Wire) -> None:
+    provider = Provider(wire, wire.whole("Hello"))
+    async with provider.gateway() as app:
+        await provider.ask(app, streamed=False)
+    expected = dict(BODIES[wire.type_name])
+    if wire.type_name != "gemini":
+        expected["model"] = "m"
+    assert provider.sent == expected
+
+
+@each_wire
+async def test_a_whole_reply_is_the_providers_with_the_clients_name_of_the_model(wire: Wire) -> None:
+    provider = Provider(wire, wire.whole("Hello"))
+    async with provider.gateway() as app:
+        got = msgspec.json.decode(await provider.ask(app, streamed=False))
+    assert got == with_client_name(wire.body("Hello", 0, "end"))
+
+
+@each_wire
+async def test_a_stream_has_the_providers_own_events(wire: Wire) -> None:
+    provider = Provider(wire, wire.streamed("Hello"))
+    async with provider.gateway() as app:
+        got = await provider.ask(app, streamed=True)
+    said = wire.streamed("Hello")
+    original = b"".join(step for step in said.steps if isinstance(step, bytes))
+    asked_for = [each for each in datas(original) if each == b"[DONE]" or each.get("choices") != []]
+    assert datas(got) == [with_client_name(each) for each in asked_for]  # without the usage that only we asked for
+
+
+async def test_middleware_that_may_change_a_reply_takes_the_providers_bytes_away() -> None:
+    wire = WIRES[0]
+
+    async def shouting(request: CanonicalRequest, next: Any) -> Any:
+        outcome = await next(request)
+        content = tuple(msgspec.structs.replace(block, text="HELLO") for block in outcome.response.content)
+        return type(outcome)(
+            response=msgspec.structs.replace(outcome.response, content=content), cost=outcome.cost
+        )
+
+    provider = Provider(wire, wire.whole("Hello"))
+    async with provider.gateway(middleware=[shouting]) as app:
+        got = await provider.ask(app, streamed=False)
+    assert b"HELLO" in got
+    assert b"Hello" not in got
+
+
+@each_wire
+async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
+    said = {"error": {"message": "Incorrect API key provided: sk-of-the-provider", "type": "authentication"}}
+    reply = FakeReply(
+        msgspec.json.encode(said), status=401, headers={"content-type": "application/json", "x-key": "sk-of-the"}
+    )
+    provider = Provider(wire, reply)
+    path = PATHS[wire.type_name]
+    async with provider.gateway() as app:
+        answer = await post(app, {"model": "mine", **BODIES[wire.type_name]}, path=path)
+    assert answer.status == 403
+    assert b"sk-of" not in answer.data
+    assert "sk-of" not in str(answer.headers)
+
+
+# --- The bytes themselves ---
+
+
+def passed(protocol: str, model: str = "mine", served: str = "m", *, stream: bool = True) -> PassedReply:
+    request = CanonicalRequest(request_id="", model=model, messages=(), max_output_tokens=1)
+    return PassedReply(protocol, ClientRequest(model=model, request=request, stream=stream), lambda: served)
+
+
+def test_only_the_model_changes_in_an_event() -> None:
+    reply = passed("openai_compatible")
+    reply.take_in("", b'{"id": 1.0, "model" : "m-2026", "choices":[{"delta":{"content":"\\"model\\":\\"m\\""}}]}')
+    reply.take_in("", b'{"id":1e0,"model":"m-2026","choices":[{"model":"m"}]}')
+    reply.take_in("", b"[DONE]")
+    assert reply.take() == (
+        b'data: {"id":1.0,"model":"mine","choices":[{"delta":{"content":"\\"model\\":\\"m\\""}}]}\n\n'
+        b'data: {"id":1e0,"model":"mine","choices":[{"model":"m"}]}\n\n'
+        b"data: [DONE]\n\n"
+    )
+    assert reply.take() == b""
+
+
+def test_an_event_stays_where_the_client_named_the_providers_model() -> None:
+    data = b'{"model" : "m-2026"}'
+    reply = passed("openai_compatible", served="mine")
+    reply.take_in("", data)
+    assert reply.take() == b"data: " + data + b"\n\n"
+
+
+def test_data_of_several_lines_stays_one_event() -> None:
+    reply = passed("anthropic")
+    reply.take_in("message_start", b'{"message":\n{"model":"m"}}')
+    reply.take_in("ping", b'{\n"type":"ping"}')
+    assert reply.take() == (
+        b'event: message_start\ndata: {"message":{"model":"mine"}}\n\n'
+        b'event: ping\ndata: {\ndata: "type":"ping"}\n\n'
+    )
+
+
+@pytest.mark.parametrize("data", [b"[DONE]", b"", b'{"a":1}', b'{"model":', b"[]", b'"model"'])
+def test_data_without_a_model_is_left_alone(data: bytes) -> None:
+    assert replaced(data, ("model",), "mine") == data
+
+
+def test_a_client_far_behind_costs_bounded_memory() -> None:
+    reply = passed("anthropic")
+    for _ in range(2 * MOST_WAITING_BYTES // 100_000):
+        reply.take_in("content_block_delta", b"x" * 100_000)
+    with pytest.raises(TooFarBehind):
+        reply.take()
