@@ -104,7 +104,9 @@ class Importer:
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
         given = [places] if isinstance(places, str | Path) else places
-        self._places = self._source.places() if given is None else [Path(place) for place in given]
+        self._places = (
+            self._source.places() if given is None else [Path(place).expanduser().absolute() for place in given]
+        )
         self._prices = prices
         self._since = None if since is None else to_us(since)
         self._content = content
