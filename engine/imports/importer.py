@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
-from callboard.bus.errors import StoreError
+from callboard.bus.errors import ConfigurationError, StoreError
 from callboard.bus.events.calls import LlmCallImported
 from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionCreated
@@ -61,7 +61,7 @@ async def import_calls(
 
     Raises:
         StoreError: The store can't be written.
-        ConfigurationError: There is no such source.
+        ConfigurationError: There is no such source, or it needs a place.
         ValueError: There is no store, and it is no dry run.
     """
     importer = Importer(
@@ -104,7 +104,9 @@ class Importer:
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
         given = [places] if isinstance(places, str | Path) else places
-        self._places = self._source.places() if given is None else [Path(place) for place in given]
+        self._places = (
+            self._source.places() if given is None else [Path(place).expanduser().absolute() for place in given]
+        )
         self._prices = prices
         self._since = None if since is None else to_us(since)
         self._content = content
@@ -120,6 +122,8 @@ class Importer:
     async def run(self) -> ImportReport:
         """Import the new calls since the last time. See `import_calls`."""
         report = ImportReport(source=self._source.name, dry_run=self._dry_run)
+        if not self._places:
+            raise ConfigurationError(f"{self._source.name} has no default place. Name a file or a folder")
         await self._load_prices()
         if self._read is None:
             self._read = {} if self._store is None else await self._store.imported_files(self._source.name)

@@ -49,6 +49,7 @@ def test_json_has_a_line_for_each_model(sessions: Path, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("nothing",), "there is no source 'nothing'"),
+        (("litellm",), "litellm has no default place. Name a file or a folder"),
         (("claude-code", "--watch", "--dry-run"), "use --watch or --dry-run, not both"),
     ],
 )
@@ -56,6 +57,12 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str, tmp_p
     done = call("import", *words, home=tmp_path / "home")
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_place_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    done = call("import", "claude-code", str(tmp_path / "nothing"), home=tmp_path / "home")
+    assert done.returncode == 1
+    assert "no such file or folder" in done.stdout
 
 
 def test_sums_name_their_imported_part(sessions: Path, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class _Line(msgspec.Struct, rename="camel"):
     uuid: str | None = None
     parent_uuid: str | None = None
     session_id: str | None = None
+    prompt_id: str | None = None
     request_id: str | None = None
     agent_id: str | None = None
     is_sidechain: bool | None = None
@@ -301,7 +302,7 @@ class _Reader:
         elif line.is_sidechain or line.agent_id:
             self._note_chain(line)
         elif not line.is_meta and not line.is_compact_summary and line.uuid:
-            self._state.prompt = line.uuid
+            self._state.prompt = line.prompt_id or line.uuid
 
     def _note_chain(self, line: _Line) -> None:
         """Remember which sidechain of the session's file a line belongs to. The first line has no parent."""

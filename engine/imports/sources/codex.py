@@ -46,6 +46,7 @@ _EMPTY = msgspec.Raw(b"")
 class _Counts(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     cached_input_tokens: int = 0
+    cache_write_input_tokens: int = 0
     output_tokens: int = 0
     reasoning_output_tokens: int = 0
     total_tokens: int = 0
@@ -310,13 +311,19 @@ def _parent_of(payload: _Payload) -> str | None:
 
 
 def _usage(counts: _Counts) -> TokenUsage:
-    """Cached input is part of the input, and reasoning is part of the output."""
+    """Cache reads and writes are part of the input, and reasoning is part of the output."""
     cached = min(counts.cached_input_tokens, counts.input_tokens)
+    written = min(counts.cache_write_input_tokens, counts.input_tokens - cached)
     reasoning = min(counts.reasoning_output_tokens, counts.output_tokens)
-    fits = cached == counts.cached_input_tokens and reasoning == counts.reasoning_output_tokens
+    fits = (cached, written, reasoning) == (
+        counts.cached_input_tokens,
+        counts.cache_write_input_tokens,
+        counts.reasoning_output_tokens,
+    )
     return TokenUsage(
-        input_tokens=counts.input_tokens - cached,
+        input_tokens=counts.input_tokens - cached - written,
         cached_input_tokens=cached,
+        cache_creation_input_tokens=written,
         output_tokens=counts.output_tokens,
         reasoning_tokens=reasoning,
         source=UsageSource.REPORTED if fits else UsageSource.INCONSISTENT,

@@ -42,6 +42,11 @@ class _Path(msgspec.Struct):
     root: str | None = None
     cwd: str | None = None
 
+    @property
+    def folder(self) -> str | None:
+        """The root of the project. Outside of a repository it is ``/``."""
+        return self.cwd if self.root in (None, "/") else self.root
+
 
 class _Error(msgspec.Struct):
     name: str | None = None
@@ -144,7 +149,7 @@ def _call(data: bytes, row: Mapping[str, Any]) -> Iterator[Item]:
         parent_turn=above,
         root_turn=above,
         depth=None if above is None else 1,
-        tags=tags_of(project=row.get("directory") or message.path.root or message.path.cwd),
+        tags=tags_of(project=row.get("directory") or message.path.folder),
     )
 
 
