@@ -41,6 +41,9 @@ SUBJECTS = {
     "ingest": Subject(
         "Ingest of llm.call_* events (floor: executemany of the rows they make, the same schema, wall)"
     ),
+    "session_files": Subject(
+        "Import of Claude Code's session files (floor: msgspec alone, the same lines decoded)", "here"
+    ),
     "cli": Subject(
         "The command line, CPU of processes (floor: imports alone; the same call from a script)", "here"
     ),

@@ -32,7 +32,7 @@ __getattr__, __dir__, __all__ = face(
         ".events.calls": (
             "BatchCompleted BatchPartEnded BatchPlanned BatchProgress BatchSubmitted BatchSubmitting "
             "CallContent JobCompleted JobCreated JobFailed JobProgress LlmCallAccepted LlmCallCompleted "
-            "LlmCallFailed LlmCallGuarded LlmCallStarted ToolFinished ToolProgress ToolStarted"
+            "LlmCallFailed LlmCallGuarded LlmCallImported LlmCallStarted ToolFinished ToolProgress ToolStarted"
         ),
         ".events.codec": "CatalogueEvent decode_as decode_envelope decode_event encode_envelope encode_event",
         ".events.envelope": "Envelope Event UnknownEvent",

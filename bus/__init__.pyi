@@ -6,7 +6,7 @@ from .actors.tasks import TaskHandle
 from .bus import Bus, DeadLetter
 from .clock import Clock, SYSTEM_CLOCK, SystemClock
 from .errors import AccessDeniedError, ActorStopped, AdapterError, AdmissionError, AuthError, CallboardError, CancelledError, CapabilityError, ConfigurationError, ContentFilterError, ContextOverflowError, DeadlineExceeded, ErrorClass, GuardrailStopped, InvalidRequestError, MailboxFull, NetworkError, NoModelAvailable, NoTurnRunning, NotFoundError, OutcomeUnknownError, OverloadedError, PromptTooLongError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, SessionBusy, SessionTakenOver, StoreError, StoreUnavailable, StreamError, SupervisorEscalated, TaskCancelled, UnknownStream, UnsupportedToolChoiceError, WarningCode, WrongLoop
-from .events.calls import BatchCompleted, BatchPartEnded, BatchPlanned, BatchProgress, BatchSubmitted, BatchSubmitting, CallContent, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted, ToolFinished, ToolProgress, ToolStarted
+from .events.calls import BatchCompleted, BatchPartEnded, BatchPlanned, BatchProgress, BatchSubmitted, BatchSubmitting, CallContent, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallImported, LlmCallStarted, ToolFinished, ToolProgress, ToolStarted
 from .events.codec import CatalogueEvent, decode_as, decode_envelope, decode_event, encode_envelope, encode_event
 from .events.envelope import Envelope, Event, UnknownEvent
 from .events.operation import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent, BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, ConfigReloaded, NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, PricingProgress, PricingRepriced, PricingTableLoaded, ProviderAvailabilityChanged, SessionClaimed, SessionLost, StoreShippingChanged, StoreStateChanged
@@ -90,6 +90,7 @@ __all__ = [
     "LlmCallCompleted",
     "LlmCallFailed",
     "LlmCallGuarded",
+    "LlmCallImported",
     "LlmCallStarted",
     "Log",
     "Lossless",

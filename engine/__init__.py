@@ -31,6 +31,7 @@ __getattr__, __dir__, __all__ = face(
         ".generation.readers": "OnUsage TreePiece ViewReader",
         ".generation.streaming": "AttachedView StreamResult TurnStream",
         ".generation.view_events": "Finish StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent",
+        ".imports.importer": "Importer ImportFault ImportReport ImportedModel import_calls",
         ".mcp.hooks": (
             "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"
         ),

@@ -16,6 +16,7 @@ from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .imports.importer import Importer, ImportFault, ImportReport, ImportedModel, import_calls
 from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
 from .mcp.serve import McpService, mcp_service
@@ -98,6 +99,10 @@ __all__ = [
     "HealthReport",
     "ImageOptions",
     "ImageResult",
+    "ImportFault",
+    "ImportReport",
+    "ImportedModel",
+    "Importer",
     "InvalidToolCallError",
     "LastTurns",
     "Limits",
@@ -191,6 +196,7 @@ __all__ = [
     "get_latest_model",
     "get_model_info",
     "handoff",
+    "import_calls",
     "list_models",
     "load_registry",
     "mcp_servers",

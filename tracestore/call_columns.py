@@ -26,10 +26,10 @@ CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
-    *("served_model", "error_class", "stop_reason", "operation", "key", "root"),
+    *("served_model", "error_class", "stop_reason", "operation", "key", "root", "origin"),
 )
 """Columns of a call. ``tag:KEY`` is one more: the value of that tag. ``root`` is the turn at the root of the tree,
-which is the call's own turn if no tool made it."""
+which is the call's own turn if no tool made it. ``origin`` is ``callboard`` for its own calls."""
 
 
 class CallRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +126,16 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     """The wait before that attempt, in seconds."""
     retry_after_seconds: float | None = None
     """The wait that the provider requested, in seconds."""
+    origin: str | None = None
+    """The source of an imported call, such as ``claude-code``; None for Callboard's own calls."""
+    origin_file: str | None = None
+    """The file that an imported call was read from."""
+    origin_line: int | None = None
+    """The line of that file, from 1; 0 in a file without lines."""
+    revision: int | None = None
+    """The revision of an imported call: a file that corrects the call has a larger one."""
+    stated_nano_usd: int | None = None
+    """The cost that the file of an imported call states, in nano-USD."""
     usage: TokenUsage | None = None
     """The tokens of the attempt."""
     at_call_time: Cost | None = None
@@ -188,6 +198,9 @@ class Shown(NamedTuple):
 SHOWN: Mapping[str, Shown] = {
     "provider_request_id": Shown("Provider's id", in_lists=False),
     "key": Shown("Key"),
+    "origin": Shown("Imported from"),
+    "origin_file": Shown("Imported file", in_lists=False),
+    "origin_line": Shown("Imported line", in_lists=False),
 }
 """Columns without a place of their own. They are shown as they are."""
 
@@ -232,11 +245,19 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The name of the key that was sent."""
     unknown: bool = False
     """True: only calls of unknown usage, see `CostRow`."""
+    origin: str | None = None
+    """The source of imported calls. ``callboard`` is Callboard's own calls, and ``imported`` all others."""
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
             if moment is not None:
                 to_us(moment)  # It refuses a datetime without a time zone here, not in a later query.
+
+
+OWN = "callboard"
+"""The origin of Callboard's own calls in a filter and in reports. In the trace it is NULL."""
+IMPORTED = "imported"
+"""Any other origin in a filter."""
 
 
 class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):

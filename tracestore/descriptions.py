@@ -318,6 +318,8 @@ BOOKKEEPING: Mapping[str, str] = {
     "repriced_sums": "Sums of `call_cost` by day and model, kept in step.",
     "reprice_sum": "Sums of a repricing by model, day and session, for its report.",
     "summed_calls": "The progress of the sums.",
+    "imported_calls": "The revision of each imported call, pruned ones included.",
+    "imported_files": "How far `callboard import` has read each file.",
     "erasures": "Deleted content, so that no copy restores it.",
     "events_before": "Events from before the table had partitions.",
     "events_after": "Events since then.",

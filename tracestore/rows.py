@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
@@ -343,6 +344,8 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
     current: bool = False
     """Whether the current costs count, and not those at call time."""
+    imported: bool = False
+    """Whether imported calls count."""
     run_id: str | None = None
     """The only run whose calls count; None is every run."""
 
@@ -371,3 +374,49 @@ class Spending(msgspec.Struct, frozen=True):
     """The sums, a list for each query."""
     committed_seq: int
     """The number of the last event of the asking run that the sums include."""
+
+
+# --- Imports ---
+
+
+class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a file was read."""
+
+    source: str
+    """The source that read it."""
+    path: str
+    """The file."""
+    size: int
+    """Its bytes when it was read."""
+    mtime_ns: int
+    """Its last change when it was read."""
+    inode: int
+    """Its number in the file system."""
+    read_to: int = 0
+    """The number of bytes that need not be read again."""
+    line: int = 0
+    """The number of lines in these bytes."""
+    digest: str = ""
+    """A hash of the first and of the last of these bytes. A file with another one was rewritten."""
+    state: str = ""
+    """The source's own state at that place."""
+
+
+class Revision(NamedTuple):
+    """A change of the ledger."""
+
+    request_id: str
+    """The call."""
+    before: int | None
+    """The revision that the ledger had when the caller read it; None for a call that was not there."""
+    after: int
+    """The revision that it gets."""
+
+
+class Imported(NamedTuple):
+    """A call in the ledger."""
+
+    revision: int
+    """The largest revision that was imported."""
+    stored: bool
+    """Whether the call is still in the trace, and was not pruned."""

@@ -24,7 +24,10 @@ from .rows import (
     CountedCall,
     ErrorRow,
     FoundMessage,
+    Imported,
+    ImportedFile,
     OpenReply,
+    Revision,
     SavedSession,
     SessionRow,
     Spending,
@@ -123,6 +126,33 @@ class Writing(Protocol):
 
         Args:
             name: Any text.
+        """
+        ...
+
+
+class Importing(Protocol):
+    """Calls that other programs recorded."""
+
+    async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
+        """The calls of these that were imported before, pruned ones included."""
+        ...
+
+    async def imported_files(self, source: str) -> dict[str, ImportedFile]:
+        """The files that a source has read, by their paths."""
+        ...
+
+    async def write_import(
+        self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
+    ) -> bool:
+        """Store imported calls, and how far their files were read, in one transaction.
+
+        Args:
+            envelopes: The events of the calls, as for `write`.
+            revisions: The new revision of each call, beside the one that `imported_calls` gave.
+            files: The files, as far as they were read.
+
+        Returns:
+            False if another importer wrote one of these calls meanwhile. Nothing is written then.
         """
         ...
 
@@ -556,7 +586,7 @@ class Upkeep(Protocol):
         ...
 
 
-class Store(Opening, Writing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
+class Store(Opening, Writing, Importing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
     """A trace: the events of calls and sessions, and the tables that are derived from them.
 
     Events are the truth and append-only. Everything else is derived from them in the same transaction, so the two

@@ -213,6 +213,53 @@ class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, t
     """
 
 
+class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_imported"):
+    """A call that another program made and recorded, as it was read from that program's files.
+
+    The event has the time of the call, not that of the import. If a file corrects a call, another event of the
+    same request follows. The one with the largest `revision` counts.
+    """
+
+    origin: str
+    """The source, as `callboard import` names it."""
+    origin_file: str
+    """The file that the call was read from."""
+    origin_line: int
+    """The line in the file, from 1; 0 in a file without lines."""
+    revision: int
+    """A number that grows with the tokens of the call. An event with a smaller one changes nothing."""
+    stop_reason: StopReason | None = None
+    """How the reply ended; None if the file does not say."""
+    usage: TokenUsage | None = None
+    """The tokens of the call; None if the file does not say."""
+    cost: Cost | None = None
+    """The cost at the prices of the call's own time. If these are unknown, it is the stated cost."""
+    stated_nano_usd: int | None = None
+    """The cost that the file states, in nano-USD; None if it states none."""
+    error_class: str | None = None
+    """A value of `ErrorClass` for a call that failed."""
+    error_type: str | None = None
+    """The type of that error, in the words of the file."""
+    latency_ms: int | None = None
+    """Milliseconds of the call; None if unknown."""
+    first_token_ms: int | None = None
+    """Milliseconds to the first content; None if unknown."""
+    response_id: str | None = None
+    """The provider's identifier of the response."""
+    provider_request_id: str | None = None
+    """The provider's identifier of the request."""
+    parent_call_id: str | None = None
+    """The request whose reply called the tool that made this call."""
+    parent_tool_use_id: str | None = None
+    """The id of that tool's call in the reply."""
+    parent_turn_id: str | None = None
+    """The turn that ran the tool."""
+    root_turn_id: str | None = None
+    """The turn at the root of the tree of turns; None for the root's own calls."""
+    depth: int | None = None
+    """The number of turns above the call; None outside of a tool's run."""
+
+
 # --- Tools: `tool.*` ---
 
 

@@ -30,6 +30,7 @@ from .calls import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallGuarded,
+    LlmCallImported,
     LlmCallStarted,
     ToolFinished,
     ToolProgress,
@@ -80,6 +81,7 @@ CatalogueEvent: TypeAlias = (
     LlmCallStarted
     | LlmCallAccepted
     | LlmCallGuarded
+    | LlmCallImported
     | LlmCallCompleted
     | LlmCallFailed
     | ActorStarted

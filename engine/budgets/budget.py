@@ -160,6 +160,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The fraction of the limit at which ``budget.low`` is published, once in a window."""
     follows_repricing: bool = False
     """Whether repricing past calls changes the amount spent. If not, a call counts at the price of its time."""
+    counts_imported: bool = False
+    """Whether calls count that other programs made, and that were imported when the engine reads the trace."""
 
     def __post_init__(self) -> None:
         if self.max_cost_usd is None and self.max_tokens is None:

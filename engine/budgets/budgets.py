@@ -93,6 +93,7 @@ def query_of(budget: Budget, now_us: int) -> SpendingQuery:
         since_us=since_us,
         slot_us=slot_us,
         current=budget.follows_repricing,
+        imported=budget.counts_imported,
     )
 
 
@@ -380,6 +381,10 @@ class Budgets:
         self._loans_ended = anyio.Event()
         if self._waiters:
             self._admit()
+
+    def would_refuse(self, payer: Payer, asked: Amount) -> bool:
+        """Whether there is no room at the moment."""
+        return bool(self.ledger.would_refuse(payer, asked, self._now_us()))
 
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
         """The refusal for which a router should look for a cheaper model; None if there is room."""

@@ -406,14 +406,14 @@ class Ledger:
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """Take room in all accounts of a call. Returns why not, and then takes none."""
-        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer=payer)
+        return self.reserve_in(self.accounts(payer), hold_id, asked, now_us, payer)
 
     def reserve_in(
-        self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, *, payer: Payer | None = None
+        self, accounts: Sequence[Account], hold_id: str, asked: Amount, now_us: int, payer: Payer | None = None
     ) -> list[Refusal]:
         """Take room in these accounts. Returns why not, and then takes none.
 
-        A budget that is added later counts the reservation if its payer is given.
+        A reservation without a payer does not count in budgets that are added later.
         """
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")

@@ -180,6 +180,8 @@ class Call(CallEvents):
     # Rarely used attributes are class attributes: Python stores instances with up to thirty attributes compactly.
     left = False
     """Whether the reply was left to its provider, which goes on with it in the background."""
+    _unlimited = False
+    """Whether a client's own body is sent, which limits the reply less than the request does."""
     _cancelled = False
     _ending = False
     _telling: asyncio.Task[None] | None = None
@@ -210,6 +212,7 @@ class Call(CallEvents):
         self.most_output = request.max_output_tokens
         if request.wire is not None and request.default_output_limit:
             self.most_output = _most_of_wire(self._running, request)
+            self._unlimited = self.most_output > request.max_output_tokens
         self._log = log
         self._warnings = warnings
         self._deadline = deadline
@@ -287,8 +290,15 @@ class Call(CallEvents):
             await self._hand_over_end()
 
     def _worst_case_in(self, priced: Priced) -> Amount:
-        fees = tool_fees(self.request.provider_options)
-        return worst_case_of_reply(priced, self.context.estimated_input_tokens, self.most_output, fees)
+        context, fees = self.context, tool_fees(self.request.provider_options)
+        asked = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
+        if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, asked):
+            return asked
+        # There is no room for a reply without a limit. So the canonical request is sent, which has one.
+        self._unlimited = False
+        self.request = msgspec.structs.replace(self.request, wire=None)
+        self.most_output = self.request.max_output_tokens
+        return self._worst_case_in(priced)
 
     async def _filtered(self, filtering: Filtering) -> CanonicalResponse:
         """The adapter's response, as the filter of middleware leaves it."""

@@ -59,6 +59,7 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         ),
     },
     "Manage the trace": {
+        "import": CommandEntry("imports:add_command", "Import calls that other programs recorded"),
         "export": CommandEntry("traces:add_export", "Export calls as CSV, JSON Lines or Parquet"),
         "prune": CommandEntry("upkeep:add_prune", "Delete old calls and events"),
         "backup": CommandEntry("upkeep:add_backup", "Copy a trace file while programs write to it"),

@@ -12,7 +12,7 @@ import msgspec
 
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
-from callboard.tracestore.call_columns import DIMENSIONS
+from callboard.tracestore.call_columns import DIMENSIONS, IMPORTED
 from callboard.tracestore.home import home_folder, price_table
 
 from .common.options import add_filters, call_filter, from_trace, price_version
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 _FIGURES = tuple(name for name in CostRow.__struct_fields__ if name not in ("key", "by"))
-_SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
+_SHORT = {
+    **{"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"},
+    **{"source": "origin", "project": "tag:project", "branch": "tag:branch"},
+}
 
 
 def add_cost(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +82,8 @@ def run_cost(arguments: argparse.Namespace) -> int:
         write_records(arguments.format, (*by, *_FIGURES, "cache_hit_rate"), map(_cost_record, rows))
         return 0
     _show_costs(rows, by)
+    if rows and arguments.source is None and "origin" not in by:
+        _tell_imported(arguments)
     return 0
 
 
@@ -89,6 +94,16 @@ async def _read(arguments: argparse.Namespace, store: Store) -> list[CostRow]:
     if "day" in by:  # days are read in their order; within one the dearest comes first
         rows.sort(key=lambda row: row.key[by.index("day")])
     return rows
+
+
+def _tell_imported(arguments: argparse.Namespace) -> None:
+    """Report how much of a sum is of imported calls."""
+    where = msgspec.structs.replace(call_filter(arguments), origin=IMPORTED)
+    for row in from_trace(arguments, lambda store: store.costs(where, ("origin",))):
+        make_console().print(
+            f"Of these, {plural(row.calls, 'call')} for {_amount(_now(row))} imported from {row.key[0]}.",
+            style="dim",
+        )
 
 
 def _cost_record(row: CostRow) -> dict[str, Any]:

@@ -104,7 +104,7 @@ async def _prune(trace: TracePlace, arguments: argparse.Namespace) -> PruneRepor
             before=before,
             max_bytes=arguments.max_size,
             vacuum=arguments.vacuum,
-            progress=lambda report: _show(f"{report.attempts:,} attempts, {report.events:,} events"),
+            progress=lambda report: show_progress(f"{report.attempts:,} attempts, {report.events:,} events"),
         )
 
 
@@ -133,7 +133,7 @@ def backup(arguments: argparse.Namespace) -> int:
 
 async def _backup(trace: Path, target: Path) -> None:
     async with store_to_read(trace) as store:
-        await store.backup(target, progress=lambda done, pages: _show(f"{done:,} of {pages:,} pages"))
+        await store.backup(target, progress=lambda done, pages: show_progress(f"{done:,} of {pages:,} pages"))
 
 
 def upgrade(arguments: argparse.Namespace) -> int:
@@ -154,7 +154,8 @@ async def _upgrade(trace: Path) -> bool:
         return True
 
 
-def _show(text: str) -> None:
+def show_progress(text: str) -> None:
+    """Show a line on a terminal that the next one replaces."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}\r")
         sys.stderr.flush()

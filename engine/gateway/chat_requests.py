@@ -6,16 +6,15 @@ A field without a canonical word goes into `provider_options` of the protocol, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from callboard.adapters import CanonicalRequest
-from callboard.adapters.requests.settings import CUSTOM, EFFORTS, INPUT
+from callboard.adapters.requests.settings import EFFORTS, merge_options
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .chat_messages import MARK, read_messages
+from .chat_messages import read_messages
 from .chat_reasoning import PROTOCOL
-from .reading import LossReport, ToolNames, a_list, a_text, an_integer, an_object, missing, wrong_type, wrong_value
+from .chat_tools import ReadTools, read_tools
+from .reading import LossReport, ToolNames, a_list, a_text, an_integer, an_object, missing, wrong_type
 from .wire import BadRequest, ClientRequest
 
 DEFAULT_OUTPUT_TOKENS = 16_384
@@ -56,7 +55,6 @@ class _Reader:
         self.losses = LossReport()
         self.own: JsonObject = {}  # provider options of the protocol
         self.elsewhere: dict[str, JsonObject] = {}  # provider options of other protocols
-        self.free_form: list[Json] = []
 
     def read(self, model: str | None, stream: bool) -> ClientRequest:
         body = self.body
@@ -64,11 +62,11 @@ class _Reader:
         if name is None or name == "":
             raise BadRequest("you must provide a model parameter", param="model")
         name = a_text(name, "model")
-        tools = self._tools()
+        told = read_tools(body, self.names, self.losses)
+        self.own |= told.own
         history = read_messages(body.get("messages"), self.names, self.losses)
-        choice, tools = self._choice(tools)
         limit, effort, schema = self._limit(), self._effort(), self._schema()
-        self._others()
+        self._others(has_tools=bool(told.tools))
         options = {PROTOCOL: self.own} if self.own else {}
         request = CanonicalRequest(
             request_id="",
@@ -76,9 +74,9 @@ class _Reader:
             messages=history.messages,
             system_prompt=history.system_prompt,
             has_beginning=history.has_beginning or body.get("continue_final_message") is True,
-            tools=tools,
-            tool_choice=choice,
-            parallel_tool_calls=False if self._legacy else self._flag("parallel_tool_calls"),
+            tools=told.tools,
+            tool_choice=told.choice,
+            parallel_tool_calls=False if told.legacy else self._flag("parallel_tool_calls"),
             max_output_tokens=limit or DEFAULT_OUTPUT_TOKENS,
             default_output_limit=limit is None,
             stop_sequences=self._stop(),
@@ -101,19 +99,19 @@ class _Reader:
             headers={each: self.headers[each] for each in _HEADERS if each in self.headers},
             losses=tuple(self.losses),
             session_hint=self._session(),
-            options=self._options(),
+            options=self._options(told),
         )
 
-    def _options(self) -> dict[str, Json]:
+    def _options(self, tools: ReadTools) -> dict[str, Json]:
         told = self.body.get("stream_options")
         options: dict[str, Json] = {}
         if told is not None and an_object(told, "stream_options").get("include_usage") is True:
             options[INCLUDE_USAGE] = True
         if self.names.changed:
             options[TOOL_NAMES] = self.names.changed
-        if self.free_form:
-            options[FREE_FORM_TOOLS] = self.free_form
-        if self._legacy:
+        if tools.free_form:
+            options[FREE_FORM_TOOLS] = tools.free_form
+        if tools.legacy:
             options[LEGACY_FUNCTIONS] = True
         return options
 
@@ -156,10 +154,12 @@ class _Reader:
             self._keep("reasoning_effort", f"reasoning_effort {effort!r}")
             effort = None
         told, thinking = self.body.get("reasoning"), self.body.get("thinking")
-        if isinstance(told, dict):
+        if told is not None:
+            told = an_object(told, "reasoning")
             effort = effort or _effort_of(told)
             self._keep("reasoning", self._beyond(told, "effort"))
-        if isinstance(thinking, dict):
+        if thinking is not None:
+            thinking = an_object(thinking, "thinking")
             effort = effort or _effort_of_thinking(thinking)
             self._keep("thinking", self._beyond(thinking, "type"))
         return effort
@@ -201,162 +201,6 @@ class _Reader:
             case _:
                 raise missing("response_format.type")
 
-    # --- Tools ---
-
-    @property
-    def _legacy(self) -> bool:
-        return bool(self.body.get("functions")) and not self.body.get("tools")
-
-    def _tools(self) -> tuple[ToolDefinition, ...]:
-        found: dict[str, ToolDefinition] = {}
-        others: list[Json] = []
-        for where, tool in self._given_tools():
-            read = self._tool(tool, where)
-            if read is None:
-                others.append(tool)
-                self.losses.parameter(f"the tool of type {tool.get('type')!r}")
-            elif read.name not in found:
-                found[read.name] = read
-            elif read != found[read.name]:
-                self.losses.parameter(f"{where}", "another tool has its name")
-        if others:
-            self.own["tools"] = others
-        return tuple(found.values())
-
-    def _given_tools(self) -> list[tuple[str, JsonObject]]:
-        if self._legacy:
-            functions = a_list(self.body["functions"], "functions")
-            return [
-                (f"functions[{place}]", {"type": "function", "function": function})
-                for place, function in enumerate(functions)
-            ]
-        given = self.body.get("tools")
-        tools = [] if given is None else a_list(given, "tools")
-        return [(f"tools[{place}]", an_object(tool, f"tools[{place}]")) for place, tool in enumerate(tools)]
-
-    def _tool(self, tool: JsonObject, where: str) -> ToolDefinition | None:
-        match tool.get("type", "function"):
-            case "function":
-                return self._function(tool, an_object(tool.get("function"), f"{where}.function"), where)
-            case "custom" if isinstance(tool.get(CUSTOM), dict):
-                return self._free_form(an_object(tool[CUSTOM], f"{where}.custom"), where)
-            case str():
-                return None
-            case _:
-                raise wrong_type(f"{where}.type", "a string", tool["type"])
-
-    def _function(self, tool: JsonObject, function: JsonObject, where: str) -> ToolDefinition:
-        name = self.names.canonical(a_text(function.get("name"), f"{where}.function.name"))
-        beside = _others(tool, ("type", "function"))
-        inside = _others(function, ("name", "description", "parameters", "strict"))
-        options: JsonObject = {}
-        if beside or inside:
-            own: JsonObject = {**beside, **({"function": inside} if inside else {})}
-            options[PROTOCOL] = own
-        for each in (*beside, *inside):
-            if each == MARK:
-                self.losses.parameter(MARK, "adapters of other protocols set their own marks")
-            else:
-                self.losses.parameter(f"{where}.{each}")
-        return ToolDefinition(
-            name,
-            _said(function.get("description")),
-            self._tool_schema(function.get("parameters"), f"{where}.function.parameters"),
-            strict=function.get("strict") is True,
-            provider_options=options,
-        )
-
-    def _tool_schema(self, given: Json, where: str) -> JsonObject:
-        """The schema of a tool's arguments, with an object at its root."""
-        schema = {} if given is None else an_object(given, where)
-        if not _COMBINED.isdisjoint(schema):
-            return schema
-        kind, properties, required = (schema.get(name) for name in ("type", "properties", "required"))
-        if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
-            self.losses.changed(f"{where} has the type {kind!r}. Arguments are an object, so any is accepted")
-            return {"type": "object", "properties": {}}
-        known = properties if isinstance(properties, dict) else {}
-        schema = {**schema, "type": "object", "properties": known}
-        if "required" in schema and not isinstance(required, list):
-            del schema["required"]
-        elif isinstance(required, list) and any(name not in known for name in required):
-            self.losses.changed(f"{where} requires properties that it doesn't define. They aren't required")
-            schema["required"] = [name for name in required if name in known]
-        return schema
-
-    def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
-        """A tool with one text as its argument. Both of OpenAI's protocols have it; others get a function."""
-        name = self.names.canonical(a_text(tool.get("name"), f"{where}.custom.name"))
-        self.free_form.append(name)
-        fields: JsonObject = {"type": CUSTOM, **_others(tool, ("name", "description", "format"))}
-        match tool.get("format"):
-            case {"type": "grammar", "grammar": dict(grammar)}:
-                fields["format"] = {"type": "grammar", **grammar}
-                self.losses.parameter(f"the grammar of the tool {name!r}", "only OpenAI's protocols have it")
-            case dict(form):
-                fields["format"] = form
-            case _:
-                pass
-        return ToolDefinition(
-            name,
-            _said(tool.get("description")),
-            {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]},
-            provider_options={PROTOCOL: fields, "openai": dict(fields)},
-        )
-
-    def _choice(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolChoice | None, tuple[ToolDefinition, ...]]:
-        """The choice, and the tools that it allows."""
-        legacy = self._legacy
-        field = "function_call" if legacy else "tool_choice"
-        match self.body.get(field):
-            case None:
-                return None, tools
-            case "auto" | "none" as mode:
-                return ToolChoice(mode), tools
-            case "required" | "any" if not legacy:
-                return self._forced(tools), tools
-            case {"name": str(name)} if legacy:
-                return self._named(name, tools, field), tools
-            case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}}:
-                return self._named(name, tools, field), tools
-            case {"type": "tool", "name": str(name)}:
-                return self._named(name, tools, field), tools
-            case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed), "mode": "required"}}:
-                kept = self._allowed(allowed, tools)
-                return self._forced(kept), kept
-            case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)}}:
-                return ToolChoice(), self._allowed(allowed, tools)
-            case {"type": "auto" | "none" as mode}:
-                return ToolChoice(mode), tools
-            case {"type": "any" | "required"}:
-                return self._forced(tools), tools
-            case other:
-                raise wrong_value(field, other, ("none", "auto", "required"))
-
-    def _forced(self, tools: tuple[ToolDefinition, ...]) -> ToolChoice | None:
-        if tools:
-            return ToolChoice("required")
-        if "tools" not in self.own:
-            raise BadRequest("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")
-        self._keep("tool_choice", "tool_choice")
-        return None
-
-    def _named(self, name: str, tools: tuple[ToolDefinition, ...], field: str) -> ToolChoice:
-        named = self.names.canonical(name)
-        if all(tool.name != named for tool in tools):
-            raise BadRequest(f"Invalid value for '{field}': no tool named '{name}' was specified.", param=field)
-        return ToolChoice("named", named)
-
-    def _allowed(self, allowed: list[Json], tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
-        names: set[str] = set()
-        for each in allowed:
-            match each:
-                case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}} | {"name": str(name)}:
-                    names.add(self.names.canonical(name))
-                case _:
-                    pass
-        return tuple(tool for tool in tools if tool.name in names)
-
     # --- Fields without a canonical word ---
 
     def _keep(self, name: str, lost: str | None) -> None:
@@ -365,22 +209,25 @@ class _Reader:
         if lost is not None:
             self.losses.parameter(lost)
 
-    def _others(self) -> None:
+    def _others(self, *, has_tools: bool) -> None:
         for name, value in self.body.items():
             if name in _CANONICAL or value is None:
                 continue
-            if name in _ELSEWHERE:
-                for protocol, path in _ELSEWHERE[name].items():
-                    _put(self.elsewhere.setdefault(protocol, {}), path, value)
             if name == "n":
                 if value != 1:
                     self.losses.parameter("n", "another protocol returns one choice")
                 continue
             harmless = name in _HARMLESS or (name in _DEFAULTS and value in _DEFAULTS[name])
-            self._keep(name, None if harmless else name)
+            self._keep(name, None)
+            elsewhere = _in_other_words(name, value)
+            if has_tools and name == "web_search_options":
+                elsewhere.pop("gemini", None)  # older models refuse their search next to functions
+            for protocol, options in elsewhere.items():
+                merge_options(self.elsewhere.setdefault(protocol, {}), options)
+            if not harmless:
+                known = ", ".join((PROTOCOL, *elsewhere))
+                self.losses.parameter(name, f"only {known} have it" if elsewhere else "only this protocol has it")
 
-
-_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 _CANONICAL = frozenset(
     {
@@ -411,31 +258,45 @@ _DEFAULTS: Mapping[str, tuple[Json, ...]] = {
 }
 """Values that ask for nothing."""
 
-_ELSEWHERE: Mapping[str, Mapping[str, str]] = {
-    "top_k": {"anthropic": "top_k", "gemini": "generationConfig.topK"},
-    "service_tier": {"openai": "service_tier"},
-    "store": {"openai": "store"},
-    "metadata": {"openai": "metadata"},
-    "safety_identifier": {"openai": "safety_identifier"},
-    "prompt_cache_key": {"openai": "prompt_cache_key"},
-    "prompt_cache_retention": {"openai": "prompt_cache_retention"},
-}
-"""The places of a field in other protocols' bodies."""
+_OF_OPENAI = (
+    "service_tier",
+    "store",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+"""The fields that the Responses API has, too."""
 
 
-def _put(body: JsonObject, path: str, value: Json) -> None:
-    *outer, last = path.split(".")
-    for name in outer:
-        body = cast("JsonObject", body.setdefault(name, {}))
-    body[last] = value
+def _in_other_words(name: str, value: Json) -> dict[str, JsonObject]:
+    """A field in the bodies of other protocols."""
+    match name, value:
+        case "top_k", _:
+            return {"anthropic": {"top_k": value}, "gemini": {"generationConfig": {"topK": value}}}
+        case "modalities", list(kinds) if "image" in kinds:  # OpenRouter's clients ask so for images
+            words: list[Json] = [str(kind).upper() for kind in kinds]
+            return {"gemini": {"generationConfig": {"responseModalities": words}}}
+        case "web_search_options", dict(told):
+            return _search(told)
+        case _:
+            return {"openai": {name: value}} if name in _OF_OPENAI else {}
 
 
-def _said(value: Json) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _others(fields: JsonObject, known: tuple[str, ...]) -> JsonObject:
-    return {name: value for name, value in fields.items() if name not in known and value is not None}
+def _search(told: JsonObject) -> dict[str, JsonObject]:
+    """The search tool of each protocol."""
+    given: JsonObject = {}
+    match told.get("user_location"):
+        case {"approximate": dict(place)}:
+            given["user_location"] = {"type": "approximate", **place}
+        case _:
+            pass
+    size: JsonObject = {name: told[name] for name in ("search_context_size",) if told.get(name) is not None}
+    return {
+        "openai": {"tools": [{"type": "web_search", **given, **size}]},
+        "anthropic": {"tools": [{"type": "web_search_20250305", "name": "web_search", **given}]},
+        "gemini": {"tools": [{"googleSearch": {}}]},
+    }
 
 
 def _named_schema(told: JsonObject) -> JsonObject:

@@ -24,13 +24,14 @@ from callboard.tracestore.gateway import GatewayTables, Kept, KeptKind
 from .clients import LOOK_US, ClientRefused, tables_of
 from .histories import (
     KeptReply,
+    Run,
     after_reply,
     chains,
     chosen,
     fingerprint,
     is_worth_keeping,
     put_in,
-    runs_of_replies,
+    replies_in,
     session_named,
 )
 from .wire import ClientRequest
@@ -189,15 +190,16 @@ class Conversations:
         """
         await self._look()
         messages = asked.request.messages
+        replies = replies_in(messages)
         chain = b""
         if earlier is not None:
             session_id = earlier.session_id
         elif asked.session_hint:
             session_id = session_named("hint", client, asked.session_hint)
         else:
-            known, chain = chains(client, messages)
+            known, chain = chains(client, messages, replies)
             session_id = await self._session_of(client, known)
-        messages = await self._restored(client, session_id, messages)
+        messages = await self._restored(client, session_id, messages, replies)
         if earlier is not None:
             messages = (*earlier.messages, *messages)
         request = msgspec.structs.replace(asked.request, messages=messages, session_id=session_id)
@@ -218,7 +220,7 @@ class Conversations:
             kept = KeptReply(tuple(content))
             some.append(("reply", key, kept, encode_json(kept)))
         if conversation.chain:
-            some.append(("chain", after_reply(conversation.chain, [reply]), session_id, b""))
+            some.append(("chain", after_reply(conversation.chain, key), session_id, b""))
         await self._keep(client, session_id, some)
 
     # --- Stored Responses ---
@@ -289,12 +291,14 @@ class Conversations:
             return session_named("chain", client, known[0].hex())
         return self._runtime.clock.new_id("ses")
 
-    async def _restored(self, client: str, session_id: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        runs = runs_of_replies(messages)
-        places: dict[bytes, list[range]] = {}
-        for run in runs:
-            if key := fingerprint(messages[run.start : run.stop]):
-                places.setdefault(key, []).append(run)
+    async def _restored(
+        self, client: str, session_id: str, messages: tuple[Message, ...], replies: Sequence[Run]
+    ) -> tuple[Message, ...]:
+        """The history with kept blocks in place of what the client sent back."""
+        places: dict[bytes, list[Run]] = {}
+        for run in replies:
+            if run.print:
+                places.setdefault(run.print, []).append(run)
         found = await self._found(client, "reply", list(places), session_id)
         joined: dict[int, Message] = {}
         gone: set[int] = set()
@@ -304,11 +308,11 @@ class Conversations:
             for entry in entries:
                 if isinstance(entry.value, KeptReply):
                     (own if entry.session_id == session_id else others).append(entry.value)
-            sent = [_calls(messages[run.start : run.stop]) for run in places[key]]
+            sent = [_calls(messages[run.first : run.end]) for run in places[key]]
             for run, reply in zip(places[key], chosen(own, others, sent), strict=True):
                 if reply is not None:
-                    joined[run.start] = put_in(reply, messages[run.start : run.stop])
-                    gone.update(run[1:])
+                    joined[run.first] = put_in(reply, messages[run.first : run.end])
+                    gone.update(range(run.first + 1, run.end))
         if not joined:
             return messages
         return tuple(joined.get(place, message) for place, message in enumerate(messages) if place not in gone)
@@ -318,11 +322,7 @@ class Conversations:
     ) -> dict[bytes, list[_Entry]]:
         """What is kept under some keys, from memory. Where memory has nothing of the session, from the store."""
         found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
-        missing = [
-            key
-            for key in keys
-            if session_id not in (None, *(entry.session_id for entry in found.get(key, ()))) or key not in found
-        ]
+        missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
             tables = await self._tables() if missing else None
             rows = [] if tables is None else await tables.kept(client, kind, missing)
@@ -390,6 +390,13 @@ class Conversations:
     def _is_fresh(self) -> bool:
         looked = self._looked_us
         return looked is not None and 0 <= self._runtime.clock.now_us() - looked < LOOK_US
+
+
+def _has(entries: Sequence[_Entry] | None, session_id: str | None) -> bool:
+    """Whether there are entries, and one of the session, if that is given."""
+    if not entries or session_id is None:
+        return bool(entries)
+    return any(entry.session_id == session_id for entry in entries)
 
 
 def _calls(messages: Iterable[Message]) -> list[ToolUseBlock]:

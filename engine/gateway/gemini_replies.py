@@ -37,6 +37,7 @@ from callboard.bus.values.usage import StopReason
 from .gemini_contents import GEMINI
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
 from .gemini_requests import read_request
+from .gemini_schemas import Unwrapping
 from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
 
 # --- The end of a reply ---
@@ -125,6 +126,8 @@ class _Reply:
     def __init__(self, asked: ClientRequest, info: ReplyInfo) -> None:
         names = asked.options.get("tool_names")
         thoughts = bool(asked.options.get("include_thoughts"))
+        form = asked.options.get("unwraps")
+        self.unwrapping = None if form is None else Unwrapping(as_text=form == "text")
         self.parts = PartWriter(names if isinstance(names, dict) else {}, thoughts=thoughts)
         self.identity: JsonObject = {"modelVersion": info.model, "responseId": info.id}
 
@@ -139,8 +142,14 @@ class _Reply:
             return {**about, **usage, **self.identity}
         parts: list[Json] = list(behind)
         for place, block in _shown(response.content, response.raw_stop_reason):
-            if place >= since:
+            if place < since:
+                continue
+            if self.unwrapping is not None and isinstance(block, TextBlock):
+                parts += self.said(self.unwrapping.feed(block.text))
+            else:
                 parts += self.parts.parts(block)
+        if self.unwrapping is not None:
+            parts += self.said(self.unwrapping.end())
         candidate: JsonObject = {
             "content": {"parts": parts, "role": "model"} if parts else empty,
             **_end(response),
@@ -149,6 +158,10 @@ class _Reply:
             **about_reply(response.content),
         }
         return {"candidates": [candidate], **usage, **about, **self.identity}
+
+    @staticmethod
+    def said(text: str) -> list[JsonObject]:
+        return [{"text": text}] if text else []
 
 
 # --- Streams ---
@@ -188,7 +201,10 @@ class GeminiWriter:
                 return b""
             self._text = event.content_block_index
             self._next = self._text + 1
-            return self._frame(self._before + b'{"text":' + encode_json(event.text) + b"}" + self._after)
+            text = event.text
+            if self._reply.unwrapping is not None and not (text := self._reply.unwrapping.feed(text)):
+                return b""
+            return self._frame(self._before + b'{"text":' + encode_json(text) + b"}" + self._after)
         match event:
             case MessageStart():
                 self._provider = event.provider

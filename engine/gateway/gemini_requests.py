@@ -18,7 +18,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .gemini_contents import GEMINI, camel, each, read_contents
-from .gemini_schemas import json_schema
+from .gemini_schemas import is_bare, json_schema, wrapped
 from .reading import LossReport, ToolNames
 from .wire import BadRequest, ClientRequest
 
@@ -285,10 +285,16 @@ class _Reader:
         if not isinstance(schema, dict) and given.get("responseSchema") is not None:
             schema = json_schema(given["responseSchema"], "generation_config.response_schema")
         match media_type:
+            case "text/x.enum" if isinstance(schema, dict):
+                self.settings["output_schema"] = wrapped(schema)
+                self.options["unwraps"] = "text"
+            case "application/json" | "" if isinstance(schema, dict):
+                bare = is_bare(schema)
+                self.settings["output_schema"] = wrapped(schema) if bare else schema
+                if bare:
+                    self.options["unwraps"] = "json"
             case "application/json":
-                self.settings["output_schema"] = schema if isinstance(schema, dict) else {"type": "object"}
-            case "" if isinstance(schema, dict):
-                self.settings["output_schema"] = schema
+                self.settings["output_schema"] = {"type": "object"}
             case "" | "text/plain":
                 pass
             case _:

@@ -1,7 +1,16 @@
-"""Google's schemas as JSON Schema. Pure."""
+"""Google's schemas as JSON Schema, and replies that are no objects. Pure.
+
+Gemini accepts any schema for a reply, and other providers only an object. So a list, a number or a choice is
+requested as the member ``value`` of an object, and taken out of it again.
+"""
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
+from callboard.adapters.requests.content import encode_json
 from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
@@ -112,3 +121,87 @@ def _or_null(schema: JsonObject) -> JsonObject:
     elif "$ref" in schema:
         return {"anyOf": [schema, {"type": "null"}]}
     return schema
+
+
+# --- Replies that are no objects ---
+
+_VALUE = "value"
+_BEFORE = re.compile(rf'\s*{{\s*"{_VALUE}"\s*:\s*')
+_BARE_BEFORE = f'{{"{_VALUE}":'
+
+
+def is_bare(schema: JsonObject) -> bool:
+    """Whether a schema describes something else than an object, and can be wrapped into one."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "object" in kinds or not (kind or "enum" in schema):
+        return False
+    return b'"$ref":"#"' not in encode_json(schema)
+
+
+def wrapped(schema: JsonObject) -> JsonObject:
+    """The schema of an object that has the value as its one member."""
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    written: JsonObject = {
+        "type": "object",
+        "properties": {_VALUE: inner},
+        "required": [_VALUE],
+        "additionalProperties": False,
+    }
+    return {**written, "$defs": schema["$defs"]} if "$defs" in schema else written
+
+
+def unwrapped(text: str, *, as_text: bool) -> str:
+    """The value in the text of a reply. Any other text is unchanged.
+
+    Args:
+        text: The text.
+        as_text: Whether a string stands without quotes, for ``text/x.enum``.
+    """
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+    if members.keys() != {_VALUE}:
+        return text
+    if as_text:
+        value: Json = msgspec.json.decode(members[_VALUE])
+        if isinstance(value, str):
+            return value
+    return bytes(members[_VALUE]).decode()
+
+
+class Unwrapping:
+    """Takes the value out of a text in pieces. `feed` and `end` return the new text for the client."""
+
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+        self._held = ""  # the text that may belong to the wrapper
+        self._begun = False  # the wrapper's beginning was seen
+        self._bare = False  # the model left the wrapper out
+
+    def feed(self, text: str) -> str:
+        if self._bare:
+            return text
+        self._held += text
+        if self._as_text:
+            return ""  # it is one short word
+        if not self._begun:
+            found = _BEFORE.match(self._held)
+            if found is None or found.end() == len(self._held):
+                so_far = "".join(self._held.split())
+                if _BARE_BEFORE.startswith(so_far):
+                    return ""
+                self._bare, so_far, self._held = True, self._held, ""
+                return so_far
+            self._begun, self._held = True, self._held[found.end() :]
+        last = self._held.rfind("}")
+        certain = self._held if last < 0 else self._held[:last]
+        self._held = self._held[len(certain) :]
+        return certain
+
+    def end(self) -> str:
+        held, self._held = self._held, ""
+        if self._as_text and not self._bare:
+            return unwrapped(held, as_text=True)
+        return "" if self._begun and held.strip() == "}" else held

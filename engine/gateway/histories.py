@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -77,29 +78,42 @@ def _said(message: Message) -> list[object]:
     return found
 
 
-def runs_of_replies(messages: Sequence[Message]) -> list[range]:
-    """The places of the assistant's messages. Neighbours are one reply that a wire has split."""
-    found: list[range] = []
-    for place, message in enumerate(messages):
-        if message.role is Role.ASSISTANT:
-            if found and found[-1].stop == place:
-                found[-1] = range(found[-1].start, place + 1)
-            else:
-                found.append(range(place, place + 1))
+class Run(NamedTuple):
+    """A reply in a history."""
+
+    first: int
+    """The place of its first message."""
+    end: int
+    """The place behind its last message. Neighbours are one reply that a wire has split."""
+    print: bytes
+    """Its fingerprint."""
+
+
+def replies_in(messages: Sequence[Message]) -> list[Run]:
+    """The replies of a history."""
+    found: list[Run] = []
+    place = 0
+    while place < len(messages):
+        first = place
+        while place < len(messages) and messages[place].role is Role.ASSISTANT:
+            place += 1
+        if place > first:
+            found.append(Run(first, place, fingerprint(messages[first:place])))
+        place += 1
     return found
 
 
-def chains(client: str, messages: Sequence[Message]) -> tuple[list[bytes], bytes]:
+def chains(client: str, messages: Sequence[Message], replies: Sequence[Run]) -> tuple[list[bytes], bytes]:
     """The hash chain behind each reply of a history, and the one of all of it."""
     known: list[bytes] = []
     chain = digest(client)
     place = 0
-    for run in runs_of_replies(messages):
-        for message in messages[place : run.start]:
+    for run in replies:
+        for message in messages[place : run.first]:
             chain = _link(chain, message)
-        chain = after_reply(chain, messages[run.start : run.stop])
+        chain = after_reply(chain, run.print)
         known.append(chain)
-        place = run.stop
+        place = run.end
     for message in messages[place:]:
         chain = _link(chain, message)
     return known, chain
@@ -108,12 +122,12 @@ def chains(client: str, messages: Sequence[Message]) -> tuple[list[bytes], bytes
 def _link(chain: bytes, message: Message) -> bytes:
     if message.role in (Role.SYSTEM, Role.DEVELOPER):  # clients change these from request to request
         return chain
-    return digest(chain.hex(), message.role, _said(message))
+    return hashlib.sha256(chain + encode_json((message.role, _said(message)))).digest()
 
 
-def after_reply(chain: bytes, reply: Sequence[Message]) -> bytes:
-    """The chain behind a reply."""
-    return digest(chain.hex(), Role.ASSISTANT, fingerprint(reply).hex())
+def after_reply(chain: bytes, reply: bytes) -> bytes:
+    """The chain behind a reply with a fingerprint."""
+    return hashlib.sha256(b"reply" + chain + reply).digest()
 
 
 def session_named(*parts: str) -> str:
@@ -163,6 +177,8 @@ def chosen(
         others: Those of the client's other conversations.
         sent: The calls in each message, in the order of the history.
     """
+    if len(own) == len(sent) == 1:
+        return [own[0]]
     left, more = list(own), list(others)
     taken: list[KeptReply | None] = [None] * len(sent)
     for place, calls in enumerate(sent):

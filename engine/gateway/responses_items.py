@@ -61,7 +61,8 @@ class InputReader:
         self._results: list[ContentBlock] = []
         self._reasoning: str | None = None  # the id of the last reasoning in the reply
         self._calls: dict[str, str] = {}  # the blocks' ids by the items' ids
-        self._used: set[str] = set()
+        self._used: set[str] = set()  # ids of blocks
+        self._repeats: dict[str, int] = {}
         self._found: dict[str, list[str]] = {}  # names of tools by the places of their items
 
     def read(self, given: Json) -> tuple[Message, ...]:
@@ -161,7 +162,13 @@ class InputReader:
             raise missing(place)
         if not isinstance(content, list):
             raise wrong_type(place, "a string or an array", content)
-        return [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+        blocks = [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+        for block in blocks:
+            raw = block.provider_raw
+            if raw is not None and not isinstance(block, OpaqueBlock):  # what can't be sent is reported on sending
+                for name in raw.data:
+                    self._tools.losses.parameter(f"{name!r} of a part of a message")
+        return blocks
 
     def _said(self, item: JsonObject, content: Json, place: str) -> None:
         """A message of the model."""
@@ -236,9 +243,9 @@ class InputReader:
 
     def _call_id(self, item: JsonObject, call_id: str) -> str:
         """The id of a call's block. Some clients give two calls one id."""
-        block_id, number = call_id, 1
+        block_id = call_id
         while block_id in self._used:
-            number += 1
+            number = self._repeats[call_id] = self._repeats.get(call_id, 1) + 1
             block_id = f"{call_id}_{number}"
         self._used.add(block_id)
         self._calls[call_id] = block_id

@@ -7,6 +7,7 @@ of the gateway's, because the client can't use the real one and only has to send
 
 from __future__ import annotations
 
+import itertools
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,9 +32,11 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
+from .chat_content import annotations_of
+from .chat_content import write_failure as chat_failure
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
-from .wire import ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo
+from .wire import ClientRequest, Failure, ListedModel, ReplyInfo
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 
@@ -101,9 +104,9 @@ class ItemWriter:
                 summary = []
             match block:
                 case TextBlock() if isinstance(former, TextBlock) and _is_one_message(former, block):
-                    parts.append(text_part(block))
+                    parts.append(text_part(block, sources_after(content, number)))
                 case TextBlock():
-                    parts = [text_part(block)]
+                    parts = [text_part(block, sources_after(content, number))]
                     items.append({**self.message(block), "content": parts})
                 case ThinkingBlock() if own(block.provider_raw).get("type") == REASONING_PART:
                     summary.append(_summary(block.text))
@@ -158,6 +161,8 @@ class ItemWriter:
         prefix = PREFIXES.get(wire.kind) or HOST_TOOLS[wire.kind].prefix
         kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
         item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
+        if wire.kind == "local_shell":
+            item["id"] = call_id  # its output may name either of them
         if wire.kind in CALL_TYPES:
             item["name"] = wire.name
             if wire.namespace is not None:
@@ -211,38 +216,27 @@ def _is_one_message(former: TextBlock, block: TextBlock) -> bool:
     return all(first.get(name) == second.get(name) for name in ("item_id", "phase", "after"))
 
 
-def text_part(block: TextBlock) -> JsonObject:
+def text_part(block: TextBlock, sources: Sequence[OpaqueBlock] = ()) -> JsonObject:
+    """A part of a message. `sources` are the blocks that name the sources of its text."""
     known = own(block.provider_raw)
     if known.get("type") == "refusal":
         return {"type": "refusal", "refusal": block.text}
-    logprobs = known.get("logprobs")
+    annotations, logprobs = known.get("annotations"), known.get("logprobs")
+    if not isinstance(annotations, list):
+        cited = [note["url_citation"] for note in annotations_of((block, *sources)) if isinstance(note, dict)]
+        annotations = [{"type": "url_citation", **note} for note in cited if isinstance(note, dict)]
     return {
         "type": "output_text",
         "text": block.text,
-        "annotations": _annotations(block),
+        "annotations": annotations,
         "logprobs": logprobs if isinstance(logprobs, list) else [],
     }
 
 
-def _annotations(block: TextBlock) -> list[Json]:
-    """The sources of a text: OpenAI's own, and the web pages of other providers."""
-    data = block.provider_raw.data if block.provider_raw is not None else {}
-    found: list[Json] = []
-    for name in ("annotations", "citations"):
-        entries = data.get(name)
-        for entry in entries if isinstance(entries, list) else ():
-            match entry:
-                case {"url_citation": dict(cited)}:  # of Chat Completions
-                    found.append({"type": "url_citation", **cited})
-                case {"type": str()} if name == "annotations":
-                    found.append(entry)
-                case {"url": str(url)} if isinstance(entry, dict):  # of Anthropic
-                    title = entry.get("title")
-                    place = {"start_index": 0, "end_index": len(block.text)}
-                    found.append({"type": "url_citation", "url": url, "title": title or "", **place})
-                case _:
-                    pass
-    return found
+def sources_after(content: Sequence[ContentBlock], number: int) -> list[OpaqueBlock]:
+    """The blocks after a text that may name its sources."""
+    following = itertools.takewhile(lambda block: isinstance(block, OpaqueBlock), content[number + 1 :])
+    return [block for block in following if isinstance(block, OpaqueBlock)]
 
 
 def message_item(item_id: str, parts: Sequence[Json], *, status: str = COMPLETED) -> JsonObject:
@@ -427,37 +421,23 @@ def write_reply(asked: ClientRequest, info: ReplyInfo, response: CanonicalRespon
 
 # --- Errors ---
 
-_INVALID = "invalid_request_error"
-_UNAVAILABLE = "service_unavailable_error"
 
-_ERRORS: Mapping[FailureKind, tuple[int, str, str | None]] = {
-    "invalid_request": (400, _INVALID, None),
-    "context_overflow": (400, _INVALID, "context_length_exceeded"),
-    "content_filter": (400, _INVALID, "content_policy_violation"),
-    "authentication": (401, _INVALID, "invalid_api_key"),
-    "budget": (429, "insufficient_quota", "insufficient_quota"),
-    "permission": (403, _INVALID, "permission_denied"),
-    "not_found": (404, _INVALID, None),
-    "too_large": (413, _INVALID, "request_too_large"),
-    "rate_limit": (429, "requests", "rate_limit_exceeded"),
-    "server": (500, "server_error", "server_error"),
-    "unavailable": (503, _UNAVAILABLE, "service_unavailable"),
-    "timeout": (504, "server_error", "timeout"),
-    "overloaded": (503, _UNAVAILABLE, "server_is_overloaded"),
-}
-"""The status, type and code of an error."""
+def write_failure(failure: Failure) -> tuple[int, JsonObject]:
+    """See `ClientWire.write_failure`. The errors are those of OpenAI's other wire, but for a field's name."""
+    status, body = chat_failure(failure)
+    error = body["error"]
+    assert isinstance(error, dict)
+    if failure.param is None and failure.kind == "context_overflow":
+        error["param"] = "input"
+    error["message"] = told(failure)
+    return status, body
 
 
 def error_object(failure: Failure) -> JsonObject:
-    _, kind, code = _ERRORS[failure.kind]
-    if failure.kind == "not_found" and failure.param == "model":
-        code = "model_not_found"
-    return {
-        "message": told(failure),
-        "type": kind,
-        "param": failure.param,
-        "code": code if code is not None else failure.code,
-    }
+    _, body = write_failure(failure)
+    error = body["error"]
+    assert isinstance(error, dict)
+    return {**error, "code": error["code"] or "server_error"}
 
 
 def told(failure: Failure) -> str:
@@ -466,11 +446,6 @@ def told(failure: Failure) -> str:
     if failure.kind not in ("rate_limit", "budget") or wait is None or "try again in" in failure.message.lower():
         return failure.message
     return f"{failure.message.rstrip()} Please try again in {wait:g}s."
-
-
-def write_failure(failure: Failure) -> tuple[int, JsonObject]:
-    """See `ClientWire.write_failure`."""
-    return _ERRORS[failure.kind][0], {"error": error_object(failure)}
 
 
 # --- Lists ---

@@ -25,7 +25,7 @@ from callboard.bus.streams.events import (
     ToolUseStart,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ContentBlock, ImageBlock, TextBlock
+from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
 from callboard.bus.values.usage import StopReason
 
 from ..generation.partial_json import JsonString
@@ -43,6 +43,7 @@ from .responses_output import (
     own,
     reasoning_item,
     secret_token,
+    sources_after,
     text_part,
 )
 from .responses_requests import read_request
@@ -154,8 +155,7 @@ class ResponsesWriter:
     def fail(self, failure: Failure) -> bytes:
         """OpenAI sends an error, and then the response that failed."""
         error = output.error_object(failure)
-        code = error["code"] or "server_error"
-        done = self._object.at(FAILED, self._output, error={"code": code, "message": error["message"]})
+        done = self._object.at(FAILED, self._output, error={name: error[name] for name in ("code", "message")})
         return self._event("error", error=error) + self._event("response.failed", response=done)
 
     # --- Events ---
@@ -236,13 +236,13 @@ class ResponsesWriter:
         part = text_part(TextBlock(""))
         return written + self._event("response.content_part.added", **place, part=part)
 
-    def _end_text(self, opened: _Open, whole: TextBlock | None) -> bytes:
+    def _end_text(self, opened: _Open, whole: TextBlock | None, sources: Sequence[OpaqueBlock] = ()) -> bytes:
         text = "".join(opened.texts)
         place: JsonObject = {**self._place(opened), "content_index": len(opened.parts)}
         part = text_part(TextBlock(text))
         written = b""
         if whole is not None and whole.text == text and own(whole.provider_raw).get("type") != "refusal":
-            part = text_part(whole)
+            part = text_part(whole, sources)
             annotations = part["annotations"]
             assert isinstance(annotations, list)
             for number, annotation in enumerate(annotations):
@@ -264,13 +264,13 @@ class ResponsesWriter:
         for number, part in self._texts.items():
             block = content[number] if number < len(content) else None
             if isinstance(block, TextBlock) and block.text == part["text"]:
-                whole = text_part(block)
+                whole = text_part(block, sources_after(content, number))
                 part.update({name: whole[name] for name in ("annotations", "logprobs") if name in whole})
 
     def _end_message(self, opened: _Open, content: Sequence[ContentBlock]) -> bytes:
         block = content[opened.block] if 0 <= opened.block < len(content) else None
         whole = block if isinstance(block, TextBlock) else None
-        written = self._end_text(opened, whole)
+        written = self._end_text(opened, whole, sources_after(content, opened.block))
         item = message_item(opened.item_id, opened.parts, status=opened.status)
         if whole is not None and (phase := own(whole.provider_raw).get("phase")):
             item["phase"] = phase

@@ -6,7 +6,7 @@ that it has no word for go into ``provider_options["openai"]``, and each that ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -268,11 +268,13 @@ class _Reader:
     def _chosen(self, choice: JsonObject) -> str | None:
         """The canonical name of a tool that the client names."""
         kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
+        if not isinstance(kind, str):
+            return None
         if kind in HOST_TOOLS:
-            return self.tools.named(str(kind), str(kind))
+            return self.tools.named(kind, kind)
         if kind not in (FUNCTION, CUSTOM) or not isinstance(name, str):
             return None
-        return self.tools.named(str(kind), name, namespace if isinstance(namespace, str) else None)
+        return self.tools.named(kind, name, namespace if isinstance(namespace, str) else None)
 
     def _allowed(self, mode: Json, allowed: Sequence[Json]) -> ToolChoice:
         """No other wire has a list of allowed tools, so the request has no others."""
@@ -332,17 +334,16 @@ def joined(
 ) -> JsonObject:
     """The body of a request that continues a stored response, with the whole conversation as its input.
 
-    References to stored items become the items. The instructions are those of the body, as at OpenAI.
+    References to stored items are left out, because the items are there. The instructions are those of the body,
+    as at OpenAI.
     """
-    past = [*previous_input_items, *previous_output_items]
-    stored = {item["id"]: item for item in past if isinstance(item, dict) and isinstance(item.get("id"), str)}
-    items: list[Json] = list(past)
-    for item in input_items(body):
-        named = item.get("id") if isinstance(item, dict) and is_reference(item) else None
-        found = stored.get(named) if isinstance(named, str) else None
-        if found is None:
-            items.append(item)
-        elif found not in items:  # the past has it already
-            items.append(found)
+    items = [*previous_input_items, *previous_output_items]
+    stored = {str(item.get("id")) for item in items if isinstance(item, dict)}
+    items += [item for item in input_items(body) if not _is_of(item, stored)]
     rest = {name: value for name, value in body.items() if name not in ("input", "previous_response_id")}
     return {**rest, "input": items}
+
+
+def _is_of(item: Json, stored: Collection[str]) -> bool:
+    """Whether an item is a reference to one of these."""
+    return isinstance(item, dict) and is_reference(item) and str(item.get("id")) in stored

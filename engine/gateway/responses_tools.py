@@ -137,6 +137,7 @@ class ToolTable:
         """Tools that only OpenAI can run, as the client wrote them."""
         self.losses = LossReport()
         self._names: dict[WireTool, str] = {}
+        self._without_space: dict[tuple[str, str], list[str]] = {}  # names by kinds and names without namespaces
 
     def add(self, tools: Json, param: str, namespace: str | None = None) -> list[str]:
         """Add tools. Returns their canonical names.
@@ -155,7 +156,7 @@ class ToolTable:
     def _add(self, tool: JsonObject, place: str, namespace: str | None) -> list[str]:
         kind = tool.get("type", FUNCTION)
         if kind == NAMESPACE:
-            return self.add(tool.get("tools"), f"{place}.tools", a_text(tool.get("name"), f"{place}.name"))
+            return self._add_namespace(tool, place)
         if kind in (FUNCTION, CUSTOM):
             name = a_text(tool.get("name"), f"{place}.name")
             if kind == FUNCTION:
@@ -167,8 +168,21 @@ class ToolTable:
         self.losses.parameter(f"the tool {kind!r}", "it runs at OpenAI")
         return []
 
+    def _add_namespace(self, tool: JsonObject, place: str) -> list[str]:
+        space, known = a_text(tool.get("name"), f"{place}.name"), frozenset(self.definitions)
+        names = self.add(tool.get("tools"), f"{place}.tools", space)
+        told = _description(tool)
+        for name in names[:1] if told else ():
+            if name not in known:  # the first of its tools tells what they have in common
+                first = self.definitions[name]
+                told = f"{first.description}\n\nAll tools of {space}: {told}".strip()
+                self.definitions[name] = msgspec.structs.replace(first, description=told)
+        return names
+
     def _define(self, wire: WireTool, fields: JsonObject) -> str:
         if wire in self._names:  # found again by a tool search, for example
+            if fields["input_schema"] != self.definitions[self._names[wire]].input_schema:
+                self.losses.parameter(f"the second tool named {wire.name!r}", "names of tools are unique")
             return self._names[wire]
         wanted = name = canonical_name(wire.name, wire.namespace)
         number = 1
@@ -176,7 +190,12 @@ class ToolTable:
             number += 1
             name = canonical_name(f"{wanted[:60]}_{number}")
         self._names[wire] = name
-        self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
+        self._without_space.setdefault((wire.kind, wire.name), []).append(name)
+        tool = self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
+        own = tool.provider_options.get(OPENAI)
+        for field in own if isinstance(own, dict) else ():
+            if field not in _TOLD:
+                self.losses.parameter(f"{field!r} of the tool {wire.name!r}")
         if wire != WireTool(FUNCTION, name):
             self.wire[name] = wire
         return name
@@ -186,7 +205,7 @@ class ToolTable:
         found = self._names.get(WireTool(kind, name, namespace))
         if found is None and namespace is None:
             # A client may leave out the namespace if no other tool has the name.
-            named = [own for wire, own in self._names.items() if (wire.kind, wire.name) == (kind, name)]
+            named = self._without_space.get((kind, name), ())
             found = named[0] if len(named) == 1 else None
         return found
 
@@ -194,6 +213,10 @@ class ToolTable:
         """Drop all tools but these, because the client allows no others."""
         kept = set(names)
         self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
+
+
+_TOLD = frozenset({"type", "format", "defer_loading"})
+"""Fields of OpenAI's tools that others lose nothing by: a grammar is told in words, and each tool is loaded."""
 
 
 def _runs_at_client(kind: str, tool: JsonObject) -> bool:
@@ -207,7 +230,7 @@ def _runs_at_client(kind: str, tool: JsonObject) -> bool:
 
 def _function(tool: JsonObject) -> JsonObject:
     known = ("type", "name", "description", "parameters", "strict")
-    rest = {name: value for name, value in tool.items() if name not in known}
+    rest: JsonObject = {name: value for name, value in tool.items() if name not in known and value is not None}
     strict = tool.get("strict")
     return {
         "description": _description(tool),
@@ -228,12 +251,15 @@ def _object_schema(parameters: Json) -> JsonObject:
         return {"type": "object", "properties": {}}
     if not _COMBINED.isdisjoint(parameters):
         return parameters
-    schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
-    properties, required = schema.get("properties"), schema.get("required")
+    properties, required = parameters.get("properties"), parameters.get("required")
     known = properties if isinstance(properties, dict) else {}
-    names = required if isinstance(required, list) else []
-    missing: JsonObject = {name: {} for name in names if isinstance(name, str) and name not in known}
-    return {**schema, "properties": {**known, **missing}} if missing else schema
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    schema: JsonObject = {**parameters, "type": "object"}
+    if not known.keys() >= set(names):
+        schema["properties"] = {**known, **{name: {} for name in names if name not in known}}
+    if names != required and required is not None:
+        schema["required"] = list(names)
+    return schema
 
 
 def _free_form(tool: JsonObject) -> JsonObject:

@@ -1,24 +1,27 @@
 """What every source gives: calls read from a file, and what could not be read.
 
-A source is a pure function from the lines of one file to items. It keeps constant memory and opens nothing itself.
-The importer does the rest: it finds files, remembers how far it read, and writes the trace.
+A source turns the bytes of one file into items, in constant memory. It writes nothing and keeps no positions. The
+importer does the rest: it finds changed files, remembers how far each was read, and writes the trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from callboard.bus.clock import to_us
+from callboard.bus.errors import ConfigurationError
 from callboard.bus.values.base import ShortRepr
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 
 class ImportedCall(ShortRepr, frozen=True, kw_only=True):
-    """One call that another program made. A later item with the same identity corrects it."""
+    """One call that another program made. An item with the same identity and more tokens corrects it."""
 
     identity: str
     """The call's id, unique within its source."""
@@ -30,12 +33,14 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     """The model's name without the provider."""
     started_at: int
     """Microseconds since the epoch."""
-    usage: TokenUsage
-    """The tokens, in Callboard's disjoint buckets."""
+    usage: TokenUsage | None
+    """The tokens, in Callboard's disjoint buckets; None if the file does not say."""
     stop_reason: StopReason | None = None
     """How the reply ended; None if the file does not say."""
-    error: str | None = None
-    """The error's type for a call that failed; None for a reply."""
+    error_class: str | None = None
+    """A value of `ErrorClass` for a call that failed; None for a reply."""
+    error_type: str | None = None
+    """The name of the error, in the words of the file."""
     latency_ms: int | None = None
     """Milliseconds of the call; None if unknown."""
     first_token_ms: int | None = None
@@ -44,18 +49,36 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     """The cost that the file states, in nano-USD. It is kept beside the computed one."""
     session: str | None = None
     """The session's id in its source."""
+    turn: str | None = None
+    """A name of the call's turn, unique within its source."""
     parent: str | None = None
     """The identity of the call whose tool started this one."""
     parent_tool_use_id: str | None = None
     """The tool call that started this one."""
+    parent_turn: str | None = None
+    """The name of the turn that ran this tool."""
+    root_turn: str | None = None
+    """The name of the turn at the root of the tree; None for the root's own calls."""
+    depth: int | None = None
+    """The number of turns above; None for a call that no tool started."""
     response_id: str | None = None
     """The provider's id of the reply."""
     request_id: str | None = None
     """The provider's id of the request."""
     tags: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Tags of the call, such as ``project``, ``branch`` and ``version``."""
+    """Tags of the call, such as ``project`` and ``branch``."""
     messages: tuple[Message, ...] = ()
-    """The request's and the reply's content, only if the importer asked for it."""
+    """The request's new messages and the reply, only if the importer asked for content."""
+
+    @property
+    def revision(self) -> int:
+        """A number that grows with what the file says about the call. Of two items, the larger one counts.
+
+        So the order in which files are read does not matter.
+        """
+        tokens = 0 if self.usage is None else self.usage.total_tokens
+        ended = self.stop_reason is not None or self.error_class is not None
+        return 4 * tokens + 2 * ended + (self.stated_cost_nano_usd is not None)
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +90,20 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """The reason, without any content of the file."""
 
 
-Item: TypeAlias = ImportedCall | Unread
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a file up to which all items were given, so that reading can go on there."""
+
+    read_to: int = 0
+    """The number of bytes before it."""
+    line: int = 0
+    """The number of lines before it."""
+    state: str = ""
+    """What the source must remember of the part before it, as it likes."""
+
+
+START: Final = Mark()
+
+Item: TypeAlias = ImportedCall | Unread | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +118,11 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(Protocol):
-    """A program whose records can be imported. An entry point of the group ``callboard.sources`` adds one."""
+    """A program whose records can be imported. An entry point of the group ``callboard.sources`` adds one.
+
+    The entry point is a class or a function without arguments. Each import calls it once. So an object may
+    remember what it read in one file to understand another.
+    """
 
     name: str
     """The name after ``callboard import``."""
@@ -92,15 +132,159 @@ class Source(Protocol):
         ...
 
     def files(self, place: Path) -> Iterable[SourceFile]:
-        """The files below a place, in the order of their first calls where that is known."""
+        """The files below a place. A place that is a file is that file."""
         ...
 
-    def read(self, file: SourceFile, stream: BinaryIO, *, content: bool = False) -> Iterator[Item]:
-        """The items of a file from its start.
+    def read(
+        self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
+    ) -> Iterator[Item]:
+        """The items of a file.
 
         Args:
             file: The file.
-            stream: Its open bytes, from the start.
+            stream: Its open bytes, which stand at `start.read_to`.
+            start: The last mark that an earlier reading gave. A source that gives no marks always gets `START`.
             content: Whether to give the messages, too.
         """
         ...
+
+
+# --- Sources by name ---
+
+GROUP: Final = "callboard.sources"
+
+SOURCES: Final[Mapping[str, str]] = {
+    "claude-code": "claude_code:ClaudeCode",
+    "codex": "codex:Codex",
+    "gemini-cli": "gemini_cli:GeminiCli",
+    "qwen-code": "gemini_cli:QwenCode",
+    "opencode": "opencode:OpenCode",
+    "litellm": "litellm:LiteLlm",
+    "langfuse": "langfuse:Langfuse",
+    "otlp": "otlp:Otlp",
+    "llm": "llm:Llm",
+}
+"""Callboard's own sources, each as ``module:class`` in the folder ``sources``."""
+
+
+def source_names() -> list[str]:
+    """The names of all sources, those of plugins included."""
+    from importlib.metadata import entry_points
+
+    return sorted({*SOURCES, *entry_points(group=GROUP).names})
+
+
+def source_named(name: str) -> Source:
+    """A source by its name. Raises ConfigurationError if there is none."""
+    from importlib import import_module
+    from importlib.metadata import entry_points
+
+    if name in SOURCES:
+        module, _, kind = SOURCES[name].partition(":")
+        made: Source = getattr(import_module(f".sources.{module}", __package__), kind)()
+        return made
+    for found in entry_points(group=GROUP, name=name):
+        try:
+            plugin: Source = found.load()()
+        except Exception as error:
+            raise ConfigurationError(f"the source {name!r} can't be loaded: {error!r}") from error
+        return plugin
+    raise ConfigurationError(f"there is no source {name!r}. Use {', '.join(source_names())}")
+
+
+# --- Lines, one at a time ---
+
+LONGEST_LINE: Final = 8 * 1024 * 1024
+"""The bytes of a line that are held at most. A longer line is skipped: no usage is that long."""
+_SKIPPED_AT_ONCE = 1024 * 1024
+
+
+class Line(NamedTuple):
+    """One line of a file."""
+
+    number: int
+    """The number of the line, from 1."""
+    start: int
+    """The bytes before it."""
+    end: int
+    """The bytes up to its end."""
+    data: bytes
+    """The line. Empty if it was too long."""
+    whole: bool = True
+    """Whether it ends with a newline. A line without one may still be written."""
+    too_long: bool = False
+    """Whether it was longer than `LONGEST_LINE`, and skipped."""
+
+
+def lines(stream: BinaryIO, start: Mark = START, longest: int = LONGEST_LINE) -> Iterator[Line]:
+    """The lines of a stream that stands at `start`. No more than one line is held."""
+    number, place = start.line, start.read_to
+    while data := stream.readline(longest):
+        number += 1
+        begin, place = place, place + len(data)
+        if data.endswith(b"\n") or len(data) < longest:
+            yield Line(number, begin, place, data, data.endswith(b"\n"))
+            continue
+        del data
+        rest = b""
+        while not rest.endswith(b"\n") and (rest := stream.readline(_SKIPPED_AT_ONCE)):
+            place += len(rest)
+        yield Line(number, begin, place, b"", rest.endswith(b"\n"), too_long=True)
+
+
+# --- Values of files, which may be anything ---
+
+
+def why_not(error: msgspec.MsgspecError | UnicodeError | RecursionError | ValueError) -> str:
+    """The reason why a line could not be decoded, without its content."""
+    if isinstance(error, msgspec.ValidationError):
+        _, at, path = str(error).rpartition(" - at `")
+        return f"unexpected value at {path.rstrip('`')}" if at else "unexpected form"
+    return "not valid JSON"
+
+
+EARLIEST_US: Final = 1_577_836_800_000_000
+"""2020-01-01. No file of these programs is older."""
+LATEST_US: Final = 4_102_444_800_000_000
+"""2100-01-01."""
+
+
+def moment(value: datetime | None) -> int | None:
+    """A time in microseconds since the epoch; None if it is missing or impossible. Without a zone it is UTC."""
+    if value is None:
+        return None
+    if value.tzinfo is None:
+        from datetime import UTC
+
+        value = value.replace(tzinfo=UTC)
+    found = to_us(value)
+    return found if EARLIEST_US <= found < LATEST_US else None
+
+
+LONGEST_NAME: Final = 300
+
+
+def name(value: str | None) -> str | None:
+    """A name from a file: an id, a model, a folder. None if it is empty. It has one line of limited length."""
+    if not value:
+        return None
+    cut = value[:LONGEST_NAME]
+    return cut if cut.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in cut)
+
+
+def tags_of(**values: str | None) -> dict[str, str]:
+    """Tags from names, without those that are missing."""
+    return {key: found for key, value in values.items() if (found := name(value))}
+
+
+def nano_of(usd: float | str | None) -> int | None:
+    """US dollars as nano-USD; None for what is no amount."""
+    from decimal import Decimal, InvalidOperation
+
+    if usd is None or isinstance(usd, bool):
+        return None
+    try:
+        nano = Decimal(str(usd)).scaleb(9).to_integral_value()
+    except (InvalidOperation, ValueError):
+        return None
+    return int(nano) if nano.is_finite() and 0 <= nano < 10**15 else None

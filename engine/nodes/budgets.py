@@ -65,7 +65,8 @@ def name_of(budget: Budget) -> str:
     scope = budget.per if budget.of is None else f"{budget.per}={budget.of}"
     limits = f"{budget.max_nano_usd} nano-USD, {budget.max_tokens} tokens"
     follows = ", current prices" if budget.follows_repricing else ""
-    return f"{scope}; {limits}; {budget.window} {budget.zone}{follows}"
+    imported = ", imported calls" if budget.counts_imported else ""
+    return f"{scope}; {limits}; {budget.window} {budget.zone}{follows}{imported}"
 
 
 # --- Shared accounts and slices ---

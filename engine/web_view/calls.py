@@ -302,7 +302,17 @@ def _node_seen(node: TurnTree) -> dict[str, object]:
 def call_filter(request: Request) -> CallFilter:
     """The calls that a page asks for."""
     asked = request.query_params
-    texts = ("provider", "model", "session_id", "request_id", "status", "error_class", "operation", "key")
+    texts = (
+        "provider",
+        "model",
+        "session_id",
+        "request_id",
+        "status",
+        "error_class",
+        "operation",
+        "key",
+        "origin",
+    )
     fields: dict[str, object] = {name: asked[name] for name in texts if asked.get(name)}
     for name in ("since", "until"):
         if asked.get(name):

@@ -14,7 +14,8 @@ one. Each program runs from an empty home, reads a file with its own tool, edits
 The model is scripted, see `model`. Afterwards it must hold:
 
 * The file is edited, and the answer has the word that only a reader of the file knows.
-* The trace has a call for each of the provider's requests, completed, with the client's tag.
+* The trace has a call for each of the provider's requests, completed, with the tag of the client, which has a key and
+  a budget.
 * The bill is the provider's usage at its prices.
 * The provider's reasoning comes back to it with the calls that it belongs to.
 * A provider of the program's own wire gets the program's requests unchanged but for the model's name.
@@ -54,6 +55,7 @@ PRICES = {"input": 3.0, "cache_read": 0.5, "output": 15.0}
 """US dollars for a million tokens."""
 
 MODEL = "lab:lab-model"
+CLIENT = "lab"
 
 
 def models_yaml(kind: str, url: str) -> str:
@@ -97,6 +99,19 @@ async def served(application: Any) -> AsyncIterator[str]:
         await task
 
 
+async def key_of_client(trace: Path) -> str:
+    """The key of a new client of a gateway, with a budget, as the command line makes it."""
+    arguments = ["clients", "add", CLIENT, "--budget", "5/day", "--db", str(trace)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "callboard.engine.cli", *arguments, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"callboard clients add failed: {err.decode()}")
+    return out.decode().strip()
+
+
 def expected_nano_usd(requests: int) -> int:
     """The bill, in 10^-9 US dollars."""
     fresh = (INPUT_TOKENS - CACHED_TOKENS) * PRICES["input"]
@@ -137,8 +152,8 @@ class Pair:
             models = self.folder / "models.yaml"
             models.write_text(models_yaml(self.kind, provider_url))
             engine = Engine(models=models, store=self.folder / "trace.db", prices=prices)
-            async with engine, served(self._recording(gateway(engine, keyless=True))) as url:
-                place = Place(home, work, url, "key-of-the-client", self.program.model)
+            async with engine, served(self._recording(gateway(engine))) as url:
+                place = Place(home, work, url, await key_of_client(self.folder / "trace.db"), self.program.model)
                 prompt = f"Read {note}, replace '{OLD}' by '{NEW}' in it, and tell me the code in its first line."
                 outcome = await run(self.program, self.npm, place, prompt)
                 await engine.flush()
@@ -207,6 +222,8 @@ def _of_trace(rows: list[CallRow], provider: ScriptedProvider) -> list[str]:
         found.append(f"the trace has {len(rows)} calls, and the provider got {len(provider.bodies)} requests")
     if failed := [row for row in rows if row.status != "completed"]:
         found.append(f"{len(failed)} calls failed: {failed[0].error_message}")
+    if others := {row.tags.get("client") for row in rows} - {CLIENT}:
+        found.append(f"calls have other clients: {others}")
     bill = sum((row.cost and row.cost.nano_usd) or 0 for row in rows)
     if bill != expected_nano_usd(len(provider.bodies)):
         found.append(f"the bill is {bill}, not {expected_nano_usd(len(provider.bodies))} nano-dollars")

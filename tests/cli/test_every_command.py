@@ -149,6 +149,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "replay": ((), ("--session", SESSIONS[0]), ("--topic", "llm.*"), ("--call", "req_1")),
     "export": (("-",), ("{folder}/e\x1b[2J.out",), ("-", "--under", HOSTILE), ("-", "--tag", f"team={HOSTILE}")),
+    "import": (("claude-code", "{folder}"), ("codex", "{folder}/\x1b[2J", "--dry-run"), (HOSTILE,)),
     "prune": (("--older-than", "1d", "--dry-run"), ("--older-than", "1d"), ("--vacuum",)),
     "ship": (("--once",), ("--once", "--db", "{folder}/no\x1b[2J.db")),
     "backup": (("{folder}/b\x1b[2J.db",),),

@@ -211,14 +211,24 @@ async def test_the_trace_has_the_canonical_call(tmp_path: Path) -> None:
         assert (call.provider, call.usage.output_tokens, call.stop_reason) == ("a", 7, "end_turn")
 
 
-async def test_a_body_without_a_limit_is_reserved_for_with_the_models_own() -> None:
-    """Nothing else limits the reply, so a budget that has no room for it refuses the call."""
-    provider = Provider(hello(streamed=False), hello(streamed=False))
+@pytest.mark.parametrize("room", [100_000, 50_000], ids=["much", "little"])
+async def test_a_body_without_a_limit_is_sent_if_the_budget_has_room_for_the_longest_reply(room: int) -> None:
+    """Nothing else limits it. Without that room the canonical request is sent, with the engine's own limit."""
+    provider = Provider(hello(streamed=False))
     body: JsonObject = {name: value for name, value in BODY.items() if name != "max_tokens"}
-    async with provider.engine(budgets=[Budget(max_tokens=50_000)]) as engine:
+    async with provider.engine(budgets=[Budget(max_tokens=room)]) as engine:
+        assert await provider.ask(engine, streamed=False, body=body, default_output_limit=True) == "Hello"
+    assert ("of_tomorrow" in provider.body()) is (room > 64_000)
+    assert ("max_tokens" in provider.body()) is (room < 64_000)
+    assert len(provider.heard) == (1 if room > 64_000 else 0)
+
+
+async def test_a_body_without_a_limit_is_refused_if_the_budget_has_no_room_for_any_reply() -> None:
+    """As every other call."""
+    provider = Provider()
+    async with provider.engine(budgets=[Budget(max_tokens=100)]) as engine:
         with pytest.raises(BudgetExceededError):
-            await provider.ask(engine, streamed=False, body=body, default_output_limit=True)
-        assert await provider.ask(engine, streamed=False) == "Hello"
+            await provider.ask(engine, streamed=False, default_output_limit=True)
 
 
 async def test_a_batch_has_the_same_digest_whoever_listens() -> None:

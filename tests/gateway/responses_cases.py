@@ -82,6 +82,28 @@ def last_response(data: bytes) -> JsonObject:
     return found
 
 
+# --- Items ---
+
+
+def user(*parts: Json) -> JsonObject:
+    return {"type": "message", "role": "user", "content": list(parts)}
+
+
+def function(name: str, **fields: Json) -> JsonObject:
+    return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
+
+
+def call(name: str, call_id: str = "call_1", **fields: Json) -> JsonObject:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": '{"a":1}', **fields}
+
+
+def output(text: Json, call_id: str = "call_1") -> JsonObject:
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+REASONING: JsonObject = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
+
+
 # --- The vendor's SDK ---
 
 

@@ -114,21 +114,25 @@ class _Quiet(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(wire: Wire, client_model: str) -> AsyncIterator[tuple[str, ScriptedProvider]]:
+async def serving(
+    wire: Wire, client_model: str, named: str | None = None
+) -> AsyncIterator[tuple[str, ScriptedProvider]]:
     """The URL of a gateway over one provider of a wire, and the provider.
 
     Args:
         wire: The provider's protocol.
         client_model: The client's name for its model.
+        named: The provider's name of the model; None for one that converses.
     """
+    named = named or MODELS[wire.name]
     provider = ScriptedProvider()
     server = await asyncio.start_server(provider.serve, "127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    model = f"{wire.name}:{MODELS[wire.name]}"
+    model = f"{wire.name}:{named}"
     config = AdapterConfig(api_key="k", base_url=provider.url, max_retries=0, options=dict(wire.options))
     registry = ModelRegistry(
         {wire.name: AdapterEntry(name=wire.name, type=wire.type_name, config=config)},
-        {model: ModelEntry(id=model, adapter=wire.name, wire_name=MODELS[wire.name])},
+        {model: ModelEntry(id=model, adapter=wire.name, wire_name=named)},
         client_names={client_model: [model]},
     )
     with _port() as listener:

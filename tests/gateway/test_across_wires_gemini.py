@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
 import pydantic
 import pytest
@@ -41,7 +42,8 @@ both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "st
 class Client:
     """The SDK, over a gateway."""
 
-    def __init__(self, sdk: genai.Client, provider: ScriptedProvider, wire: Wire) -> None:
+    def __init__(self, sdk: genai.Client, provider: ScriptedProvider, wire: Wire, url: str) -> None:
+        self.url = url
         self.sdk = sdk
         self.provider = provider
         self.wire = wire
@@ -76,7 +78,7 @@ async def client(wire: Wire) -> AsyncIterator[Client]:
     async with serving(wire, MODEL) as (url, provider):
         sdk = genai.Client(api_key="none", http_options=types.HttpOptions(base_url=url, timeout=20_000))
         try:
-            yield Client(sdk, provider, wire)
+            yield Client(sdk, provider, wire, url)
         finally:
             await sdk.aio.aclose()
             sdk.close()
@@ -260,6 +262,22 @@ async def test_structured_output(wire: Wire, streamed: bool) -> None:
     assert wire.judged(msgspec.json.encode(found.sent)) == []
 
 
+@each_provider
+@both_ways
+async def test_a_list_as_structured_output(wire: Wire, streamed: bool) -> None:
+    """Other providers need an object at the root; the client asked for a list and gets one."""
+    async with client(wire) as found:
+        found.says('{"value": [{"name":"Rome","people":null}]}', 0, "end", streamed=streamed)
+        chunks = await found.ask(
+            "Which?", streamed=streamed, response_mime_type="application/json", response_schema=list[City]
+        )
+    assert text(chunks).strip() == '[{"name":"Rome","people":null}]'
+    if not streamed:
+        parsed: Any = chunks[0].parsed
+        assert parsed == [City(name="Rome", people=None)]
+    assert wire.judged(msgspec.json.encode(found.sent)) == []
+
+
 def refusal_of(wire: Wire) -> Any:
     body: Any = wire.body("I can't.", 0, "end")
     match wire.name:
@@ -342,3 +360,31 @@ async def test_a_client_that_leaves_in_mid_stream(wire: Wire) -> None:
         await reply.aclose()
         await found.sdk.aio.aclose()
         await asyncio.wait_for(found.provider.left.wait(), 5)
+
+
+@pytest.mark.parametrize("wire", WIRES[:4], ids=lambda wire: wire.name)
+async def test_a_stream_without_alt_is_one_array(wire: Wire) -> None:
+    """As at Google's own address, also where the provider's events are passed on as they are."""
+    async with client(wire) as found, httpx.AsyncClient() as http:
+        found.says("It is warm.", 0, "end", streamed=True)
+        address = f"{found.url}/v1beta/models/{MODEL}:streamGenerateContent"
+        answer = await http.post(address, json={"contents": [{"parts": [{"text": "Hi"}]}]})
+    assert answer.headers["content-type"].startswith("application/json")
+    said = [part.get("text", "") for chunk in answer.json() for part in _parts_of(chunk)]
+    assert "".join(said) == "It is warm."
+
+
+def _parts_of(chunk: Any) -> Any:
+    return chunk["candidates"][0]["content"]["parts"] if "candidates" in chunk else ()
+
+
+@each_provider
+async def test_models_and_tokens(wire: Wire) -> None:
+    async with client(wire) as found:
+        listed = [model.name async for model in await found.sdk.aio.models.list(config={"query_base": True})]
+        counted = await found.sdk.aio.models.count_tokens(model=MODEL, contents="How is it?")
+        with pytest.raises(genai_errors.ClientError) as failed:
+            await found.sdk.aio.models.generate_content(model="nothing", contents="Hi")
+    assert f"models/{MODEL}" in listed
+    assert counted.total_tokens
+    assert (failed.value.code, failed.value.status) == (404, "NOT_FOUND")

@@ -570,6 +570,29 @@ def test_top_k_has_its_place_in_the_protocols_that_know_it() -> None:
     assert options["gemini"] == {"generationConfig": {"topK": 40}}
 
 
+def test_a_web_search_is_the_own_search_of_each_protocol() -> None:
+    place: JsonObject = {"country": "IT", "city": "Rome"}
+    search: JsonObject = {
+        "search_context_size": "low",
+        "user_location": {"type": "approximate", "approximate": place},
+    }
+    options = asked(web_search_options=search).request.provider_options
+    location = {"type": "approximate", **place}
+    assert options["openai"] == {
+        "tools": [{"type": "web_search", "user_location": location, "search_context_size": "low"}]
+    }
+    assert options["anthropic"] == {
+        "tools": [{"type": "web_search_20250305", "name": "web_search", "user_location": location}]
+    }
+    assert options["gemini"] == {"tools": [{"googleSearch": {}}]}
+    assert "gemini" not in asked(web_search_options=search, tools=[READ]).request.provider_options
+
+
+def test_images_that_a_client_of_openrouter_asks_for_are_asked_of_gemini() -> None:
+    options = asked(modalities=["image", "text"]).request.provider_options
+    assert options["gemini"] == {"generationConfig": {"responseModalities": ["IMAGE", "TEXT"]}}
+
+
 def test_a_loss_is_reported_once_for_all_places() -> None:
     messages: list[Json] = [{"role": "user", "content": "Hi", "name": "ann"}] * 3
     assert losses_of(messages=messages) == (
@@ -700,6 +723,7 @@ _TOP = st.sampled_from(
     [
         *("messages", "tools", "functions", "tool_choice", "function_call", "response_format", "stop", "seed"),
         *("reasoning", "thinking", "stream_options", "metadata", "max_tokens", "user", "reasoning_effort", "n"),
+        *("web_search_options", "modalities", "service_tier", "store", "functions", "model", "stop"),
     ]
 )
 

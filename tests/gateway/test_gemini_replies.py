@@ -15,6 +15,7 @@ from callboard.adapters.providers.gemini.data import CODES
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.content import encode_json
 from callboard.bus import errors
+from callboard.bus.streams.events import TextDelta
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -285,6 +286,40 @@ def test_usage_grows_with_the_stream() -> None:
     assert [chunk["usageMetadata"]["totalTokenCount"] for chunk in chunks] == [7, 7, 15]
     assert {(chunk["responseId"], chunk["modelVersion"]) for chunk in chunks} == {(INFO.id, INFO.model)}
     assert chunks[-1]["candidates"][0]["content"]["parts"] == [{"text": ""}]
+
+
+# -- Replies that are no objects
+
+
+@pytest.mark.parametrize(
+    ("schema", "media_type", "said", "value"),
+    [
+        ({"type": "ARRAY"}, "application/json", '{"value": [{"a": "}"}, {}]}', '[{"a": "}"}, {}]'),
+        ({"type": "ARRAY"}, "application/json", ' {\n "value" : [] }\n', "[]"),
+        ({"type": "INTEGER"}, "application/json", '{"value":12}', "12"),
+        ({"type": "STRING", "enum": ["a", "b"]}, "application/json", '{"value":"a"}', '"a"'),
+        ({"type": "STRING", "enum": ["a", "b"]}, "text/x.enum", '{"value":"a"}', "a"),
+        ({"type": "ARRAY"}, "application/json", "[1, 2]", "[1, 2]"),
+        ({"type": "ARRAY"}, "application/json", "I can't.", "I can't."),
+        ({"type": "ARRAY"}, "application/json", '{"value": [1', "[1"),
+        ({"type": "STRING", "enum": ["a"]}, "text/x.enum", "a", "a"),
+        ({"type": "OBJECT"}, "application/json", '{"value": 1}', '{"value": 1}'),
+    ],
+)  # fmt: skip
+def test_a_value_comes_out_of_the_object_that_other_providers_need(
+    schema: JsonObject, media_type: str, said: str, value: str
+) -> None:
+    """A reply without the object, or cut off, is passed on as far as it goes."""
+    form: JsonObject = {"responseMimeType": media_type, "responseSchema": schema}
+    asked = read(HELLO, generationConfig=form)
+    assert asked.losses == ()
+    reply = response(TextBlock(said))
+    whole = reply_body(asked, reply)["candidates"][0]["content"]["parts"]
+    assert "".join(part["text"] for part in whole).strip() == value
+    for size in (1, 2, 5, len(said)):
+        pieces = [TextDelta(said[at : at + size], 0, "msg_1") for at in range(0, len(said), size)]
+        found = read_pieces(GEMINI, [streamed(asked, reply, pieces)])
+        assert found.reply.text.strip() == value
 
 
 # -- Failures

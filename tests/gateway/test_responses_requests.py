@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from callboard.bus.values.base import Json, JsonObject
@@ -19,34 +20,16 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, ToolChoice
+from callboard.bus.values.messages import Message, Role
 from callboard.engine.gateway.responses_requests import joined, read_request
 from callboard.engine.gateway.wire import BadRequest
 
-from .responses_cases import APPLY_PATCH, PATCH, read
+from .responses_cases import APPLY_PATCH, PATCH, REASONING, call, function, output, read, user
 
 
 def raw(**data: Json) -> ProviderRaw:
     return ProviderRaw("openai", data)
 
-
-def user(*parts: Json) -> JsonObject:
-    return {"type": "message", "role": "user", "content": list(parts)}
-
-
-def function(name: str, **fields: Json) -> JsonObject:
-    return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
-
-
-def call(name: str, call_id: str = "call_1", **fields: Json) -> JsonObject:
-    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": '{"a":1}', **fields}
-
-
-def output(text: Json, call_id: str = "call_1") -> JsonObject:
-    return {"type": "function_call_output", "call_id": call_id, "output": text}
-
-
-REASONING: JsonObject = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
 
 # --- Messages ---
 
@@ -218,169 +201,6 @@ def test_reasoning_of_another_provider_comes_back_without_the_gateways_token() -
     assert message.content == (ThinkingBlock("Hm."),)
 
 
-# --- Tools ---
-
-
-@pytest.mark.parametrize(
-    ("tool", "name", "wire"),
-    [
-        (function("read_file"), "read_file", None),
-        (function("fs.read"), "fs_read_4074bc02", {"kind": "function", "name": "fs.read"}),
-        (function("1st"), "tool_1st_e01ddf65", {"kind": "function", "name": "1st"}),
-        (APPLY_PATCH, "apply_patch", {"kind": "custom", "name": "apply_patch"}),
-        (
-            {"type": "namespace", "name": "mcp__docs", "tools": [function("find")]},
-            "mcp__docs__find",
-            {"kind": "function", "name": "find", "namespace": "mcp__docs"},
-        ),
-        ({"type": "local_shell"}, "local_shell", {"kind": "local_shell", "name": "local_shell"}),
-        ({"type": "shell"}, "shell", {"kind": "shell", "name": "shell"}),
-        ({"type": "apply_patch"}, "apply_patch", {"kind": "apply_patch", "name": "apply_patch"}),
-        (
-            {
-                "type": "tool_search",
-                "execution": "client",
-                "description": "Find.",
-                "parameters": {"type": "object"},
-            },
-            "tool_search",
-            {"kind": "tool_search", "name": "tool_search"},
-        ),
-    ],
-)
-def test_each_tool_that_the_client_runs_is_a_definition(tool: JsonObject, name: str, wire: Json) -> None:
-    asked = read(tools=[tool])
-    assert [each.name for each in asked.request.tools] == [name]
-    assert asked.options.get("tools") == (None if wire is None else {name: wire})
-    assert asked.losses == ()
-
-
-@pytest.mark.parametrize(
-    "tool",
-    [
-        {"type": "web_search"},
-        {"type": "file_search", "vector_store_ids": ["vs_1"]},
-        {"type": "tool_search"},
-        {"type": "shell", "environment": {"type": "container_auto"}},
-    ],
-)
-def test_a_tool_that_runs_at_openai_is_left_to_openai_and_reported(tool: JsonObject) -> None:
-    asked = read(tools=[tool, function("read")])
-    assert [each.name for each in asked.request.tools] == ["read"]
-    assert asked.request.provider_options["openai"] == {"tools": [tool]}
-    assert [loss.message for loss in asked.losses] == [
-        f"the tool {tool['type']!r} is not sent to another protocol: it runs at OpenAI"
-    ]
-
-
-def test_tools_of_equal_names_get_names_of_their_own() -> None:
-    tools: list[Json] = [
-        function("a__b"),
-        {"type": "namespace", "name": "a", "tools": [function("b")]},
-        {"type": "custom", "name": "a__b"},
-        function("x" * 80),
-        function("x" * 81),
-    ]
-    names = [tool.name for tool in read(tools=tools).request.tools]
-    assert len(set(names)) == 5
-    assert all(len(name) <= 64 for name in names)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        None,
-        {},
-        {"properties": {}},
-        {"type": ["object", "null"]},
-        {"type": "object", "required": ["a"]},
-        {"anyOf": []},
-    ],
-)
-def test_any_schema_of_arguments_is_accepted(parameters: Json) -> None:
-    [tool] = read(tools=[function("read", parameters=parameters)]).request.tools
-    assert tool.input_schema.get("type", "object") == "object"
-
-
-def test_other_providers_read_a_custom_tools_grammar_in_words() -> None:
-    [tool] = read(tools=[APPLY_PATCH]).request.tools
-    told = tool.input_schema["properties"]["input"]["description"]  # type: ignore[index,call-overload]
-    assert told.endswith("It must match this lark grammar:\nstart: patch")  # type: ignore[union-attr]
-
-
-def test_tools_among_the_items_are_tools_of_the_request() -> None:
-    asked = read(
-        {"type": "additional_tools", "role": "developer", "tools": [function("one")]},
-        {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "x"}},
-        {"type": "tool_search_output", "call_id": "c", "execution": "client", "status": "completed", "tools": [
-            {"type": "namespace", "name": "ns", "tools": [function("two")]}, function("one"),
-        ]},
-        call("two", "d", namespace="ns"),
-        output("2", "d"),
-    )  # fmt: skip
-    assert [tool.name for tool in asked.request.tools] == ["one", "ns__two"]
-    search, found, use, _ = asked.request.messages
-    assert search.tool_uses[0].input == {"query": "x"}
-    assert found.content == (ToolResultBlock("c", "These tools can be called now: ns__two, one"),)
-    assert use.tool_uses[0].name == "ns__two"
-
-
-def test_the_calls_of_shells_and_patches_are_calls_with_results() -> None:
-    messages = read(
-        {"type": "local_shell_call", "id": "lsh_1", "call_id": "a", "status": "completed",
-            "action": {"type": "exec", "command": ["ls"], "env": {}, "user": None}},
-        {"type": "shell_call", "call_id": "b", "action": {"commands": ["pwd"], "timeout_ms": 5}},
-        {"type": "apply_patch_call", "call_id": "c", "status": "completed",
-            "operation": {"type": "delete_file", "path": "a.py"}},
-        {"type": "local_shell_call_output", "id": "lsh_1", "output": "a.py"},
-        {"type": "shell_call_output", "call_id": "b", "output": [
-            {"stdout": "/", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
-        {"type": "apply_patch_call_output", "call_id": "c", "status": "failed", "output": "no such file"},
-    ).request.messages  # fmt: skip
-    assert [(block.id, block.name, block.input) for block in messages[0].tool_uses] == [
-        ("a", "local_shell", {"command": ["ls"], "env": {}}),
-        ("b", "shell", {"commands": ["pwd"], "timeout_ms": 5}),
-        ("c", "apply_patch", {"type": "delete_file", "path": "a.py"}),
-    ]
-    results = [block for block in messages[1].content if isinstance(block, ToolResultBlock)]
-    assert [(block.tool_use_id, block.is_error) for block in results] == [("a", False), ("b", False), ("c", True)]
-    assert '"exit_code":0' in results[1].text
-
-
-@pytest.mark.parametrize(
-    ("choice", "read_as", "names"),
-    [
-        (None, None, ["read", "apply_patch", "ns__go"]),
-        ("auto", ToolChoice("auto"), ["read", "apply_patch", "ns__go"]),
-        ("none", ToolChoice("none"), ["read", "apply_patch", "ns__go"]),
-        ("required", ToolChoice("required"), ["read", "apply_patch", "ns__go"]),
-        ({"type": "function", "name": "read"}, ToolChoice("named", "read"), ["read", "apply_patch", "ns__go"]),
-        ({"type": "function", "name": "go"}, ToolChoice("named", "ns__go"), ["read", "apply_patch", "ns__go"]),
-        (
-            {"type": "custom", "name": "apply_patch"},
-            ToolChoice("named", "apply_patch"),
-            ["read", "apply_patch", "ns__go"],
-        ),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "read"}]},
-            ToolChoice("required"),
-            ["read"],
-        ),
-        ({"type": "allowed_tools", "mode": "auto", "tools": []}, ToolChoice("none"), []),
-        ({"type": "web_search"}, None, ["read", "apply_patch", "ns__go"]),
-    ],
-)
-def test_each_choice_of_tools_is_read(choice: Json, read_as: ToolChoice | None, names: list[str]) -> None:
-    tools: list[Json] = [
-        function("read"),
-        APPLY_PATCH,
-        {"type": "namespace", "name": "ns", "tools": [function("go")]},
-    ]
-    request = read(tools=tools, tool_choice=choice).request
-    assert request.tool_choice == read_as
-    assert [tool.name for tool in request.tools] == names
-
-
 # --- Settings ---
 
 
@@ -428,6 +248,12 @@ def test_what_only_openai_has_a_word_for_is_kept_for_it_and_reported(fields: dic
     assert isinstance(options, dict)
     assert options.items() >= fields.items()
     assert len(asked.losses) == 1
+
+
+def test_a_field_of_a_part_that_others_lack_is_reported() -> None:
+    asked = read(user({"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}))
+    [loss] = asked.losses
+    assert loss.message.startswith("'prompt_cache_breakpoint' of a part of a message is not sent")
 
 
 @pytest.mark.parametrize(
@@ -560,3 +386,76 @@ def test_a_reference_to_a_stored_item_is_that_item_once() -> None:
     unknown: JsonObject = {"type": "item_reference", "id": "msg_2"}
     found = joined([], [said], {"model": "m", "input": [reference, {"id": "msg_1"}, unknown]})
     assert found["input"] == [said, unknown]
+
+
+# --- Hostile bodies ---
+
+RICH: JsonObject = {
+    "model": "gpt-5",
+    "input": [
+        {"role": "user", "content": [
+            {"type": "input_text", "text": "Hi"},
+            {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"},
+            {"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="},
+            {"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}},
+        ]},
+        {**REASONING, "summary": [{"type": "summary_text", "text": "Hm"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Hi", "annotations": []}]},
+        {"type": "custom_tool_call", "call_id": "a", "name": "apply_patch", "input": PATCH},
+        {"type": "local_shell_call", "id": "b", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}},
+        {"type": "custom_tool_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "ok"}]},
+        {"type": "local_shell_call_output", "id": "b", "output": "a.py"},
+        {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [function("one")]},
+        {"type": "web_search_call", "id": "ws", "status": "completed"},
+    ],
+    "tools": [
+        function("two", parameters={"type": "object", "properties": {"a": {}}, "required": ["a"]}),
+        {"type": "namespace", "name": "ns", "tools": [function("go")]},
+        APPLY_PATCH,
+        {"type": "shell", "environment": {"type": "local"}},
+    ],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "two"}]},
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "conversation": {"id": "conv_1"},
+    "metadata": {"session_id": "s"},
+    "temperature": 1,
+    "max_output_tokens": 9,
+    "user": "u",
+}  # fmt: skip
+JUNK: tuple[Any, ...] = (
+    *(None, True, 0, -1, 0.5, "", "x", [], {}, [None], [[]], ["x"], {"a": 1}, {"type": "x"}, {"type": ["x"]}),
+)
+
+
+def places(value: Json, above: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    found = [above] if above else []
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        found += places(each, (*above, key))
+    return found
+
+
+def test_a_body_with_anything_at_any_place_is_read_or_refused() -> None:
+    refused, rich = [], msgspec.json.encode(RICH)
+    for place in places(RICH):
+        for junk in JUNK:
+            body = msgspec.json.decode(rich)
+            holder = body
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = junk
+            try:
+                read_request(body, {})
+            except BadRequest as error:
+                refused.append(error.failure.param)
+    assert len(refused) > 500
+    assert None not in refused
+
+
+def test_many_calls_of_one_id_are_read_in_linear_time() -> None:
+    calls = [call("read") for _ in range(3000)]
+    [message] = read(*calls).request.messages
+    assert len({block.id for block in message.tool_uses}) == 3000

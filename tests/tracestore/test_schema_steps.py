@@ -44,6 +44,7 @@ SQLITE = (
     "97eb17b40a19baa2",  # 20: triggers of sums
     "fe86912e74da6a12",  # 21: trees of turns
     "bb80874bb78894bd",  # 22: gateway
+    "037cf4ba252e6bde",  # 23: imported calls
 )
 
 POSTGRES = (
@@ -58,6 +59,7 @@ POSTGRES = (
     "dfb5d88f21c01189",  # 9: early databases
     "59217b12813456ea",  # 10: trees of turns
     "ad98686e05152b37",  # 11: gateway
+    "7fa855547e8abc30",  # 12: imported calls
 )
 
 

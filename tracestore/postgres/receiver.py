@@ -148,6 +148,7 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
     numbers = enter_runs(statements, origin, shipment)
     for table, lines in (("events", shipment.events), *(("calls", lines) for lines in shipment.begun)):
         statements.copy(table, ("run", *lines.columns), lines.options, lines.parts(numbers))
+    shipment.projection.write_before_calls(statements)
     for insert, rows, begin in shipment.projection.calls:
         if rows and not begin:
             statements.insert(insert, flat(numbered(rows, numbers)))
@@ -213,6 +214,7 @@ def store_staged(
     projection.complete()
     if clean:
         projection.make_storable(clean_text)
+    projection.write_before_calls(statements)
     for insert, rows, _ in projection.calls:
         statements.insert(insert, flat(numbered(rows, numbers)))
     enter_sessions(statements, sessions, projection, present.barrier)

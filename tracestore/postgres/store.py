@@ -22,11 +22,12 @@ from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
 from ..reports import Check, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..rows import FoundMessage
+from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, Delivered, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
 from ..sql.events import RunNumbers, RunSpan, claim
 from ..sql.gateway import SqlGateway
+from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
 from ..writing.overflow import (
@@ -230,6 +231,18 @@ class PostgresStore(SqlStore):
         await shielded(self._store(envelopes))
         await self._sums.stored(len(envelopes))
 
+    async def write_import(
+        self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
+    ) -> bool:
+        await self._open_at_last()
+        try:
+            first = partial(_note_import, revisions, files)
+            await shielded(self._store(envelopes, first))
+        except ImportConflict:
+            return False
+        await self._sums.stored(len(envelopes))
+        return True
+
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         return named_lock(self._database, name)
 
@@ -238,16 +251,20 @@ class PostgresStore(SqlStore):
         if self._wanted and not self._database.is_open:
             await self.open()
 
-    async def _store(self, envelopes: Sequence[Envelope]) -> None:
+    async def _store(
+        self, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None = None
+    ) -> None:
         try:
-            await self._write(await batch_of(envelopes), envelopes)
+            await self._write(await batch_of(envelopes), envelopes, first)
         except Unstorable:
             # The cause is a character that text can't have, a number beyond 64 bits, or a month dropped by hand.
             self._months.clear()
             cleaned = [clean_envelope(envelope) for envelope in envelopes]
-            await self._write(await batch_of(cleaned, clean_text), cleaned)
+            await self._write(await batch_of(cleaned, clean_text), cleaned, first)
 
-    async def _write(self, batch: Batch, envelopes: Sequence[Envelope]) -> None:
+    async def _write(
+        self, batch: Batch, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None
+    ) -> None:
         days = {envelope.ts_us // US_PER_DAY for envelope in envelopes}
 
         def work(statements: Statements) -> Callable[[], None]:
@@ -255,6 +272,8 @@ class PostgresStore(SqlStore):
                 if not days <= self._months:
                     ensure_months(statements, [day * US_PER_DAY for day in days])
                 committed = self._living.lease(statements)
+                if first is not None:
+                    first(statements)
                 batch.write(statements, partial(RunNumbers().note, statements))
                 return committed
 
@@ -401,6 +420,10 @@ class PostgresStore(SqlStore):
 
         async with self._repricing, own_connection(self._database) as database:
             return await resume_reprice(database, self._clock, run_id, progress)
+
+
+def _note_import(revisions: Sequence[Revision], files: Sequence[ImportedFile], statements: Statements) -> None:
+    note_import(statements, revisions, files)
 
 
 def _default_path(database: Database) -> Path:

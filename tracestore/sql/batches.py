@@ -96,6 +96,7 @@ class Batch:
         column = slice(_RUN, None, len(STORED_COLUMNS))
         self.events[column] = [numbers[str(run)] for run in self.events[column]]
         statements.insert(INSERT_EVENT, self.events)
+        self.projection.write_before_calls(statements)
         for insert, rows, _ in self.projection.calls:
             if rows:
                 for row in rows:

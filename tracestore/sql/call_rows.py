@@ -10,11 +10,11 @@ import msgspec
 
 from callboard.bus.clock import US_PER_DAY, iso_day, to_us
 from callboard.bus.errors import ErrorClass
-from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallImported, LlmCallStarted
 from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, TokenUsage, UsageSource
 
-from ..call_columns import COLUMNS, DIMENSIONS, CallFilter, Column
+from ..call_columns import COLUMNS, DIMENSIONS, IMPORTED, OWN, CallFilter, Column
 from ..codec import storable_text
 from .connection import Dialect, Insert, Row, Sql, SqlValue
 
@@ -157,7 +157,7 @@ class _Filled:
 def _writer(name: str, column: Column | None) -> Callable[[Any], SqlValue] | None:
     """The conversion of a field to the value of a column; None if it is the same in SQL."""
     if name in ("stop_reason", "error_class"):
-        return str  # members of an enum
+        return lambda value: None if value is None else str(value)  # members of an enum
     if column is not None and column.kind == "json":
         return lambda value: json_text(value) if value else None
     if column is not None and column.kind == "bool":
@@ -170,10 +170,13 @@ _START = _Filled(LlmCallStarted)
 _COMPLETION = _Filled(LlmCallCompleted, but=_START.columns)
 _FAILURE = _Filled(LlmCallFailed, but=_START.columns)
 
+_IMPORT = _Filled(LlmCallImported)
+
 _STARTED = (*_START.columns, "started_us")
 _ENDED = ("finished_us", *USAGE_COLUMNS, *cost_columns("cost"))
 _COMPLETED = (*_ENDED, *_COMPLETION.columns, "retry_count")
 _FAILED = (*_ENDED, *_FAILURE.columns)
+_IMPORTED = (*_ENDED, *_IMPORT.columns, "started_us")
 
 
 def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
@@ -208,6 +211,23 @@ UPSERT_STARTED_COMPLETED = _upsert((*_SHARED, *_STARTED, *_COMPLETED), ("ts_us",
 UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day", "status"))
 
 
+# A correction replaces the outcome as a whole. The place in the tree stays if the correction does not give one.
+_STAY = tuple(name for name in _IMPORT.columns if name.startswith(("parent_", "root_", "depth")))
+_CORRECTED = ", ".join(
+    f"{name} = coalesce(excluded.{name}, calls.{name})" if name in _STAY else f"{name} = excluded.{name}"
+    for name in ("status", *_IMPORTED)
+    if name not in ("started_us", "origin")
+)
+UPSERT_IMPORTED = Insert(
+    "calls",
+    (*_SHARED, *_IMPORTED),
+    f"ON CONFLICT (request_id, attempt) DO UPDATE SET {_CORRECTED}"
+    " WHERE coalesce(calls.revision, -1) < excluded.revision",
+)
+REVISION = len(_SHARED) + len(_ENDED) + _IMPORT.columns.index("revision")
+"""The place of the revision in a row of an imported call."""
+
+
 def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
     """The row of a started call. Here and in the other rows, `run` is the run's number or its placeholder."""
     shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
@@ -230,6 +250,15 @@ def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: in
     row = _ended(event, identity, run, ts_us, status)
     row += _FAILURE.values(event)
     return row
+
+
+def imported_row(event: LlmCallImported, identity: Values, run: str | int, ts_us: int) -> Values:
+    """The row of an imported call. Its end is unknown if the file gives no latency, and then equals its start."""
+    cancelled = event.error_class == ErrorClass.CANCELLED
+    status = "completed" if event.error_class is None else "cancelled" if cancelled else "failed"
+    shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, status)
+    ended = (ts_us + (event.latency_ms or 0) * 1000, *usage_values(event.usage), *cost_values(event.cost))
+    return [*shared, *ended, *_IMPORT.values(event), ts_us]
 
 
 def _ended(
@@ -386,6 +415,11 @@ def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> 
         add(*_of_model(where.model, dialect))
     if where.root_turn_id is not None:
         add("(c.root_turn_id = ? OR c.turn_id = ?)", where.root_turn_id, where.root_turn_id)
+    if where.origin is not None:
+        if where.origin in (OWN, IMPORTED):
+            add(f"c.origin IS {'NOT ' if where.origin == IMPORTED else ''}NULL")
+        else:
+            add("c.origin = ?", where.origin)
     if where.operation is not None:
         add("coalesce(c.operation, 'chat') = ?", where.operation)
     if where.unpriced:
@@ -443,6 +477,8 @@ def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
             values.append(name.removeprefix(_TAG))
         elif name == "operation":  # NULL is what earlier versions wrote
             columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
+        elif name == "origin":
+            columns.append(f"coalesce({row}.origin, '{OWN}') AS g{number}")
         elif name == "root":
             columns.append(f"coalesce({row}.root_turn_id, {row}.turn_id) AS g{number}")
         elif name in DIMENSIONS:

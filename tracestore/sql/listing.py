@@ -188,6 +188,8 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str, without: S
     group = grouping(by, "p", statements.dialect)
     conditions = ["NOT (r.run_id = ? AND c.status = 'started')"]
     values: list[SqlValue] = [run_id]
+    if not query.imported:
+        conditions.append("c.origin IS NULL")
     if without:
         conditions.append(f"r.run_id NOT IN ({', '.join('?' for _ in without)})")
         values += without

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallImported, LlmCallStarted
 from callboard.bus.events.envelope import Event
 from callboard.bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 from callboard.bus.log import Log
@@ -26,8 +26,10 @@ from .call_rows import (
     ATTEMPT,
     IDENTITY,
     REQUEST,
+    REVISION,
     UPSERT_COMPLETED,
     UPSERT_FAILED,
+    UPSERT_IMPORTED,
     UPSERT_STARTED,
     UPSERT_STARTED_COMPLETED,
     UPSERT_STARTED_FAILED,
@@ -37,6 +39,7 @@ from .call_rows import (
     completed_row,
     condition,
     failed_row,
+    imported_row,
     json_text,
     nano_under,
     started_row,
@@ -49,7 +52,10 @@ from .pricing import table_of
 from .sums import add_repriced, current_runs
 
 PROJECTED: frozenset[type[Event]] = frozenset(
-    (LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged, SessionRenamed)
+    (
+        *(LlmCallStarted, LlmCallCompleted, LlmCallFailed, LlmCallImported),
+        *(SessionCreated, SessionModelChanged, SessionRenamed),
+    )
 )
 """Events that change other tables than `events`, without any content."""
 
@@ -63,7 +69,7 @@ INSERT_TAG = """
 """
 _SESSION = IDENTITY.index("session_id")
 
-_OF_CALLS = (LlmCallStarted, LlmCallCompleted, LlmCallFailed)
+_OF_CALLS = (LlmCallStarted, LlmCallCompleted, LlmCallFailed, LlmCallImported)
 
 _Told = tuple[str | None, str | None, str | None]
 
@@ -109,8 +115,10 @@ class Projection:
         self._more_starts: list[Values] = []  # Repeated starts.
         self._completed: list[Values] = []
         self._failed: list[Values] = []
+        self._imported: dict[str, Values] = {}  # by request
         self._whole: tuple[list[Values], list[Values]] = [], []  # of others that were taken in: good and bad ends
         self._told: dict[str, _Told] = {}  # of each session the model, the tags and the name
+        self._corrected: dict[int, list[int]] = {}  # calls to price again, by repricing
         self.tags: list[Values] = []
         """The tags of calls: tag, value, request and attempt."""
         self.ended: list[tuple[str, int, int]] = []
@@ -149,11 +157,14 @@ class Projection:
             CallRows(UPSERT_STARTED, self._more_starts, begin=False),
             CallRows(UPSERT_FAILED, self._failed, begin=False),
             CallRows(UPSERT_COMPLETED, self._completed, begin=False),
+            CallRows(UPSERT_IMPORTED, list(self._imported.values()), begin=False),
         )
 
     def take_in(self, other: Projection) -> None:
         """Add the rows of another complete projection, which stays unchanged."""
-        completed, failed, starts, more_starts, failed_alone, completed_alone = (of.rows for of in other.calls)
+        completed, failed, starts, more_starts, failed_alone, completed_alone, imported = (
+            of.rows for of in other.calls
+        )
         self._whole[0].extend(completed)
         self._whole[1].extend(failed)
         for start in starts:
@@ -161,6 +172,8 @@ class Projection:
         self._more_starts += more_starts
         self._failed += failed_alone
         self._completed += completed_alone
+        for row in imported:
+            self._note_imported(row)
         self.tags += other.tags
         self.ended += other.ended
         for session_id, told in other._told.items():
@@ -171,10 +184,18 @@ class Projection:
         nothing = (None, None, None)
         return flat((name, *between, *self._told.get(name, nothing)) for name, between in times.items())
 
+    def write_before_calls(self, statements: Statements) -> None:
+        """Remove the costs that repricings gave to calls whose corrections are stored next."""
+        if self._imported:
+            corrections = [(str(row[REQUEST]), int(str(row[REVISION]))) for row in self._imported.values()]
+            self._corrected = remove_outdated_costs(statements, corrections)
+
     def write_behind_calls(self, statements: Statements) -> None:
         """Store the facts of calls outside of their rows, which are stored already."""
         if self.tags:
             statements.run_many(INSERT_TAG, self.tags)
+        for run, ids in self._corrected.items():
+            add_costs_of(statements, run, ids)
         if self.ended:
             add_late_costs(statements, self.ended)
 
@@ -198,7 +219,7 @@ class Projection:
 
     def _note_call(
         self,
-        event: LlmCallStarted | LlmCallCompleted | LlmCallFailed,
+        event: LlmCallStarted | LlmCallCompleted | LlmCallFailed | LlmCallImported,
         run: str | int,
         ts_us: int,
         identity: Values,
@@ -207,7 +228,11 @@ class Projection:
         if identity[ATTEMPT] is None:
             identity[ATTEMPT] = 1
         call: Any = (identity[REQUEST], identity[ATTEMPT])
-        if isinstance(event, LlmCallStarted):
+        if isinstance(event, LlmCallImported):
+            self._note_imported(imported_row(event, identity, run, ts_us))
+            if event.usage is not None:
+                self.ended.append((*call, ts_us))
+        elif isinstance(event, LlmCallStarted):
             start = started_row(event, identity, run, ts_us)
             if event.reason == "taken_up":  # its row is there since it was asked for
                 self._more_starts.append(start)
@@ -222,6 +247,12 @@ class Projection:
                 self.ended.append((*call, began(event, ts_us)))
         if tags:
             self.tags += [[tag, value, *call] for tag, value in tags.items()]
+
+    def _note_imported(self, row: Values) -> None:
+        """Keep the latest revision of each call: one statement can't change a row twice."""
+        before = self._imported.get(str(row[REQUEST]))
+        if before is None or int(str(before[REVISION])) < int(str(row[REVISION])):
+            self._imported[str(row[REQUEST])] = row
 
     def _note_start(self, start: Values) -> None:
         call: Any = (start[REQUEST], start[ATTEMPT])
@@ -285,8 +316,9 @@ An end gives the start by its latency, which is rounded, and clocks are set.
 _AT_ONCE = 500
 """Calls that one statement looks up."""
 
-_RUNS = """
-    SELECT id, version, filter, replaced, base, by_session, finished_us, done
+_RUN_COLUMNS = "id, version, filter, replaced, base, by_session, finished_us, done"
+_RUNS = f"""
+    SELECT {_RUN_COLUMNS}
       FROM reprice_run
      WHERE (finished_us > ? AND undone_us IS NULL) OR (finished_us IS NULL AND done > 0)
      ORDER BY finished_no IS NULL, finished_no, id
@@ -367,6 +399,47 @@ def _add_costs_of(statements: Statements, run: _Run, ids: Sequence[SqlValue]) ->
         add_to_sums(statements, "reprice_sum", run.id, groups)
     for (above,) in statements.run("SELECT id FROM reprice_run WHERE base = ? AND finished_us IS NULL", (run.id,)):
         add_to_sums(statements, "reprice_sum", above, map(_of_base, groups))
+
+
+# --- Corrections of imported calls ---
+# Costs are append-only, and a call that a file corrects has other tokens. So the cost that each repricing gave to
+# it is removed, and made again from the new tokens, in the transaction of the correction.
+
+
+_OUTDATED = """
+    SELECT DISTINCT c.id, k.run
+      FROM (VALUES {names}) AS j
+      JOIN calls AS c ON c.request_id = j.column1 AND c.attempt = 1 AND c.revision < j.column2
+      JOIN call_cost AS k ON k.call_id = c.id AND k.run IN (SELECT id FROM reprice_run)
+"""
+
+
+def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[str, int]]) -> dict[int, list[int]]:
+    """Remove the costs of calls with an older revision. Returns these calls, by the repricing of the cost."""
+    found: dict[int, list[int]] = {}
+    if not statements.run("SELECT 1 FROM reprice_run LIMIT 1"):
+        return found
+    for place in range(0, len(corrections), _AT_ONCE):
+        some = corrections[place : place + _AT_ONCE]
+        sql = _OUTDATED.format(names=", ".join(["(?, ?)"] * len(some)))
+        for call_id, run in statements.run(sql, [value for pair in some for value in pair]):
+            found.setdefault(int(run), []).append(int(call_id))
+    if found:
+        from .expiry import allowed  # not loaded by programs that only make calls
+
+        with allowed(statements, MAX_INT64):
+            for run, ids in found.items():
+                statements.change(
+                    f"DELETE FROM call_cost WHERE run = ? AND call_id IN ({placeholders(len(ids))})", [run, *ids]
+                )
+    return found
+
+
+def add_costs_of(statements: Statements, run: int, ids: Sequence[int]) -> None:
+    """Price corrected calls again under a repricing that had priced them, undone or not."""
+    rows = statements.run(f"SELECT {_RUN_COLUMNS} FROM reprice_run WHERE id = ?", (run,))
+    for row in rows:
+        _add_costs_of(statements, _Run(*row), ids)
 
 
 def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> Group:

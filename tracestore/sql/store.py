@@ -17,6 +17,8 @@ from ..rows import (
     CostRow,
     CountedCall,
     ErrorRow,
+    Imported,
+    ImportedFile,
     OpenReply,
     SavedSession,
     SessionRow,
@@ -43,6 +45,7 @@ from .events import (
     open_replies,
     owner,
 )
+from .imports import imported_calls, imported_files
 from .listing import call_row, calls_after_query, calls_query, costs, sessions
 
 
@@ -55,6 +58,12 @@ class SqlStore(Store, Protocol):
     async def committed_seq(self, run_id: str) -> int:
         rows = await self._database.read("SELECT committed_seq FROM runs WHERE run_id = ?", (run_id,))
         return int(rows[0][0]) if rows else 0
+
+    async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
+        return await imported_calls(self._database, request_ids)
+
+    async def imported_files(self, source: str) -> dict[str, ImportedFile]:
+        return await imported_files(self._database, source)
 
     async def calls(
         self, where: CallFilter | None = None, limit: int | None = 1000, *, under: str | None = None

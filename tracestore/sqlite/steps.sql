@@ -1412,3 +1412,86 @@ CREATE TABLE gateway_changes (
 
 INSERT INTO gateway_changes (what, number) VALUES ('clients', 0), ('forgotten', 0)
 ;
+
+-- step 23: imported calls
+
+ALTER TABLE calls ADD COLUMN origin TEXT
+;
+
+ALTER TABLE calls ADD COLUMN origin_file TEXT
+;
+
+ALTER TABLE calls ADD COLUMN origin_line INTEGER
+;
+
+ALTER TABLE calls ADD COLUMN revision INTEGER
+;
+
+ALTER TABLE calls ADD COLUMN stated_nano_usd INTEGER
+;
+
+CREATE INDEX calls_by_origin ON calls (origin, ts_us) WHERE origin IS NOT NULL
+;
+
+CREATE TABLE imported_calls (
+    request_id  TEXT PRIMARY KEY,     -- of every call that was imported, pruned ones included
+    revision    INTEGER NOT NULL
+) STRICT, WITHOUT ROWID
+;
+
+CREATE TABLE imported_files (
+    source      TEXT NOT NULL,
+    path        TEXT NOT NULL,
+    size        INTEGER NOT NULL,     -- of the file when it was read, and
+    mtime_ns    INTEGER NOT NULL,
+    inode       INTEGER NOT NULL,
+    read_to     INTEGER NOT NULL,     -- the number of bytes that need not be read again
+    line        INTEGER NOT NULL,     -- the number of lines in these bytes
+    digest      TEXT NOT NULL,        -- of the first and the last of these bytes
+    state       TEXT NOT NULL,        -- the source's own state at that place
+    PRIMARY KEY (source, path)
+) STRICT, WITHOUT ROWID
+;
+
+DROP VIEW call_rows
+;
+
+CREATE VIEW call_rows AS SELECT id AS call_id, run_id, request_id, attempt, session_id, turn_id, message_id,
+    caused_by, started_us, finished_us, first_token_ms, latency_ms, status, key, reason, provider, model,
+    requested_model, served_model, streamed, stop_reason, raw_stop_reason, response_id, provider_request_id,
+    error_class, error_type, error_message, provider_status, provider_code, retry_count, will_retry,
+    delay_seconds, retry_after_seconds, input_tokens, cached_input_tokens, cache_creation_input_tokens,
+    cache_creation_1h_input_tokens, output_tokens, reasoning_tokens, usage_source, usage_raw, usage_details,
+    service_tier, priced_as, routing, estimated_input_tokens, tags, warnings,
+    input_tokens + cached_input_tokens + cache_creation_input_tokens AS total_input_tokens, coalesce(operation,
+    'chat') AS operation, coalesce(resent, 0) AS resent, now_nano AS cost_nano_usd, now_source AS cost_source,
+    now_version AS cost_pricing_version, now_reason AS cost_reason, now_computed_nano AS cost_computed_nano_usd,
+    cost_nano AS at_call_time_nano_usd, cost_source AS at_call_time_source,
+    cost_version AS at_call_time_pricing_version, cost_reason AS at_call_time_reason,
+    cost_computed_nano AS at_call_time_computed_nano_usd,
+    parent_call_id, parent_tool_use_id, parent_turn_id, root_turn_id, depth,
+    origin, origin_file, origin_line, revision, stated_nano_usd FROM (
+    SELECT c.*, r.run_id,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_version
+                ELSE (SELECT v.version FROM reprice_run AS v WHERE v.id = cc.run)
+           END AS now_version,
+           (CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END) AS now_nano,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_reason ELSE cc.reason END AS now_reason,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_source
+                WHEN cc.cost_nano IS NULL THEN 'unpriced'
+                ELSE 'computed'
+           END AS now_source,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_computed_nano END AS now_computed_nano
+      FROM calls AS c
+      JOIN runs AS r ON r.id = c.run
+      LEFT JOIN call_cost AS cc
+        ON cc.call_id = c.id
+       AND cc.run = (
+        SELECT cr.run
+          FROM current_run AS cr
+          JOIN call_cost AS k ON k.run = cr.run AND k.call_id = c.id
+         ORDER BY cr.position
+         LIMIT 1
+    )
+) AS priced
+;

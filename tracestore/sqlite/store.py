@@ -17,11 +17,12 @@ from ..call_columns import CallFilter, SearchFilter
 from ..gateway import GatewayTables
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..rows import FoundMessage
+from ..rows import FoundMessage, ImportedFile, Revision
 from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
 from ..sql.gateway import SqlGateway
+from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
@@ -139,6 +140,15 @@ class TraceStore(SqlStore):
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         await self._file.write(envelopes)
+
+    async def write_import(
+        self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
+    ) -> bool:
+        try:
+            await self._file.write(envelopes, lambda statements: note_import(statements, revisions, files))
+        except ImportConflict:
+            return False
+        return True
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         return named_lock(self.path, name)

@@ -89,30 +89,40 @@ class TraceFile:
 
     # --- Writing ---
 
-    async def write(self, envelopes: Sequence[Envelope]) -> None:
-        """Store events, and the facts that follow from them about calls and sessions, in one transaction."""
-        if not envelopes:
+    async def write(
+        self, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None = None
+    ) -> None:
+        """Store events, and the facts that follow from them about calls and sessions, in one transaction.
+
+        `first` runs in the transaction before them. If it raises, nothing is stored.
+        """
+        if not envelopes and first is None:
             return
         if self._anew or self._database.is_moved:
             async with self._reopening:
                 if self._anew or self._database.is_moved:  # Another writer may have reopened it meanwhile.
                     await self._open_anew()
         # It runs as a whole: if the caller is cancelled while rows are built, they are written all the same.
-        self.numbers.remember(await shielded(self._store(envelopes)))
+        self.numbers.remember(await shielded(self._store(envelopes, first)))
         await self._sums.stored(len(envelopes))
 
-    async def _store(self, envelopes: Sequence[Envelope]) -> dict[str, int]:
+    async def _store(
+        self, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None
+    ) -> dict[str, int]:
         try:
-            return await self._write(await batch_of(envelopes))
+            return await self._write(await batch_of(envelopes), first)
         except Unstorable:
             # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
-            return await self._write(await batch_of(envelopes, storable_text))
+            return await self._write(await batch_of(envelopes, storable_text), first)
 
-    async def _write(self, batch: Batch) -> dict[str, int]:
+    async def _write(self, batch: Batch, first: Callable[[Statements], None] | None) -> dict[str, int]:
+        def work(statements: Statements) -> dict[str, int]:
+            if first is not None:
+                first(statements)
+            return batch.write(statements, partial(self.numbers.note, statements))
+
         try:
-            numbers = await self._database.write(
-                lambda statements: batch.write(statements, partial(self.numbers.note, statements))
-            )
+            numbers = await self._database.write(work)
         except StoreUnavailable as error:
             self._anew = error.reopen
             raise

@@ -104,6 +104,11 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="ID", help="show only this turn, and the turns and calls below it")
     add_tag(parser)
     parser.add_argument("--key", metavar="NAME", help="show only calls with this key name")
+    parser.add_argument(
+        "--source",
+        metavar="NAME",
+        help="show only calls imported from it, or 'callboard' or 'imported' for all such",
+    )
     parser.add_argument("--error-class", metavar="C", help="show only attempts that failed with this error class")
     parser.add_argument("--unpriced", action="store_true", help="show only calls with usage but no price")
     parser.add_argument("--unknown", action="store_true", help="show only attempts with unknown usage")
@@ -143,6 +148,7 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
         key=arguments.key,
         unpriced=arguments.unpriced,
         unknown=arguments.unknown,
+        origin=arguments.source,
         min_cost_nano_usd=arguments.min_cost,
     )
 

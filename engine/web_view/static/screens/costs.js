@@ -5,7 +5,7 @@ import { listen, post } from "../net.js";
 import { Card, Chart, Empty, Figure, Problem, State, Sure, T, Table, When, useAnswer } from "../parts.js";
 import { change, count, exactUsd, moment, percent, plural, usd } from "../words.js";
 
-const BY = [["day", "day"], ["model", "model"], ["provider", "provider"], ["session_id", "session"], ["operation", "operation"], ["key", "key"]];
+const BY = [["day", "day"], ["model", "model"], ["provider", "provider"], ["session_id", "session"], ["operation", "operation"], ["key", "key"], ["origin", "source"], ["tag:project", "project"]];
 const CALL_TIME = "call-time";
 
 const bars = (days) => (colour) => ({

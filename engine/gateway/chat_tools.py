@@ -1,0 +1,212 @@
+"""Tools and the choice of tools in requests of Chat Completions. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from callboard.adapters.requests.settings import CUSTOM, INPUT
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
+
+from .chat_messages import MARK
+from .chat_reasoning import PROTOCOL
+from .reading import LossReport, ToolNames, a_list, a_text, an_object, wrong_type, wrong_value
+from .wire import BadRequest
+
+
+class ReadTools(NamedTuple):
+    """The tools of a request."""
+
+    tools: tuple[ToolDefinition, ...]
+    choice: ToolChoice | None
+    free_form: list[Json]
+    """The canonical names of the free-form tools."""
+    legacy: bool
+    """Whether the client sent `functions` instead of `tools`."""
+    own: JsonObject
+    """The protocol's options: tools and choices without a canonical word."""
+
+
+def read_tools(body: JsonObject, names: ToolNames, losses: LossReport) -> ReadTools:
+    """Read the tools of a request, and the choice. Allowed tools are the only ones that are offered.
+
+    Raises:
+        BadRequest: A tool or the choice can't be read.
+    """
+    return _Reader(body, names, losses).read()
+
+
+class _Reader:
+    def __init__(self, body: JsonObject, names: ToolNames, losses: LossReport) -> None:
+        self.body = body
+        self.names = names
+        self.losses = losses
+        self.own: JsonObject = {}
+        self.free_form: list[Json] = []
+        self.legacy = bool(body.get("functions")) and not body.get("tools")
+
+    def read(self) -> ReadTools:
+        choice, tools = self._choice(self._tools())
+        return ReadTools(tools, choice, self.free_form, self.legacy, self.own)
+
+    def _tools(self) -> tuple[ToolDefinition, ...]:
+        found: dict[str, ToolDefinition] = {}
+        others: list[Json] = []
+        for where, tool in self._given_tools():
+            read = self._tool(tool, where)
+            if read is None:
+                others.append(tool)
+                self.losses.parameter(f"the tool of type {tool.get('type')!r}")
+            elif read.name not in found:
+                found[read.name] = read
+            elif read != found[read.name]:
+                self.losses.parameter(f"{where}", "another tool has its name")
+        if others:
+            self.own["tools"] = others
+        return tuple(found.values())
+
+    def _given_tools(self) -> list[tuple[str, JsonObject]]:
+        if self.legacy:
+            functions = a_list(self.body["functions"], "functions")
+            return [
+                (f"functions[{place}]", {"type": "function", "function": function})
+                for place, function in enumerate(functions)
+            ]
+        given = self.body.get("tools")
+        tools = [] if given is None else a_list(given, "tools")
+        return [(f"tools[{place}]", an_object(tool, f"tools[{place}]")) for place, tool in enumerate(tools)]
+
+    def _tool(self, tool: JsonObject, where: str) -> ToolDefinition | None:
+        match tool.get("type", "function"):
+            case "function":
+                return self._function(tool, an_object(tool.get("function"), f"{where}.function"), where)
+            case "custom" if isinstance(tool.get(CUSTOM), dict):
+                return self._free_form(an_object(tool[CUSTOM], f"{where}.custom"), where)
+            case str():
+                return None
+            case _:
+                raise wrong_type(f"{where}.type", "a string", tool["type"])
+
+    def _function(self, tool: JsonObject, function: JsonObject, where: str) -> ToolDefinition:
+        name = self.names.canonical(a_text(function.get("name"), f"{where}.function.name"))
+        beside = _others(tool, ("type", "function"))
+        inside = _others(function, ("name", "description", "parameters", "strict"))
+        options: JsonObject = {}
+        if beside or inside:
+            own: JsonObject = {**beside, **({"function": inside} if inside else {})}
+            options[PROTOCOL] = own
+        for each in (*beside, *inside):
+            if each == MARK:
+                self.losses.parameter(MARK, "adapters of other protocols set their own marks")
+            else:
+                self.losses.parameter(f"{where}.{each}")
+        return ToolDefinition(
+            name,
+            _said(function.get("description")),
+            self._tool_schema(function.get("parameters"), f"{where}.function.parameters"),
+            strict=function.get("strict") is True,
+            provider_options=options,
+        )
+
+    def _tool_schema(self, given: Json, where: str) -> JsonObject:
+        """The schema of a tool's arguments, with an object at its root."""
+        schema = {} if given is None else an_object(given, where)
+        if not _COMBINED.isdisjoint(schema):
+            return schema
+        kind, properties, required = (schema.get(name) for name in ("type", "properties", "required"))
+        if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
+            self.losses.changed(f"{where} has the type {kind!r}. Arguments are an object, so any is accepted")
+            return {"type": "object", "properties": {}}
+        known = properties if isinstance(properties, dict) else {}
+        schema = {**schema, "type": "object", "properties": known}
+        if "required" in schema and not isinstance(required, list):
+            del schema["required"]
+        elif isinstance(required, list) and any(name not in known for name in required):
+            self.losses.changed(f"{where} requires properties that it doesn't define. They aren't required")
+            schema["required"] = [name for name in required if name in known]
+        return schema
+
+    def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
+        """A tool with one text as its argument. Both of OpenAI's protocols have it; others get a function."""
+        name = self.names.canonical(a_text(tool.get("name"), f"{where}.custom.name"))
+        self.free_form.append(name)
+        fields: JsonObject = {"type": CUSTOM, **_others(tool, ("name", "description", "format"))}
+        match tool.get("format"):
+            case {"type": "grammar", "grammar": dict(grammar)}:
+                fields["format"] = {"type": "grammar", **grammar}
+                self.losses.parameter(f"the grammar of the tool {name!r}", "only OpenAI's protocols have it")
+            case dict(form):
+                fields["format"] = form
+            case _:
+                pass
+        return ToolDefinition(
+            name,
+            _said(tool.get("description")),
+            {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]},
+            provider_options={PROTOCOL: fields, "openai": dict(fields)},
+        )
+
+    def _choice(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolChoice | None, tuple[ToolDefinition, ...]]:
+        """The choice, and the tools that it allows."""
+        legacy = self.legacy
+        field = "function_call" if legacy else "tool_choice"
+        match self.body.get(field):
+            case None:
+                return None, tools
+            case "auto" | "none" as mode:
+                return ToolChoice(mode), tools
+            case "required" | "any" if not legacy:
+                return self._forced(tools), tools
+            case {"name": str(name)} if legacy:
+                return self._named(name, tools, field), tools
+            case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}}:
+                return self._named(name, tools, field), tools
+            case {"type": "tool", "name": str(name)}:
+                return self._named(name, tools, field), tools
+            case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed), "mode": "required"}}:
+                kept = self._allowed(allowed, tools)
+                return self._forced(kept), kept
+            case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)}}:
+                return ToolChoice(), self._allowed(allowed, tools)
+            case {"type": "auto" | "none" as mode}:
+                return ToolChoice(mode), tools
+            case {"type": "any" | "required"}:
+                return self._forced(tools), tools
+            case other:
+                raise wrong_value(field, other, ("none", "auto", "required"))
+
+    def _forced(self, tools: tuple[ToolDefinition, ...]) -> ToolChoice | None:
+        if tools:
+            return ToolChoice("required")
+        if "tools" not in self.own:
+            raise BadRequest("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")
+        self.own["tool_choice"] = self.body["tool_choice"]
+        self.losses.parameter("tool_choice")
+        return None
+
+    def _named(self, name: str, tools: tuple[ToolDefinition, ...], field: str) -> ToolChoice:
+        named = self.names.canonical(name)
+        if all(tool.name != named for tool in tools):
+            raise BadRequest(f"Invalid value for '{field}': no tool named '{name}' was specified.", param=field)
+        return ToolChoice("named", named)
+
+    def _allowed(self, allowed: list[Json], tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+        names: set[str] = set()
+        for each in allowed:
+            match each:
+                case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}} | {"name": str(name)}:
+                    names.add(self.names.canonical(name))
+                case _:
+                    pass
+        return tuple(tool for tool in tools if tool.name in names)
+
+
+_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+
+
+def _said(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _others(fields: JsonObject, known: tuple[str, ...]) -> JsonObject:
+    return {name: value for name, value in fields.items() if name not in known and value is not None}

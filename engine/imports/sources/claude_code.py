@@ -1,0 +1,435 @@
+"""Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents beside them.
+
+Each block of a reply is a line of its own, with the same message and with the usage so far. So the largest usage
+counts. Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other.
+They are in the session's file as sidechains, in ``agent-*.jsonl``, or in progress lines, or in several of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from callboard.adapters.providers.anthropic.response import STOP_REASONS, read_usage, token_usage
+from callboard.bus.values.usage import StopReason
+
+from ..source import (
+    START,
+    ImportedCall,
+    Item,
+    Line,
+    Mark,
+    SourceFile,
+    Unread,
+    lines,
+    moment,
+    name,
+    nano_of,
+    tags_of,
+    why_not,
+)
+
+_CALLS_BETWEEN_MARKS = 200
+_MOST_REMEMBERED = 64
+_MOST_AGENTS = 10_000
+_EMPTY = msgspec.Raw(b"")
+
+
+class _Message(msgspec.Struct):
+    id: str | None = None
+    model: str | None = None
+    usage: msgspec.Raw = _EMPTY
+    stop_reason: str | None = None
+    content: msgspec.Raw = _EMPTY
+
+
+class _Inner(msgspec.Struct, rename="camel"):
+    """A message of a sub-agent in a progress line."""
+
+    type: str | None = None
+    timestamp: datetime | None = None
+    uuid: str | None = None
+    request_id: str | None = None
+    message: _Message | None = None
+
+
+class _Progress(msgspec.Struct, rename="camel"):
+    agent_id: str | None = None
+    message: _Inner | None = None
+
+
+class _Line(msgspec.Struct, rename="camel"):
+    type: str | None = None
+    timestamp: datetime | None = None
+    uuid: str | None = None
+    parent_uuid: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    agent_id: str | None = None
+    is_sidechain: bool | None = None
+    is_meta: bool | None = None
+    is_api_error_message: bool | None = None
+    is_compact_summary: bool | None = None
+    cwd: str | None = None
+    git_branch: str | None = None
+    cost_usd: float | None = msgspec.field(default=None, name="costUSD")
+    duration_ms: float | None = None
+    message: _Message | None = None
+    data: msgspec.Raw = _EMPTY
+    tool_use_result: msgspec.Raw = _EMPTY
+    parent_tool_use_id: str | None = msgspec.field(default=None, name="parentToolUseID")
+
+
+class _Block(msgspec.Struct):
+    type: str | None = None
+    id: str | None = None
+    name: str | None = None
+    tool_use_id: str | None = None
+
+
+class _AgentResult(msgspec.Struct, rename="camel"):
+    agent_id: str | None = None
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_progress = msgspec.json.Decoder(_Progress).decode
+_decode_blocks = msgspec.json.Decoder(list[_Block]).decode
+_decode_result = msgspec.json.Decoder(_AgentResult).decode
+
+
+class _Place(NamedTuple):
+    """The turn of a call in the tree."""
+
+    turn: str | None
+    parent: str | None = None
+    parent_tool_use_id: str | None = None
+    parent_turn: str | None = None
+    root_turn: str | None = None
+    depth: int | None = None
+
+    def below(self, turn: str, tool_use_id: str | None, call: str | None) -> _Place:
+        """The place of a turn that a tool of this one started."""
+        return _Place(turn, call, tool_use_id, self.turn, self.root_turn or self.turn, (self.depth or 0) + 1)
+
+
+class _Task(msgspec.Struct, array_like=True):
+    """A call of the tool that starts a sub-agent."""
+
+    tool_use_id: str
+    call: str
+    place: _Place
+    started: bool = False
+    """Whether a sidechain in the same file was taken to be its sub-agent."""
+
+
+class _State(msgspec.Struct, omit_defaults=True):
+    """What must be remembered of the part of a file that was read."""
+
+    prompt: str | None = None
+    project: str | None = None
+    tasks: list[_Task] = []
+    chains: dict[str, str] = {}
+    """The first line of the sidechain that a line belongs to, for the latest lines."""
+    roots: dict[str, _Place] = {}
+    """The place of a sidechain, by its first line."""
+
+
+_encode_state = msgspec.json.Encoder().encode
+_decode_state = msgspec.json.Decoder(_State).decode
+
+
+class ClaudeCode:
+    """Claude Code's session files."""
+
+    name = "claude-code"
+
+    def __init__(self) -> None:
+        self._agents: dict[str, _Place] = {}  # of sub-agents with files of their own, by session and agent
+
+    def places(self) -> Sequence[Path]:
+        given = os.environ.get("CLAUDE_CONFIG_DIR")
+        homes = (
+            [Path(each.strip()).expanduser() for each in given.split(",") if each.strip()]
+            if given
+            else [Path.home() / ".config" / "claude", Path.home() / ".claude"]
+        )
+        found = [home / "projects" for home in homes if (home / "projects").is_dir()]
+        return found or [homes[-1] / "projects"]
+
+    def files(self, place: Path) -> Iterable[SourceFile]:
+        if place.is_file():
+            yield _source_file(place, place.parent.name)
+            return
+        inner = place / "projects"
+        top = inner if inner.is_dir() else place
+        for folder, folders, files in os.walk(top):
+            folders.sort()
+            inside = Path(folder).relative_to(top).parts
+            for file in sorted(files):
+                if file.endswith(".jsonl"):
+                    yield _source_file(Path(folder, file), inside[0] if inside else top.name)
+
+    def read(
+        self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
+    ) -> Iterator[Item]:
+        reader = _Reader(file, self._agents, start, content=content)
+        for line in lines(stream, start):
+            yield from reader.line(line)
+        yield from reader.end()
+
+
+def _source_file(path: Path, project: str) -> SourceFile:
+    session = None if path.stem.startswith("agent-") else path.stem
+    return SourceFile(path=path, session=session, tags={"project": project})
+
+
+class _Reader:
+    """The calls of one file."""
+
+    def __init__(self, file: SourceFile, agents: dict[str, _Place], start: Mark, *, content: bool) -> None:
+        self._file = file
+        self._agents = agents
+        self._content = content
+        self._state = _decode_state(start.state) if start.state else _State()
+        self._call: ImportedCall | None = None  # the latest, which the next line may correct
+        self._given = 0
+        self._mark = start
+        self._fault: Unread | None = None
+
+    def line(self, line: Line) -> Iterator[Item]:
+        if self._given >= _CALLS_BETWEEN_MARKS:
+            yield from self._take()
+            self._given = 0
+            yield self._marked()
+        fault = self._fault_of(line)
+        if fault is not None:
+            yield fault
+        elif _may_matter(line.data):
+            try:
+                record = _decode_line(line.data)
+                call = self._note(record, line)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                yield Unread(line=line.number, why=why_not(error))
+            except _Strange as error:
+                yield Unread(line=line.number, why=str(error))
+            else:
+                if call is not None:
+                    yield from self._add(call)
+        if line.whole:
+            self._mark = Mark(read_to=line.end, line=line.number)
+
+    def end(self) -> Iterator[Item]:
+        yield from self._take()
+        yield self._marked()
+
+    def _marked(self) -> Mark:
+        return msgspec.structs.replace(self._mark, state=_encode_state(self._state).decode())
+
+    def _fault_of(self, line: Line) -> Unread | None:
+        if line.too_long:
+            return Unread(line=line.number, why="the line is too long")
+        text = line.data.strip()
+        if not text or (text[:1] == b"{" and text[-1:] == b"}"):
+            return None
+        return Unread(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+
+    def _add(self, call: ImportedCall) -> Iterator[Item]:
+        before = self._call
+        if before is None or before.identity != call.identity:
+            yield from self._take()
+            self._call = call
+        elif before.revision < call.revision:
+            self._call = msgspec.structs.replace(call, started_at=min(before.started_at, call.started_at))
+
+    def _take(self) -> Iterator[Item]:
+        if self._call is not None:
+            self._given += 1
+            yield self._call
+            self._call = None
+
+    # --- Lines ---
+
+    def _note(self, line: _Line, at: Line) -> ImportedCall | None:
+        self._note_project(line)
+        match line.type:
+            case "assistant":
+                return self._assistant(line, at)
+            case "user":
+                self._user(line)
+            case "progress":
+                return self._progress(line, at)
+            case _:
+                pass
+        return None
+
+    def _note_project(self, line: _Line) -> None:
+        if line.cwd and (self._state.project is None or line.cwd != self._state.project):
+            folder = self._file.tags.get("project")
+            if _folder_of(line.cwd) == folder:
+                self._state.project = name(line.cwd)
+
+    def _user(self, line: _Line) -> None:
+        content = b"" if line.message is None else bytes(line.message.content)
+        if b'"tool_result"' in content:
+            if b'"agentId"' in bytes(line.tool_use_result):
+                agent = _decode_result(line.tool_use_result).agent_id
+                for block in _decode_blocks(content):
+                    self._link(line, agent, block.tool_use_id)
+            self._note_chain(line)
+        elif line.is_sidechain or line.agent_id:
+            self._note_chain(line)
+        elif not line.is_meta and not line.is_compact_summary and line.uuid:
+            self._state.prompt = line.uuid
+
+    def _note_chain(self, line: _Line) -> None:
+        """Remember which sidechain of the session's file a line belongs to. The first line has no parent."""
+        if not line.is_sidechain or line.agent_id or not line.uuid:
+            return
+        state = self._state
+        root = state.chains.get(line.parent_uuid or "")
+        if root is None:
+            root = line.uuid
+            task = next((each for each in state.tasks if not each.started), None)
+            if task is None:
+                place = self._main(line)
+                state.roots[root] = place.below(root, None, None)
+            else:
+                task.started = True
+                state.roots[root] = task.place.below(root, task.tool_use_id, task.call)
+            _forget(state.roots)
+        state.chains[line.uuid] = root
+        _forget(state.chains)
+
+    def _progress(self, line: _Line, at: Line) -> ImportedCall | None:
+        progress = _decode_progress(line.data) if line.data != _EMPTY else _Progress()
+        agent, inner = progress.agent_id, progress.message
+        self._link(line, agent, line.parent_tool_use_id)
+        if inner is None or inner.type != "assistant" or inner.message is None:
+            return None
+        told = msgspec.structs.replace(
+            line,
+            message=inner.message,
+            timestamp=inner.timestamp or line.timestamp,
+            uuid=inner.uuid or line.uuid,
+            request_id=inner.request_id or line.request_id,
+            agent_id=agent or line.parent_tool_use_id,
+        )
+        return self._assistant(told, at)
+
+    def _link(self, line: _Line, agent: str | None, tool_use_id: str | None) -> None:
+        """Remember which tool call started a sub-agent."""
+        for task in self._state.tasks:
+            if agent and task.tool_use_id == tool_use_id:
+                key = self._key(line, agent)
+                self._agents[key] = task.place.below(key, tool_use_id, task.call)
+                _forget(self._agents, _MOST_AGENTS)
+
+    # --- Calls ---
+
+    def _assistant(self, line: _Line, at: Line) -> ImportedCall | None:
+        message = line.message
+        self._note_chain(line)
+        if message is None or message.usage in (_EMPTY, _NULL) or message.model == "<synthetic>":
+            return None
+        if line.is_api_error_message:
+            return None
+        began = moment(line.timestamp)
+        if began is None:
+            raise _Strange("the time is missing or impossible")
+        usage = token_usage(read_usage(message.usage), raw=message.usage)
+        if usage is None:
+            return None
+        identity = self._identity(line, message, at)
+        place = self._place(line)
+        if place.depth is None or place.depth < 8:
+            self._note_tasks(message, identity, place)
+        tags = {**self._file.tags, **tags_of(project=self._state.project, branch=line.git_branch)}
+        return ImportedCall(
+            identity=identity,
+            line=at.number,
+            provider="anthropic",
+            model=name(message.model) or "unknown",
+            started_at=began,
+            usage=msgspec.structs.replace(usage, raw=None, service_tier=name(usage.service_tier)),
+            stop_reason=_stop_reason(message.stop_reason),
+            latency_ms=None if not line.duration_ms or line.duration_ms < 0 else int(line.duration_ms),
+            stated_cost_nano_usd=nano_of(line.cost_usd),
+            session=name(line.session_id) or self._file.session,
+            response_id=name(message.id),
+            request_id=name(line.request_id),
+            tags=tags,
+            **place._asdict(),
+        )
+
+    def _identity(self, line: _Line, message: _Message, at: Line) -> str:
+        if message.id is None:
+            return line.uuid or hashlib.blake2b(at.data, digest_size=16).hexdigest()
+        if line.request_id is None:  # Some lines of a reply may lack it.
+            before = self._call
+            if before is not None and before.response_id == message.id:
+                return before.identity
+            return message.id
+        return f"{message.id}:{line.request_id}"
+
+    def _place(self, line: _Line) -> _Place:
+        if line.agent_id:
+            key = self._key(line, line.agent_id)
+            place = self._agents.get(key)
+            return place or _Place(key, depth=1)
+        if line.is_sidechain:
+            root = self._state.chains.get(line.uuid or "") or self._state.chains.get(line.parent_uuid or "")
+            return self._state.roots.get(root or "") or _Place(root or line.uuid, depth=1)
+        return self._main(line)
+
+    def _main(self, line: _Line) -> _Place:
+        return _Place(self._state.prompt or line.session_id or self._file.session)
+
+    def _key(self, line: _Line, agent: str) -> str:
+        return f"{line.session_id or self._file.session}/{agent}"
+
+    def _note_tasks(self, message: _Message, identity: str, place: _Place) -> None:
+        content = bytes(message.content)
+        if b'"Task"' not in content and b'"Agent"' not in content:
+            return
+        for block in _decode_blocks(content):
+            if block.type == "tool_use" and block.name in ("Task", "Agent") and block.id:
+                self._state.tasks.append(_Task(block.id, identity, place))
+        del self._state.tasks[:-_MOST_REMEMBERED]
+
+
+class _Strange(Exception):
+    """A line without what a call needs."""
+
+
+_NULL = msgspec.Raw(b"null")
+
+
+def _may_matter(data: bytes) -> bool:
+    """Whether a line may have a usage, a prompt or a link to a sub-agent. Most of a file's bytes are in others."""
+    if b'"usage"' in data or b'"agentId"' in data:
+        return True
+    if b'"tool_result"' in data:
+        return b'"isSidechain":true' in data or b'"isSidechain": true' in data
+    return b'"user"' in data
+
+
+def _stop_reason(word: str | None) -> StopReason | None:
+    return None if not word else STOP_REASONS.get(word, StopReason.PROVIDER_SPECIFIC)
+
+
+def _folder_of(cwd: str) -> str:
+    """The folder in which Claude Code keeps the sessions of a project."""
+    return re.sub("[^a-zA-Z0-9]", "-", cwd)
+
+
+def _forget(known: dict[str, object] | dict[str, str] | dict[str, _Place], most: int = _MOST_REMEMBERED) -> None:
+    """Forget the oldest entry of a dict that is full."""
+    if len(known) > most:
+        del known[next(iter(known))]

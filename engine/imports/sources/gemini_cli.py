@@ -1,0 +1,190 @@
+"""Gemini CLI's and Qwen Code's sessions.
+
+Gemini CLI writes ``~/.gemini/tmp/PROJECT/chats/session-*.json``, one object that is written again after each
+reply, or, in later versions, JSON lines. Qwen Code, which came from it, writes JSON lines in ``~/.qwen/projects``.
+Cached input is part of the input. Thoughts are beside the output, and the prompts of tools are beside the input.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from callboard.bus.values.usage import TokenUsage
+
+from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, moment, name, tags_of, why_not
+from .records import Record, json_records, read_whole, tokens
+
+
+class _Tokens(msgspec.Struct):
+    """The counts as the program sums them up."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    thoughts: int = 0
+    tool: int = 0
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    """The counts as the provider reports them."""
+
+    prompt_token_count: int = 0
+    candidates_token_count: int = 0
+    cached_content_token_count: int = 0
+    thoughts_token_count: int = 0
+    tool_use_prompt_token_count: int = 0
+
+
+class _Message(
+    msgspec.Struct, rename={"session_id": "sessionId", "usage": "usageMetadata", "branch": "gitBranch"}
+):
+    id: str | None = None
+    uuid: str | None = None
+    type: str | None = None
+    timestamp: datetime | None = None
+    model: str | None = None
+    tokens: _Tokens | None = None
+    usage: _Metadata | None = None
+    session_id: str | None = None
+    cwd: str | None = None
+    branch: str | None = None
+
+
+class _Session(msgspec.Struct, rename="camel"):
+    session_id: str | None = None
+    messages: list[msgspec.Raw] = []
+
+
+_decode_session = msgspec.json.Decoder(_Session).decode
+_decode_message = msgspec.json.Decoder(_Message).decode
+
+
+class GeminiCli:
+    """Gemini CLI's session files."""
+
+    name = "gemini-cli"
+    _home = ("GEMINI_CLI_HOME", ".gemini", "tmp")
+    _provider = "gemini"
+
+    def places(self) -> Sequence[Path]:
+        variable, folder, inner = self._home
+        given = os.environ.get(variable)
+        return [(Path(given).expanduser() if given else Path.home()) / folder / inner]
+
+    def files(self, place: Path) -> Iterable[SourceFile]:
+        if place.is_file():
+            yield SourceFile(path=place, session=place.stem)
+            return
+        for folder, folders, files in os.walk(place):
+            folders.sort()
+            if Path(folder).name != "chats" and Path(folder).parent.name != "chats" and Path(folder) != place:
+                continue
+            for file in sorted(files):
+                if file.endswith((".json", ".jsonl")):
+                    path = Path(folder, file)
+                    yield SourceFile(path=path, session=path.stem, tags=_project_of(path))
+
+    def read(
+        self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
+    ) -> Iterator[Item]:
+        if file.path.suffix == ".json":
+            yield from self._object(file, stream)
+            return
+        session = start.state or file.session
+        for record in json_records(stream, start):
+            if isinstance(record, Mark):
+                yield msgspec.structs.replace(record, state=session or "")
+            elif isinstance(record, Unread):
+                yield record
+            else:
+                try:
+                    message = _decode_message(record.data)
+                except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                    yield Unread(line=record.line, why=why_not(error))
+                    continue
+                session = name(message.session_id) or session
+                yield from self._call(message, session, record, file)
+
+    def _object(self, file: SourceFile, stream: BinaryIO) -> Iterator[Item]:
+        data = read_whole(stream)
+        if data is None:
+            yield Unread(line=0, why="the file is too large")
+            return
+        try:
+            session = _decode_session(data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            yield Unread(line=0, why=why_not(error))
+            return
+        for raw in session.messages:
+            try:
+                message = _decode_message(raw)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                yield Unread(line=0, why=why_not(error))
+                continue
+            yield from self._call(message, name(session.session_id) or file.session, Record(0, raw), file)
+
+    def _call(
+        self, message: _Message, session: str | None, record: Record, file: SourceFile
+    ) -> Iterator[ImportedCall | Unread]:
+        usage = _usage(message)
+        if message.type not in ("gemini", "assistant", "model") or usage is None:
+            return
+        began = moment(message.timestamp)
+        mine = message.id or message.uuid
+        if began is None or mine is None:
+            yield Unread(line=record.line, why="the time or the id is missing or impossible")
+            return
+        yield ImportedCall(
+            identity=f"{session}/{mine}",
+            line=record.line,
+            provider=self._provider,
+            model=name(message.model) or "unknown",
+            started_at=began,
+            usage=usage,
+            session=session,
+            turn=session,
+            tags={**file.tags, **tags_of(project=message.cwd, branch=message.branch)},
+        )
+
+
+class QwenCode(GeminiCli):
+    """Qwen Code's session files."""
+
+    name = "qwen-code"
+    _home = ("QWEN_HOME", ".qwen", "projects")
+    _provider = "qwen"
+
+
+def _usage(message: _Message) -> TokenUsage | None:
+    if message.tokens is not None:
+        own = message.tokens
+        counts = (own.input, own.output, own.cached, own.thoughts, own.tool)
+    elif message.usage is not None:
+        told = message.usage
+        counts = (
+            told.prompt_token_count,
+            told.candidates_token_count,
+            told.cached_content_token_count,
+            told.thoughts_token_count,
+            told.tool_use_prompt_token_count,
+        )
+    else:
+        return None
+    prompt, output, cached, thoughts, tool = (max(0, count) for count in counts)
+    return tokens(total_input=prompt + tool, output=output + thoughts, read=cached, reasoning=thoughts)
+
+
+def _project_of(path: Path) -> dict[str, str]:
+    """The folder of the project. It is a hash or a short name, and a file in it may have the path."""
+    folder = next((each for each in path.parents if each.name == "chats"), path).parent
+    root = folder / ".project_root"
+    try:
+        return tags_of(project=root.read_text(encoding="utf-8", errors="replace")[:4096].strip() or folder.name)
+    except OSError:
+        return tags_of(project=folder.name)

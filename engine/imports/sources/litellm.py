@@ -1,0 +1,163 @@
+"""LiteLLM's spend logs: exports of the table ``LiteLLM_SpendLogs`` as CSV, JSON or JSON lines.
+
+The prompt's tokens include those that were read from and written to a cache. The metadata has the provider's whole
+usage, in versions since 2025. A spend of zero is unknown and not free. A hit in LiteLLM's own cache has no tokens
+at the provider.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage
+
+from ..source import LONGEST_LINE, START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from .records import (
+    Record,
+    amount_of,
+    count_of,
+    json_records,
+    moment_of,
+    object_of,
+    text_of,
+    tokens,
+    vendor_and_model,
+)
+
+_decode = msgspec.json.Decoder(dict[str, Json]).decode
+
+_ERRORS = {
+    "AuthenticationError": "auth",
+    "PermissionDeniedError": "auth",
+    "BadRequestError": "invalid_request",
+    "NotFoundError": "invalid_request",
+    "ContentPolicyViolationError": "invalid_request",
+    "ContextWindowExceededError": "context_overflow",
+    "RateLimitError": "rate_limit",
+    "InternalServerError": "server_error",
+    "ServiceUnavailableError": "server_error",
+    "Timeout": "network",
+    "APIConnectionError": "network",
+}
+"""LiteLLM's exceptions, with Callboard's classes."""
+
+
+class LiteLlm:
+    """LiteLLM's spend logs."""
+
+    name = "litellm"
+
+    def places(self) -> Sequence[Path]:
+        return []
+
+    def files(self, place: Path) -> Iterable[SourceFile]:
+        if place.is_file():
+            yield SourceFile(path=place)
+            return
+        for file in sorted(place.rglob("*")):
+            if file.suffix in (".csv", ".json", ".jsonl", ".ndjson"):
+                yield SourceFile(path=file)
+
+    def read(
+        self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
+    ) -> Iterator[Item]:
+        if file.path.suffix == ".csv":
+            yield from _csv(stream)
+            return
+        for record in json_records(stream, start):
+            if not isinstance(record, Record):
+                yield record
+                continue
+            try:
+                row = _decode(record.data)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                yield Unread(line=record.line, why=why_not(error))
+            else:
+                yield call_of(row, record.line)
+
+
+def _csv(stream: BinaryIO) -> Iterator[Item]:
+    """The rows of a CSV file with a heading."""
+    csv.field_size_limit(LONGEST_LINE)
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
+    rows = csv.DictReader(text, restkey="")
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            break
+        except csv.Error:
+            yield Unread(line=rows.line_num, why="not valid CSV")
+            continue
+        yield call_of(dict(row), rows.line_num)
+    text.detach()
+
+
+def call_of(row: JsonObject, line: int) -> ImportedCall | Unread:
+    """A row of the table. Its times are UTC."""
+    mine = text_of(row.get("request_id"))
+    began = moment_of(row.get("startTime"))
+    if mine is None or began is None:
+        return Unread(line=line, why="the time or the request_id is missing or impossible")
+    ended, first = moment_of(row.get("endTime")), moment_of(row.get("completionStartTime"))
+    metadata = object_of(row.get("metadata"))
+    provider, model = vendor_and_model(
+        text_of(row.get("custom_llm_provider")), text_of(row.get("model")) or text_of(row.get("model_group"))
+    )
+    failed = "failure" in (row.get("status"), metadata.get("status"))
+    error = text_of(object_of(metadata.get("error_information")).get("error_class"))
+    return ImportedCall(
+        identity=mine,
+        line=line,
+        provider=provider,
+        model=model,
+        started_at=began,
+        usage=None if failed else _usage(row, metadata),
+        error_class=_ERRORS.get(error or "", "other") if failed else None,
+        error_type=error if failed else None,
+        latency_ms=None if ended is None or ended < began else (ended - began) // 1000,
+        first_token_ms=None if first is None or first < began or first == ended else (first - began) // 1000,
+        stated_cost_nano_usd=nano_of(amount_of(row.get("spend"))) or None,
+        session=text_of(row.get("session_id")),
+        request_id=mine,
+        tags=tags_of(
+            user=text_of(row.get("end_user")) or text_of(row.get("user")),
+            team=text_of(metadata.get("user_api_key_team_alias")) or text_of(row.get("team_id")),
+            key=text_of(metadata.get("user_api_key_alias")),
+        ),
+    )
+
+
+def _usage(row: JsonObject, metadata: JsonObject) -> TokenUsage:
+    if row.get("cache_hit") in ("True", "true", True):
+        return TokenUsage()
+    whole = object_of(metadata.get("usage_object"))
+    more = object_of(metadata.get("additional_usage_values"))
+    prompt, completion = (
+        object_of(whole.get("prompt_tokens_details")),
+        object_of(whole.get("completion_tokens_details")),
+    )
+    written = object_of(whole.get("cache_creation")) or object_of(prompt.get("cache_creation_token_details"))
+    read = count_of(
+        whole.get("cache_read_input_tokens"), prompt.get("cached_tokens"), more.get("cache_read_input_tokens")
+    )
+    reasoning = count_of(completion.get("reasoning_tokens"))
+    return tokens(
+        total_input=count_of(row.get("prompt_tokens"), whole.get("prompt_tokens")),
+        output=count_of(row.get("completion_tokens"), whole.get("completion_tokens")),
+        read=read,
+        written=count_of(
+            whole.get("cache_creation_input_tokens"),
+            prompt.get("cache_creation_tokens"),
+            more.get("cache_creation_input_tokens"),
+        ),
+        hour=count_of(written.get("ephemeral_1h_input_tokens")),
+        reasoning=reasoning or None,
+    )

@@ -1,0 +1,393 @@
+"""Spans of OpenTelemetry: files of OTLP/JSON, as the collector writes them, and bodies of ``POST /v1/traces``.
+
+A span is a call of a model if it has a model and counts of tokens, and is no span around others. The names of its
+attributes have changed several times, and OpenInference (Phoenix) has its own. All of them are understood. Input
+includes what was read from and written to a cache, by the convention. Where these are more than the input, it does
+not.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from callboard.bus.values.base import Json, JsonObject
+
+from ..source import START, ImportedCall, Item, Mark, SourceFile, Unread, nano_of, tags_of, why_not
+from .records import (
+    LARGEST_FILE,
+    Record,
+    amount_of,
+    count_of,
+    json_records,
+    object_of,
+    stop_reason,
+    text_of,
+    tokens,
+    vendor_and_model,
+)
+
+Attributes: TypeAlias = Mapping[str, Json]
+
+_MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.model.id", "embedding.model_name")
+_VENDOR = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider")
+_INPUT = (
+    *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+    *("llm.usage.prompt_tokens", "ai.usage.promptTokens"),
+)
+_OUTPUT = (
+    *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
+    *("llm.usage.completion_tokens", "ai.usage.completionTokens"),
+)
+_READ = (
+    *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
+    *(
+        "gen_ai.usage.input_tokens.cached",
+        "gen_ai.usage.cached_tokens",
+        "llm.token_count.prompt_details.cache_read",
+    ),
+    *("gen_ai.usage.details.cache_read_tokens", "ai.usage.cachedInputTokens"),
+)
+_WRITTEN = (
+    *("gen_ai.usage.cache_write.input_tokens", "gen_ai.usage.cache_creation.input_tokens"),
+    *("gen_ai.usage.cache_creation_input_tokens", "llm.token_count.prompt_details.cache_write"),
+    "gen_ai.usage.details.cache_write_tokens",
+)
+_REASONING = (
+    *("gen_ai.usage.reasoning.output_tokens", "gen_ai.usage.reasoning_tokens"),
+    *("gen_ai.usage.output_tokens.reasoning", "llm.token_count.completion_details.reasoning"),
+    *("gen_ai.usage.details.reasoning_tokens", "ai.usage.reasoningTokens"),
+)
+_COST = ("gen_ai.usage.cost.amount", "gen_ai.usage.cost", "llm.cost.total", "operation.cost")
+_SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
+_AROUND: Final = frozenset(
+    (
+        "invoke_agent",
+        "create_agent",
+        "execute_tool",
+        "invoke_workflow",
+        "plan",
+        "retrieval",
+        "agent",
+        "tool",
+        "chain",
+    )
+)
+"""Operations of spans around others. Their counts are sums of calls that have spans of their own."""
+
+
+class Otlp:
+    """Files of OTLP/JSON, one request or one span on a line."""
+
+    name = "otlp"
+
+    def places(self) -> Sequence[Path]:
+        return []
+
+    def files(self, place: Path) -> Iterable[SourceFile]:
+        if place.is_file():
+            yield SourceFile(path=place)
+            return
+        for file in sorted(place.rglob("*")):
+            if file.suffix in (".json", ".jsonl", ".ndjson", ".pb", ".binpb"):
+                yield SourceFile(path=file)
+
+    def read(
+        self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
+    ) -> Iterator[Item]:
+        if file.path.suffix in (".pb", ".binpb"):
+            yield from read_otlp(stream.read(LARGEST_FILE), "application/x-protobuf")
+            return
+        for record in json_records(stream, start):
+            if isinstance(record, Record):
+                yield from _of_json(bytes(record.data), record.line)
+            else:
+                yield record
+
+
+def read_otlp(body: bytes, content_type: str, encoding: str | None = None) -> Iterator[ImportedCall | Unread]:
+    """The calls in the body of a request to ``/v1/traces``.
+
+    Args:
+        body: The body, an ``ExportTraceServiceRequest``.
+        content_type: ``application/json`` or ``application/x-protobuf``.
+        encoding: ``gzip`` or ``deflate`` if the body is compressed. It must not hold more than 64 MiB.
+    """
+    if encoding in ("gzip", "deflate"):
+        try:
+            unpacked = zlib.decompressobj(47 if encoding == "gzip" else 15)
+            body = unpacked.decompress(body, LARGEST_FILE)
+            if unpacked.unconsumed_tail:
+                yield Unread(line=0, why="the body is too large")
+                return
+        except (zlib.error, gzip.BadGzipFile):
+            yield Unread(line=0, why="the body can't be decompressed")
+            return
+    if content_type.partition(";")[0].strip() == "application/json":
+        yield from _of_json(body, 0)
+        return
+    try:
+        spans = list(_spans_of_protobuf(body))
+    except (ValueError, IndexError, struct.error):
+        yield Unread(line=0, why="not valid Protobuf")
+        return
+    yield from _calls(spans, 0)
+
+
+# --- Spans ---
+
+
+class Span(NamedTuple):
+    """A span of either form."""
+
+    trace_id: str
+    span_id: str
+    started_ns: int
+    ended_ns: int
+    failed: bool
+    attributes: Attributes
+    resource: Attributes
+
+
+def _calls(spans: Iterable[Span], line: int) -> Iterator[ImportedCall | Unread]:
+    for span in spans:
+        found = _call(span, line)
+        if found is not None:
+            yield found
+
+
+def _call(span: Span, line: int) -> ImportedCall | Unread | None:
+    told = span.attributes
+    model, vendor = (
+        next((text for each in names if (text := text_of(told.get(each)))), None) for names in (_MODEL, _VENDOR)
+    )
+    kind = told.get("gen_ai.operation.name") or told.get("openinference.span.kind")
+    counted = any(each in told for each in (*_INPUT, *_OUTPUT))
+    if model is None or (isinstance(kind, str) and kind.lower() in _AROUND) or not (counted or span.failed):
+        return None
+    if not span.span_id or not span.started_ns:
+        return Unread(line=line, why="the time or the id of a span is missing")
+
+    def count(names: Sequence[str]) -> int:
+        return count_of(*(told.get(each) for each in names))
+
+    provider, model = vendor_and_model(vendor, model)
+    reasoning = count(_REASONING)
+    reasons = told.get("gen_ai.response.finish_reasons")
+    latency = (span.ended_ns - span.started_ns) // 1_000_000
+    first = told.get("gen_ai.response.time_to_first_chunk")
+    cost = next((amount for each in _COST if (amount := amount_of(told.get(each)))), None)
+    return ImportedCall(
+        identity=f"{span.trace_id}/{span.span_id}",
+        line=line,
+        provider=provider,
+        model=model,
+        started_at=span.started_ns // 1000,
+        usage=tokens(
+            total_input=count(_INPUT),
+            output=max(count(_OUTPUT), reasoning),
+            read=count(_READ),
+            written=count(_WRITTEN),
+            reasoning=reasoning or None,
+        )
+        if counted
+        else None,
+        stop_reason=stop_reason(reasons[0]) if isinstance(reasons, list) and reasons else None,
+        error_class="other" if span.failed else None,
+        error_type=text_of(told.get("error.type")) if span.failed else None,
+        latency_ms=latency if latency >= 0 else None,
+        first_token_ms=int(first * 1000) if isinstance(first, int | float) and 0 <= first < 1e6 else None,
+        stated_cost_nano_usd=nano_of(cost) or None,
+        session=_first(told, _SESSION),
+        turn=span.trace_id or None,
+        response_id=text_of(told.get("gen_ai.response.id")),
+        tags=tags_of(
+            service=text_of(span.resource.get("service.name")),
+            environment=text_of(span.resource.get("deployment.environment.name")),
+            user=text_of(told.get("user.id")) or text_of(told.get("enduser.id")),
+        ),
+    )
+
+
+def _first(told: Attributes, names: Sequence[str]) -> str | None:
+    """The first of some attributes that is a text."""
+    return next((text for each in names if (text := text_of(told.get(each)))), None)
+
+
+# --- JSON ---
+
+_decode = msgspec.json.Decoder(Json).decode
+
+
+def _of_json(data: bytes, line: int) -> Iterator[ImportedCall | Unread]:
+    try:
+        value = _decode(data)
+        spans = list(_spans_of_json(value))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        yield Unread(line=line, why=why_not(error))
+        return
+    except (ValueError, TypeError, AttributeError):
+        yield Unread(line=line, why="unexpected form")
+        return
+    yield from _calls(spans, line)
+
+
+def _spans_of_json(value: Json) -> Iterator[Span]:
+    request = object_of(value)
+    for group in _list(request, "resourceSpans", "resource_spans"):
+        resource = _attributes(_list(object_of(object_of(group).get("resource")), "attributes"))
+        for scope in _list(object_of(group), "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
+            for span in _list(object_of(scope), "spans"):
+                yield _span_of_json(object_of(span), resource)
+    if "attributes" in request and ("spanId" in request or "span_id" in request or "context" in request):
+        yield _span_of_json(request, {})
+
+
+def _span_of_json(span: JsonObject, resource: Attributes) -> Span:
+    context = object_of(span.get("context"))
+    given = span.get("attributes")
+    attributes = given if isinstance(given, dict) else _attributes(_list(span, "attributes"))
+    code = object_of(span.get("status")).get("code")
+    return Span(
+        trace_id=str(span.get("traceId") or span.get("trace_id") or context.get("trace_id") or ""),
+        span_id=str(span.get("spanId") or span.get("span_id") or context.get("span_id") or ""),
+        started_ns=_nanoseconds(span.get("startTimeUnixNano") or span.get("start_time_unix_nano")),
+        ended_ns=_nanoseconds(span.get("endTimeUnixNano") or span.get("end_time_unix_nano")),
+        failed=code in (2, "STATUS_CODE_ERROR", "ERROR"),
+        attributes=attributes,
+        resource=resource,
+    )
+
+
+def _nanoseconds(value: Json) -> int:
+    """A time, which JSON has as text; 0 for none."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
+
+
+def _list(value: JsonObject, *names: str) -> list[Json]:
+    found = next((value[each] for each in names if each in value), [])
+    return found if isinstance(found, list) else []
+
+
+def _attributes(pairs: Iterable[Json]) -> dict[str, Json]:
+    found = (object_of(pair) for pair in pairs)
+    return {str(pair.get("key")): _value(object_of(pair.get("value"))) for pair in found}
+
+
+def _value(value: JsonObject) -> Json:
+    for kind, inner in value.items():
+        if kind in ("intValue", "int_value"):
+            return int(str(inner))
+        if kind in ("arrayValue", "array_value"):
+            return [_value(object_of(each)) for each in _list(object_of(inner), "values")]
+        return inner
+    return None
+
+
+# --- Protobuf: as much of it as spans need ---
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a message: numbers as int, everything else as bytes. Raises ValueError."""
+    place, end = 0, len(data)
+    while place < end:
+        tag, place = _varint(data, place)
+        kind = tag & 7
+        if kind == 0:
+            number, place = _varint(data, place)
+            yield tag >> 3, number
+            continue
+        size = 8 if kind == 1 else 4
+        if kind == 2:
+            size, place = _varint(data, place)
+        elif kind not in (1, 5):
+            raise ValueError("an unknown kind of field")
+        if place + size > end:
+            raise ValueError("a field beyond the end")
+        yield tag >> 3, data[place : place + size]
+        place += size
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number beyond 64 bits")
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    return (value for each, value in _fields(data) if each == number and isinstance(value, bytes))
+
+
+def _spans_of_protobuf(body: bytes) -> Iterator[Span]:
+    for group in _messages(body, 1):
+        resource: dict[str, Json] = {}
+        for told in _messages(group, 1):
+            resource |= dict(map(_pair, _messages(told, 1)))
+        for scope in _messages(group, 2):
+            for span in _messages(scope, 2):
+                yield _span_of_protobuf(span, resource)
+
+
+def _span_of_protobuf(data: bytes, resource: Attributes) -> Span:
+    ids: dict[int, str] = {}
+    times: dict[int, int] = {}
+    attributes: dict[str, Json] = {}
+    failed = False
+    for number, value in _fields(data):
+        if not isinstance(value, bytes):
+            continue
+        if number in (1, 2):
+            ids[number] = value.hex()
+        elif number in (7, 8):
+            times[number] = struct.unpack("<Q", value)[0]
+        elif number == 9:
+            key, inner = _pair(value)
+            attributes[key] = inner
+        elif number == 15:
+            failed = any(each == 3 and code == 2 for each, code in _fields(value))
+    return Span(ids.get(1, ""), ids.get(2, ""), times.get(7, 0), times.get(8, 0), failed, attributes, resource)
+
+
+def _pair(data: bytes) -> tuple[str, Json]:
+    key, value = "", None
+    for number, inner in _fields(data):
+        if number == 1 and isinstance(inner, bytes):
+            key = inner.decode("utf-8", "replace")
+        elif number == 2 and isinstance(inner, bytes):
+            value = _any(inner)
+    return key, value
+
+
+def _any(data: bytes) -> Json:
+    for number, value in _fields(data):
+        match number:
+            case 1 if isinstance(value, bytes):
+                return value.decode("utf-8", "replace")
+            case 2:
+                return bool(value)
+            case 3 if isinstance(value, int):
+                return value - (1 << 64) if value >> 63 else value
+            case 4 if isinstance(value, bytes):
+                return float(struct.unpack("<d", value)[0])
+            case 5 if isinstance(value, bytes):
+                return [_any(each) for each in _messages(value, 1)]
+            case 7 if isinstance(value, bytes):
+                return base64.b64encode(value).decode()
+            case _:
+                pass
+    return None

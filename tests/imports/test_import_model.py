@@ -1,0 +1,387 @@
+"""Random stories of files that are written, grown, rewritten, forked and moved, beside a plain dict.
+
+The dict knows no positions, chunks or ledgers: an import takes the largest revision of each call that is in any
+file. After each act the trace must have the same calls with the same costs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from callboard.bus import TokenUsage
+from callboard.engine.imports import importer as importing
+from callboard.engine.imports.importer import Importer, request_id
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
+from callboard.tracestore.postgres.store import PostgresStore
+from tests.support.postgres_server import PostgresServer
+from tests.support.session_files import Claude, Record, stamp, usage
+from tests.tracestore.test_trace_reprice_model import Opener, Ticking
+
+MODELS = ("claude-sonnet-4-5-20250929", "claude-haiku-4-5-20251001")
+PRICES = PriceTable([PriceRow(model="anthropic:*", input=3_000_000, output=15_000_000)], "at call time")
+TABLES = (
+    PriceTable([PriceRow(model="*:*", input=1_000_000, output=2_000_000)], "all"),
+    PriceTable([PriceRow(model=f"anthropic:{MODELS[0]}", input=7_000_000, output=9_000_000)], "of one model"),
+)
+WHERE = (CallFilter(), CallFilter(model=f"anthropic:{MODELS[1]}"))
+T0_US = 1_772_355_600_000_000
+HOUR_US = 3_600_000_000
+
+
+class Call(msgspec.Struct):
+    """A call in the trace."""
+
+    model: str
+    began_us: int
+    out: int
+
+    def price(self, table: PriceTable) -> int | None:
+        return table.price(f"anthropic:{self.model}", TokenUsage(3, self.out), self.began_us).nano_usd
+
+
+class Act(msgspec.Struct):
+    """A repricing."""
+
+    table: PriceTable
+    where: CallFilter
+    lies_on: list[Act]
+    gave: set[str]
+    stands: bool = True
+
+    def covers(self, call: Call) -> bool:
+        return self.where.model is None or self.where.model == f"anthropic:{call.model}"
+
+
+class Dying:
+    """A store whose importer is killed at one of its writes: before or after the commit."""
+
+    def __init__(self, store: Store, at: int) -> None:
+        self._store = store
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def write_import(self, *arguments: Any) -> bool:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        done = await self._store.write_import(*arguments)
+        if self._left == 1:
+            self._left = 0
+            raise KeyboardInterrupt
+        return done
+
+
+class Story:
+    """The files, the dict, and a trace that is to be equal to it."""
+
+    def __init__(self, folder: Path, opener: Opener, clock: Ticking) -> None:
+        self.folder = folder
+        self.clock = clock
+        self.stores = (opener(clock), opener(clock))
+        self.importers = [self.importer(store) for store in self.stores]
+        self.sessions = [Claude(f"{number}1111111-0000-4000-8000-000000000001") for number in range(3)]
+        self.paths = [session.file(folder / "projects") for session in self.sessions]
+        self.texts: list[list[str]] = [[], [], []]
+        self.halves: dict[int, str] = {}
+        self.last: dict[int, tuple[int, int, int]] = {}  # of each file: number, output and model of its last call
+        self.count = 0
+        self.moves = 0
+        self.forks: list[Path] = []
+        self.calls: dict[str, Call] = {}
+        self.pruned: set[str] = set()
+        self.acts: list[Act] = []
+        self.current: list[Act] = []
+
+    def importer(self, store: Any) -> Importer:
+        return Importer(store, "claude-code", self.folder / "projects", prices=PRICES, clock=self.clock)
+
+    # --- Files ---
+
+    def line(self, file: int, number: int, out: int, model: int) -> str:
+        session = self.sessions[file]
+        reply = session.reply(number, usage(3, out), model=MODELS[model], timestamp=stamp(number * 600))
+        return json.dumps(reply) + "\n"
+
+    def append(self, file: int, text: str) -> None:
+        path = self.paths[file]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as stream:
+            stream.write(self.halves.pop(file, "") + text)
+        self._touch(path)
+
+    def _touch(self, path: Path) -> None:
+        """Give each change another time, however coarse the clock of the file system is."""
+        self.moves += 1
+        os.utime(path, ns=(self.moves * 10**9, self.moves * 10**9))
+
+    def new(self, file: int, out: int, model: int) -> None:
+        self.count += 1
+        self.last[file] = (self.count, out, model)
+        self.append(file, self.line(file, self.count, out, model))
+
+    def grow(self, file: int, more: int) -> None:
+        if file in self.last:
+            number, out, model = self.last[file]
+            self.last[file] = (number, out + more, model)
+            self.append(file, self.line(file, number, out + more, model))
+
+    def half(self, file: int, out: int) -> None:
+        """A line of which only the first part is written yet."""
+        self.count += 1
+        text = self.line(file, self.count, out, 0)
+        self.append(file, text[:40])
+        self.halves[file] = text[40:]
+
+    def junk(self, file: int) -> None:
+        self.append(file, '{"usage":\n')
+
+    def rewrite(self, file: int, lost: int) -> None:
+        path = self.paths[file]
+        if path.exists():
+            kept = path.read_text().splitlines(keepends=True)[lost:]
+            path.write_text("".join(kept))
+            self._touch(path)
+
+    def fork(self, file: int, to: int) -> None:
+        """A new session with the past of another one."""
+        if self.paths[file].exists():
+            self.moves += 1
+            path = self.paths[file].with_name(f"fork-{self.moves}.jsonl")
+            path.write_text(self.paths[file].read_text().replace(self.sessions[file].session, f"fork{to}"))
+            self._touch(path)
+            self.forks.append(path)
+
+    def move(self, file: int) -> None:
+        if self.paths[file].exists():
+            self.moves += 1
+            self.paths[file] = self.paths[file].rename(self.paths[file].with_name(f"moved-{self.moves}.jsonl"))
+
+    def in_files(self) -> dict[str, Call]:
+        found: dict[str, Call] = {}
+        for path in (self.folder / "projects").rglob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                try:
+                    record: Record = json.loads(line)
+                except ValueError:
+                    continue
+                message = record["message"]
+                number = int(message["id"].removeprefix("msg_"))
+                name = request_id("claude-code", f"msg_{number}:req_{number}")
+                out = message["usage"]["output_tokens"]
+                if name not in found or found[name].out < out:
+                    found[name] = Call(message["model"], T0_US + number * 600_000_000, out)
+        return found
+
+    # --- The trace ---
+
+    async def imported(self, who: int) -> None:
+        await self.importers[who].run()
+        self.took_all()
+
+    async def both(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for importer in self.importers:
+                tasks.start_soon(importer.run)
+        self.took_all()
+
+    async def killed(self, at: int) -> None:
+        """An importer dies, and another one goes on."""
+        with suppress(KeyboardInterrupt):
+            await self.importer(Dying(self.stores[0], at)).run()
+        self.importers = [self.importer(store) for store in self.stores]
+        await self.imported(1)
+
+    def took_all(self) -> None:
+        for name, call in self.in_files().items():
+            before = self.calls.get(name)
+            if name in self.pruned or (before is not None and before.out >= call.out):
+                continue
+            self.calls[name] = call
+            for act in self.acts:
+                if before is None and act.stands and act.covers(call):
+                    act.gave.add(name)
+
+    async def reprice(self, table: int, where: int) -> None:
+        self.clock.advance()
+        await self.stores[0].reprice(TABLES[table], where=WHERE[where])
+        act = Act(TABLES[table], WHERE[where], list(self.current), set())
+        act.gave = {name for name, call in self.calls.items() if act.covers(call)}
+        self.acts.append(act)
+        self.current = [act, *(self.current if where else [])]
+
+    async def undo(self) -> None:
+        self.clock.advance()
+        if self.current:
+            await self.stores[0].undo_reprice()
+            act = next(act for act in reversed(self.acts) if act.stands)
+            act.stands = False
+            self.current = act.lies_on
+
+    async def prune(self, hours: int) -> None:
+        before = T0_US + hours * HOUR_US
+        await self.stores[0].prune(before=before)
+        left = {row.request_id for row in await self.stores[0].calls(limit=None)}
+        gone = {name for name in self.calls if name not in left}
+        old = {name for name, call in self.calls.items() if call.began_us < before}
+        assert gone <= old  # The last call and the last event stay.
+        assert len(old - gone) <= 2
+        self.pruned |= gone
+        for name in gone:
+            del self.calls[name]
+
+    def cost(self, name: str) -> int | None:
+        call = self.calls[name]
+        for act in self.current:
+            if name in act.gave:
+                return call.price(act.table)
+        return call.price(PRICES)
+
+    async def check(self) -> None:
+        store = self.stores[1]
+        rows = await store.calls(limit=None)
+        assert len(rows) == len(self.calls)
+        assert {
+            row.request_id: (
+                row.usage and row.usage.output_tokens,
+                row.cost and row.cost.nano_usd,
+                row.at_call_time and row.at_call_time.nano_usd,
+            )
+            for row in rows
+        } == {name: (call.out, self.cost(name), call.price(PRICES)) for name, call in self.calls.items()}
+        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for name, call in self.calls.items():
+            for place, more in enumerate((1, call.out, self.cost(name) or 0)):
+                sums[f"anthropic:{call.model}"][place] += more
+        assert {
+            row["model"]: [row.calls, row.output_tokens, row.cost_nano_usd] for row in await store.costs()
+        } == sums
+        told: dict[str, list[int]] = defaultdict(list)
+        for event in await store.events(topic="llm.call_imported", limit=None):
+            told[str(event.request_id)].append(event.data.revision)  # type: ignore[attr-defined]
+        assert all(len({*revisions}) == len(revisions) for revisions in told.values())
+
+
+async def told(opener: Opener, folder: Path, story: list[tuple[Any, ...]]) -> None:
+    clock = Ticking()
+    played = Story(folder, opener, clock)
+    async with played.stores[0], played.stores[1]:
+        for name, *arguments in story:
+            result = getattr(played, name)(*arguments)
+            if result is not None:
+                await result
+                await played.check()
+        await played.imported(0)
+        await played.check()
+
+
+FILES = st.integers(0, 2)
+OUT = st.integers(1, 60)
+ACTS = st.one_of(
+    st.tuples(st.just("new"), FILES, OUT, st.integers(0, 1)),
+    st.tuples(st.just("new"), FILES, OUT, st.integers(0, 1)),
+    st.tuples(st.just("grow"), FILES, OUT),
+    st.tuples(st.just("half"), FILES, OUT),
+    st.tuples(st.just("junk"), FILES),
+    st.tuples(st.just("rewrite"), FILES, st.integers(0, 2)),
+    st.tuples(st.just("fork"), FILES, FILES),
+    st.tuples(st.just("move"), FILES),
+    st.tuples(st.just("imported"), st.integers(0, 1)),
+    st.tuples(st.just("both")),
+    st.tuples(st.just("killed"), st.integers(1, 4)),
+    st.tuples(st.just("reprice"), st.integers(0, 1), st.integers(0, 1)),
+    st.tuples(st.just("undo")),
+    st.tuples(st.just("prune"), st.integers(0, 3)),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "CALLS_AT_ONCE", 2)
+
+
+@given(story=st.lists(ACTS, min_size=4, max_size=24))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_trace_has_what_is_in_the_files_after_every_act(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[Any, ...]]
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    anyio.run(told, lambda clock: TraceStore(folder / "trace.db", clock=clock), folder, story)
+
+
+@pytest.fixture
+def template(postgres_server: PostgresServer) -> str:
+    """A database with an empty trace."""
+    return postgres_server.template("imports", _migrate)
+
+
+def _migrate(dsn: str) -> None:
+    async def opened() -> None:
+        async with PostgresStore(dsn):
+            pass
+
+    anyio.run(opened)
+
+
+@pytest.mark.deep("the same stories as on a file")
+@given(story=st.lists(ACTS, min_size=4, max_size=16))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_trace_on_a_server_has_it_too(
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_server: PostgresServer,
+    template: str,
+    story: list[tuple[Any, ...]],
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    with postgres_server.clean_database(template) as dsn:
+        anyio.run(told, lambda clock: PostgresStore(dsn, path=folder / "trace", clock=clock), folder, story)
+
+
+STORIES = [
+    [("new", 0, 5, 0), ("imported", 0), ("reprice", 0, 0), ("grow", 0, 7), ("imported", 0), ("undo",)],
+    [
+        *(("new", n, 5, 0) for n in range(3)),
+        ("new", 2, 5, 0),
+        ("imported", 0),
+        ("prune", 3),
+        ("fork", 0, 1),
+        ("grow", 0, 7),
+    ],
+    [("new", 0, 5, 0), ("new", 0, 5, 0), ("imported", 0), ("rewrite", 0, 1), ("new", 0, 6, 0), ("new", 0, 7, 0)],
+    [("new", n % 3, 5 + n, n % 2) for n in range(9)] + [("killed", 3), ("both",), ("move", 1), ("both",)],
+    [
+        ("new", 0, 5, 0),
+        ("reprice", 0, 0),
+        ("reprice", 1, 1),
+        ("imported", 0),
+        ("undo",),
+        ("grow", 0, 2),
+        ("both",),
+    ],
+]
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_stories_that_show_one_thing(tmp_path: Path, story: list[tuple[Any, ...]]) -> None:
+    """A correction after a repricing, a pruned call in a fork, a rewritten file, a kill, and a late import."""
+    anyio.run(told, lambda clock: TraceStore(tmp_path / "trace.db", clock=clock), tmp_path, story)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_they_go_the_same_way_on_a_server(
+    tmp_path: Path, postgres_server: PostgresServer, template: str, story: list[tuple[Any, ...]]
+) -> None:
+    with postgres_server.clean_database(template) as dsn:
+        anyio.run(told, lambda clock: PostgresStore(dsn, path=tmp_path / "trace", clock=clock), tmp_path, story)

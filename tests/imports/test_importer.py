@@ -1,0 +1,320 @@
+"""What an import does to a trace, the same on a file and on a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import pytest
+
+from callboard import Budget
+from callboard.bus import ConfigurationError, StoreError, TokenUsage
+from callboard.engine.budgets.budgets import query_of
+from callboard.engine.imports.importer import Importer, import_calls, request_id
+from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, source_named
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
+from callboard.tracestore.call_columns import IMPORTED, OWN, trees
+from tests.support.session_files import Claude, usage, write
+from tests.tracestore.contract.conftest import Place
+from tests.tracestore.trace_making import Maker
+
+pytestmark = pytest.mark.anyio
+PRICES = PriceTable(
+    [
+        PriceRow(model="anthropic:*", input=3_000_000, output=15_000_000, valid_to=1_772_400_000_000_000),
+        PriceRow(model="anthropic:*", input=6_000_000, output=30_000_000, valid_from=1_772_400_000_000_000),
+    ],
+    "dated",
+)
+
+
+@pytest.fixture
+def session() -> Claude:
+    return Claude()
+
+
+async def run(store: Store | None, folder: Path, **how: object) -> tuple[int, int, int, int]:
+    """Import a folder. Returns the calls that are new, known and corrected, and the unread parts."""
+    report = await import_calls(store, "claude-code", folder, prices=PRICES, **how)  # type: ignore[arg-type]
+    return report.new, report.known, report.corrected, report.unread
+
+
+async def test_importing_again_changes_nothing(store: Store, tmp_path: Path, session: Claude) -> None:
+    write(session.file(tmp_path), [session.prompt(), session.reply(1), session.reply(2)])
+    assert await run(store, tmp_path) == (2, 0, 0, 0)
+    before = await store.last_event_id()
+    report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
+    assert (report.unchanged, report.bytes_read, report.changed) == (1, 0, False)
+    assert await store.last_event_id() == before
+
+
+async def test_a_file_that_grew_is_read_from_where_it_was(store: Store, tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.reply(1)])
+    await run(store, tmp_path)
+    size = path.stat().st_size
+    write(path, [session.reply(2)], append=True)
+    report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
+    assert (report.new, report.known, report.bytes_read) == (1, 0, path.stat().st_size - size)
+
+
+async def test_a_moved_and_a_copied_file_bring_nothing_twice(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    path = write(session.file(tmp_path), [session.reply(1)])
+    await run(store, tmp_path)
+    path = path.rename(path.with_name("moved.jsonl"))
+    path.with_name("copy.jsonl").write_bytes(path.read_bytes())
+    assert await run(store, tmp_path) == (0, 2, 0, 0)
+
+
+async def test_a_correction_is_an_event_and_the_first_one_stays(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    path = write(session.file(tmp_path), [session.reply(1, usage(3, 10), stop=None)])
+    await run(store, tmp_path)
+    write(path, [session.reply(1, usage(3, 200))], append=True)
+    assert await run(store, tmp_path) == (0, 0, 1, 0)
+    (row,) = await store.calls()
+    assert row.usage == TokenUsage(3, 200)
+    assert (row.cost and row.cost.nano_usd, row.origin_line) == (3 * 3000 + 200 * 15_000, 2)
+    events = await store.events(topic="llm.call_imported")
+    assert [event.data.usage.output_tokens for event in events] == [10, 200]  # type: ignore[attr-defined]
+
+
+async def test_a_row_says_where_it_comes_from(store: Store, tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.prompt(), session.reply(1)])
+    await run(store, tmp_path)
+    (row,) = await store.calls()
+    assert (row.origin, row.origin_file, row.origin_line) == ("claude-code", str(path), 2)
+    assert (row.request_id, row.session_id) == (request_id("claude-code", "msg_1:req_1"), session.session)
+    assert (row.status, row.stop_reason, row.latency_ms) == ("completed", "end_turn", None)
+    assert row.tags == {"project": "/src/shop", "branch": "main"}
+    (of,) = await store.sessions()
+    assert of.tags == {"origin": "claude-code", "project": "/src/shop", "branch": "main"}
+
+
+async def test_a_call_has_the_price_of_its_own_time(store: Store, tmp_path: Path, session: Claude) -> None:
+    early = session.reply(1, usage(0, 1))
+    session.now += 90_000
+    write(session.file(tmp_path), [early, session.reply(2, usage(0, 1))])
+    await run(store, tmp_path)
+    assert sorted(row.cost.nano_usd or 0 for row in await store.calls() if row.cost) == [15_000, 30_000]
+
+
+async def test_a_stated_cost_counts_only_where_the_price_is_unknown(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    write(session.file(tmp_path), [session.reply(1, costUSD=0.5), session.reply(2, costUSD=0.25, model="glm-4.6")])
+    table = PriceTable([PriceRow(model="anthropic:claude-*", input=1, output=1)], "one")
+    await import_calls(store, "claude-code", tmp_path, prices=table)
+    found = {row.model: row for row in await store.calls()}
+    known, unknown = found["anthropic:claude-sonnet-4-5-20250929"], found["anthropic:glm-4.6"]
+    assert (known.stated_nano_usd, known.cost and known.cost.source) == (500_000_000, "computed")
+    assert (unknown.cost and unknown.cost.nano_usd, unknown.cost and unknown.cost.source) == (
+        250_000_000,
+        "provider",
+    )
+
+
+async def test_a_late_import_has_the_costs_of_a_standing_repricing(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    write(session.file(tmp_path), [session.reply(1, usage(0, 1))])
+    await store.reprice(PriceTable([PriceRow(model="*:*", output=1_000_000)], "cheap"))
+    await run(store, tmp_path)
+    (row,) = await store.calls()
+    assert (row.cost and row.cost.nano_usd, row.at_call_time and row.at_call_time.nano_usd) == (1000, 15_000)
+    await store.undo_reprice()
+    (row,) = await store.calls()
+    assert row.cost == row.at_call_time
+
+
+async def test_reports_tell_imported_calls_from_own_ones(store: Store, tmp_path: Path, session: Claude) -> None:
+    make = Maker()
+    write(session.file(tmp_path), [session.reply(1)])
+    await run(store, tmp_path)
+    await store.write([make.started(), make.completed()])
+    sums = {row["origin"]: row.calls for row in await store.costs(by=("origin",))}
+    assert sums == {"claude-code": 1, "callboard": 1}
+    for origin, calls in ((OWN, 1), (IMPORTED, 1), ("claude-code", 1), ("codex", 0), (None, 2)):
+        assert len(await store.calls(CallFilter(origin=origin))) == calls
+
+
+async def test_imported_calls_count_in_budgets_only_if_asked(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    write(session.file(tmp_path), [session.reply(1)])
+    await run(store, tmp_path)
+    asked = [query_of(Budget(max_cost_usd=1, counts_imported=counts), 0) for counts in (False, True)]
+    spending = await store.spending(asked, "run_none")
+    assert [sum(row.calls for row in rows) for rows in spending.rows] == [0, 1]
+
+
+async def test_sub_agents_are_children_of_their_turn(store: Store, tmp_path: Path, session: Claude) -> None:
+    top = session.file(tmp_path)
+    main = [
+        session.prompt(),
+        session.task(1, "toolu_1"),
+        session.result("toolu_1", toolUseResult={"agentId": "a1"}),
+    ]
+    side = [session.reply(2, isSidechain=True, agentId="a1")]
+    write(top, [*main, session.reply(3)])
+    write(top.with_suffix("") / "subagents" / "agent-a1.jsonl", side)
+    await run(store, tmp_path)
+    (tree,) = trees(await store.calls())
+    assert ([row.response_id for row in tree.calls], len(tree.children)) == (["msg_1", "msg_3"], 1)
+    (child,) = tree.children[0].calls
+    assert (child.parent_call_id, child.parent_tool_use_id, child.depth) == (
+        request_id("claude-code", "msg_1:req_1"),
+        "toolu_1",
+        1,
+    )
+
+
+async def test_old_calls_are_left_out_and_come_with_a_later_import(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    early = session.reply(1)
+    session.now += 1000
+    write(session.file(tmp_path), [early, session.reply(2)])
+    assert await run(store, tmp_path, since=1_772_356_000_000_000) == (1, 0, 0, 0)
+    assert await run(store, tmp_path) == (1, 1, 0, 0)
+
+
+async def test_a_dry_run_reports_the_same_and_writes_nothing(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    write(session.file(tmp_path), [session.reply(1), session.reply(2), session.reply(1)])
+    dry = await import_calls(store, "claude-code", tmp_path, prices=PRICES, dry_run=True)
+    assert await store.last_event_id() == 0
+    alone = await import_calls(None, "claude-code", tmp_path, prices=PRICES, dry_run=True)
+    real = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
+    assert (dry.new, dry.known, dry.models) == (real.new, real.known, real.models) == (2, 1, alone.models)
+
+
+async def test_nothing_of_the_content_is_stored(place: Place, tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.prompt("Hidden words"), session.reply(1)])
+    write(
+        path,
+        ['{"usage":"Hidden words"\n', '{"usage":{},"type":"assistant","message":"Hidden words"}\n'],
+        append=True,
+    )
+    async with place.store() as store:
+        report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
+        assert report.unread == 2
+        assert "Hidden" not in repr(report.faults)
+        for table in ("events", "calls", "imported_calls", "imported_files", "sessions"):
+            rows = (await store.sql(f"SELECT * FROM {table}")).rows
+            assert "Hidden" not in repr(rows)
+            assert "Secret" not in repr(rows)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda path: path.write_bytes(b"\xff\xfe" * 500),
+        lambda path: path.write_bytes(os.urandom(5000)),
+        lambda path: path.symlink_to(path.parent / "nowhere"),
+        lambda path: os.mkfifo(path),
+        lambda path: path.mkdir(),
+    ],
+    ids=["no text", "noise", "dangling", "pipe", "folder"],
+)
+async def test_a_foreign_file_does_not_end_the_import(broken: object, tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.reply(1)])
+    broken(path.with_name("broken.jsonl"))  # type: ignore[operator]
+    new, *_, unread = await run(None, tmp_path, dry_run=True)
+    assert new == 1
+    assert bool(unread) == (not path.with_name("broken.jsonl").is_dir())
+
+
+async def test_an_impossible_time_or_number_costs_one_line(tmp_path: Path, session: Claude) -> None:
+    lines = [
+        session.reply(1, timestamp="1999-01-01T00:00:00Z"),
+        session.reply(2, usage(3, 2**50)),
+        session.reply(3),
+    ]
+    write(session.file(tmp_path), lines)
+    report = await import_calls(None, "claude-code", tmp_path, prices=PRICES, dry_run=True)
+    assert [(fault.line, fault.why) for fault in report.faults] == [
+        (1, "the time is missing or impossible"),
+        (2, "the number of tokens is impossible"),
+    ]
+    assert report.new == 1
+
+
+class Failing:
+    """A source of a plugin with an error in it."""
+
+    name = "failing"
+
+    def places(self) -> Sequence[Path]:
+        return []
+
+    def files(self, place: Path) -> Iterator[SourceFile]:
+        yield SourceFile(path=place)
+
+    def read(
+        self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
+    ) -> Iterator[Item]:
+        yield ImportedCall(
+            identity="1", line=1, provider="x", model="y", started_at=1_772_356_000_000_000, usage=None
+        )
+        raise ZeroDivisionError("Hidden words")
+
+
+async def test_a_source_that_fails_costs_one_line(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("x")
+    report = await import_calls(None, Failing(), tmp_path / "one", dry_run=True)
+    assert (report.new, [fault.why for fault in report.faults]) == (
+        1,
+        ["the source failed with ZeroDivisionError"],
+    )
+
+
+async def test_an_unknown_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no source 'nothing'\. Use claude-code"):
+        source_named("nothing")
+
+
+async def test_two_importers_write_each_call_once(place: Place, tmp_path: Path, session: Claude) -> None:
+    records = [session.reply(number) for number in range(1200)]
+    write(session.file(tmp_path), records)
+    async with place.store() as one, place.store() as other:
+        async with anyio.create_task_group() as tasks:
+            for store in (one, other):
+                tasks.start_soon(run, store, tmp_path)
+        assert len(await one.calls(limit=None)) == 1200
+        assert len(await one.events(topic="llm.call_imported", limit=None)) == 1200
+
+
+async def test_an_importer_that_never_gets_its_turn_gives_up(tmp_path: Path, session: Claude) -> None:
+    write(session.file(tmp_path), [session.reply(1)])
+
+    class Contended(TraceStore):
+        async def write_import(self, *arguments: object) -> bool:
+            return False
+
+    async with Contended(tmp_path / "trace.db") as store:
+        with pytest.raises(StoreError, match="other importers"):
+            await run(store, tmp_path)
+
+
+async def test_watching_brings_what_is_new(tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.reply(1)])
+    seen: list[int] = []
+    async with TraceStore(tmp_path / "trace.db") as store:
+        importer = Importer(store, "claude-code", tmp_path, prices=PRICES)
+        with anyio.move_on_after(60) as scope:
+
+            def changed(report: object) -> None:
+                seen.append(report.new)  # type: ignore[attr-defined]
+                if len(seen) == 3:
+                    scope.cancel()
+                write(path, [session.reply(10 + len(seen))], append=True)
+
+            await importer.watch(0.01, changed)
+    assert seen == [1, 1, 1]

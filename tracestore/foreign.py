@@ -1,0 +1,65 @@
+"""Rows of other programs' SQLite files, which are only read, for imports.
+
+Such a file may be in use, of another version than expected, damaged, or no database at all. A column that it does
+not have is left out. Everything else is an OSError, which an import reports and leaves behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_LONGEST_VALUE = 16 * 1024 * 1024
+_EIO = 5
+
+
+def foreign_rows(
+    path: Path, table: str, columns: Sequence[str], order: Sequence[str] = ()
+) -> Iterator[Mapping[str, Any]]:
+    """The rows of a table, one at a time.
+
+    Args:
+        path: The file.
+        table: The name of the table.
+        columns: The columns that are wanted. Those that the table lacks are left out.
+        order: The columns to sort by, if the table has them.
+
+    Raises:
+        OSError: The file can't be read as a database, or lacks the table. The text has nothing of its content.
+    """
+    import sqlite3
+
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+        try:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+            connection.text_factory = _text
+            yield from _rows(connection, table, columns, order)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise OSError(_EIO, f"not readable as a database ({type(error).__name__})") from None
+
+
+def _rows(
+    connection: sqlite3.Connection, table: str, columns: Sequence[str], order: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:
+    known = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    wanted = [name for name in columns if name in known]
+    if not wanted:
+        raise OSError(_EIO, f"there is no table {table!r} with the expected columns")
+    sorting = [name for name in order if name in known]
+    assert all(re.fullmatch(r"\w+", name) for name in (table, *wanted, *sorting))
+    by = f" ORDER BY {', '.join(sorting)}" if sorting else ""
+    for row in connection.execute(f"SELECT {', '.join(wanted)} FROM {table}{by}"):
+        yield dict(zip(wanted, row, strict=True))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,78 @@
+"""The ledger of imports: which calls a trace has from other programs, and how far each of their files was read.
+
+A call has one row in `imported_calls` for as long as the trace exists, also after the call was pruned. So a file
+that is read again, in part or as a whole, brings nothing twice and nothing back. The rows are written in the
+transaction of the call's event, and only if nobody else changed them meanwhile. So of two importers of the same
+files each call comes from one, and a kill leaves either both or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..rows import Imported, ImportedFile, Revision
+from .connection import Database, SqlValue, Statements, placeholders
+
+_AT_ONCE = 400
+"""Rows of one statement. SQLite takes 999 parameters in its oldest versions."""
+
+
+class ImportConflict(Exception):
+    """Another importer has changed the ledger. Nothing was written."""
+
+
+async def imported_calls(database: Database, request_ids: Sequence[str]) -> dict[str, Imported]:
+    """The calls of these that were imported before."""
+    found: dict[str, Imported] = {}
+    for place in range(0, len(request_ids), _AT_ONCE):
+        some = request_ids[place : place + _AT_ONCE]
+        rows = await database.read(
+            f"""
+            SELECT i.request_id, i.revision,
+                   EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = i.request_id AND c.attempt = 1)
+              FROM imported_calls AS i
+             WHERE i.request_id IN ({placeholders(len(some))})
+            """,
+            some,
+        )
+        found |= {request_id: Imported(int(revision), bool(stored)) for request_id, revision, stored in rows}
+    return found
+
+
+_FILE = tuple(ImportedFile.__struct_fields__)
+
+
+async def imported_files(database: Database, source: str) -> dict[str, ImportedFile]:
+    """The files that a source has read, by their paths."""
+    rows = await database.read(f"SELECT {', '.join(_FILE)} FROM imported_files WHERE source = ?", (source,))
+    files = (ImportedFile(**dict(zip(_FILE, row, strict=True))) for row in rows)
+    return {file.path: file for file in files}
+
+
+def note_import(statements: Statements, revisions: Sequence[Revision], files: Sequence[ImportedFile]) -> None:
+    """Change the ledger. In a transaction. Raises ImportConflict if it is not as the caller read it."""
+    ordered = sorted(revisions)  # so that two importers wait for each other in one direction only
+    new = [each for each in ordered if each.before is None]
+    for place in range(0, len(new), _AT_ONCE):
+        some = new[place : place + _AT_ONCE]
+        rows = ", ".join(["(?, CAST(? AS BIGINT))"] * len(some))
+        values: list[SqlValue] = [value for each in some for value in (each.request_id, each.after)]
+        entered = statements.change(
+            f"INSERT INTO imported_calls (request_id, revision) VALUES {rows} ON CONFLICT DO NOTHING", values
+        )
+        if entered != len(some):
+            raise ImportConflict
+    for each in ordered:
+        if each.before is not None and not statements.change(
+            "UPDATE imported_calls SET revision = ? WHERE request_id = ? AND revision = ?",
+            (each.after, each.request_id, each.before),
+        ):
+            raise ImportConflict
+    changes = ", ".join(f"{name} = excluded.{name}" for name in _FILE[2:])
+    statements.run_many(
+        f"""
+        INSERT INTO imported_files ({", ".join(_FILE)}) VALUES ({placeholders(len(_FILE))})
+        ON CONFLICT (source, path) DO UPDATE SET {changes}
+        """,
+        [[getattr(file, name) for name in _FILE] for file in files],
+    )
