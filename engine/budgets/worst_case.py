@@ -130,10 +130,30 @@ def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage
     return TokenUsage(details={"image": images}), counted
 
 
-def tool_fees(provider_options: Mapping[str, Json]) -> Mapping[str, int] | None:
-    """The most uses of the tools that the provider is asked to run, by the names of their rates."""
+_PROTOCOLS: Mapping[str, frozenset[str]] = {
+    "anthropic": frozenset({"openai", "openai_compatible", "gemini"}),
+    "openai": frozenset({"anthropic", "gemini"}),  # a server without a Responses API is asked by Chat
+    "openai_compatible": frozenset({"anthropic", "openai", "gemini"}),
+    "gemini": frozenset({"anthropic", "openai", "openai_compatible"}),
+}
+"""The types of adapters, and the names of other protocols, whose options they never read."""
+
+
+def tool_fees(
+    provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
+) -> Mapping[str, int] | None:
+    """The most uses of the tools that the provider is asked to run, by the names of their rates.
+
+    Args:
+        provider_options: The options of the request, by the names of protocols and adapters.
+        adapter: The name of the adapter that is asked. Options of other protocols are not sent to it.
+        adapter_type: The type of that adapter; if unknown, all options count.
+    """
     uses: dict[str, int] = {}
-    for options in provider_options.values():
+    others = _PROTOCOLS.get(adapter_type, frozenset())
+    for owner, options in provider_options.items():
+        if owner in others and owner != adapter:
+            continue
         tools = options.get("tools") if isinstance(options, dict) else None
         for tool in tools if isinstance(tools, list) else ():
             kind = tool.get("type") if isinstance(tool, dict) else None

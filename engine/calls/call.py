@@ -290,7 +290,8 @@ class Call(CallEvents):
             await self._hand_over_end()
 
     def _worst_case_in(self, priced: Priced) -> Amount:
-        context, fees = self.context, tool_fees(self.request.provider_options)
+        context, entry = self.context, self._running.entry
+        fees = tool_fees(self.request.provider_options, adapter=entry.name, adapter_type=entry.type)
         asked = worst_case_of_reply(priced, context.estimated_input_tokens, self.most_output, fees)
         if not self._unlimited or not context.runtime.budgets.would_refuse(self.payer, asked):
             return asked

@@ -521,9 +521,10 @@ class TurnModels:
         turn = self._turn
         budgets = turn.runtime.budgets
         payer = payer_of(named.model, turn.state.calls_as, turn.tags, turn.id, turn.node)
-        priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
+        adapter = self.registry.adapters[named.entry.adapter]
+        priced_as = published_name(adapter, named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
-        fees = tool_fees(turn.options.get("provider_options", {}))
+        fees = tool_fees(turn.options.get("provider_options", {}), adapter=adapter.name, adapter_type=adapter.type)
 
         def asked(output: int) -> Amount:
             return worst_case_of_reply(priced, estimate, output, fees)

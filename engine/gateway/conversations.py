@@ -15,13 +15,14 @@ import anyio
 import msgspec
 
 from callboard.adapters import CanonicalRequest, ContentBlock, Message, Role, ToolUseBlock
+from callboard.bus import SessionCreated
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.tracestore import decode_json, encode_json
 from callboard.tracestore.gateway import GatewayTables, Kept, KeptKind
 
-from .clients import LOOK_US, ClientRefused, tables_of
+from .clients import CLIENT_TAG, LOOK_US, ClientRefused, tables_of
 from .histories import (
     KeptReply,
     Run,
@@ -51,6 +52,9 @@ TRIM_EVERY = 256
 LONGEST_CHAIN = 10_000
 """The stored Responses that a conversation may have behind it."""
 
+ANNOUNCED = 10_000
+"""The sessions of this process whose model and client are in the trace, at most."""
+
 _ENTRY_BYTES = 512
 """The memory of an entry besides its content, roughly."""
 
@@ -63,7 +67,7 @@ class Conversation(ShortRepr, frozen=True, kw_only=True):
     client: str
     """The client's name; empty for a gateway without keys."""
     request: CanonicalRequest
-    """The request to make. Its session id is set, and its history has what was kept here of earlier replies."""
+    """The request to make. Its session id is set, and its history has the kept blocks of earlier replies."""
     chain: bytes = b""
     """The hash chain of the history; empty where the client named the conversation."""
 
@@ -174,6 +178,7 @@ class Conversations:
         self._looking = anyio.Lock()
         self._forgotten: int | None = None
         self._written = 0
+        self._announced: dict[str, None] = {}
 
     async def recognise(
         self, client: str, asked: ClientRequest, *, earlier: Earlier | None = None
@@ -211,6 +216,7 @@ class Conversations:
         It returns when another process can find it. A store that can't be written is logged, and nothing else.
         """
         client, session_id = conversation.client, conversation.session_id
+        self._announce(conversation)
         reply = Message(Role.ASSISTANT, tuple(content))
         key = fingerprint([reply])
         if not key:
@@ -278,6 +284,19 @@ class Conversations:
 
     # --- Helpers ---
 
+    def _announce(self, conversation: Conversation) -> None:
+        """Give the session its model and its client in the trace, once in each process."""
+        session_id, client = conversation.session_id, conversation.client
+        if session_id in self._announced:
+            return
+        self._announced[session_id] = None
+        if len(self._announced) > ANNOUNCED:
+            del self._announced[next(iter(self._announced))]
+        tags = {CLIENT_TAG: client} if client else {}
+        self._runtime.bus.publish(
+            SessionCreated(model=conversation.request.model, tags=tags), session_id=session_id
+        )
+
     async def _session_of(self, client: str, known: Sequence[bytes]) -> str:
         """The session behind the last known part of a history."""
         for chain in reversed(known):
@@ -320,7 +339,7 @@ class Conversations:
     async def _found(
         self, client: str, kind: KeptKind, keys: Sequence[bytes], session_id: str | None = None
     ) -> dict[bytes, list[_Entry]]:
-        """What is kept under some keys, from memory. Where memory has nothing of the session, from the store."""
+        """Entries under some keys, from memory. Where memory has none of the session, from the store."""
         found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
@@ -370,7 +389,7 @@ class Conversations:
         return await tables_of(self._runtime) if self._runtime.keeps_all_content else None
 
     async def _look(self) -> None:
-        """Forget what is in memory, if content was deleted since the last look."""
+        """Clear the memory, if content was deleted since the last look."""
         if self._is_fresh():
             return
         async with self._looking:

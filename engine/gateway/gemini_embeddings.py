@@ -14,7 +14,7 @@ from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse, I
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.bus.values.messages import CallWarning
 
-from .gemini_contents import GEMINI, camel, each
+from .gemini_fields import GEMINI, camel, each
 from .reading import LossReport
 from .wire import BadRequest
 
@@ -40,7 +40,7 @@ class AskedEmbeddings(ShortRepr, frozen=True, kw_only=True):
     single: bool
     """Whether the client asked with embedContent, for one vector."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. The client is told, if another wire serves the request."""
+    """What the canonical form has no word for. It is reported to the client if another wire serves the request."""
 
 
 class _Text(msgspec.Struct, frozen=True):

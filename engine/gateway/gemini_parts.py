@@ -26,7 +26,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import TokenUsage
 
-from .gemini_contents import GEMINI, token_of
+from .gemini_fields import GEMINI, token_of
 
 
 class PartWriter:
@@ -153,7 +153,7 @@ def _fields(raw: JsonObject, names: Sequence[str]) -> JsonObject:
 
 
 def about_reply(content: Sequence[ContentBlock]) -> JsonObject:
-    """The candidate's fields beside its content: Gemini's own grounding, citations and log probabilities.
+    """The candidate's fields next to its content: Gemini's own grounding, citations and log probabilities.
 
     Other providers' citations of web pages and documents become grounding.
     """

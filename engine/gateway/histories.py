@@ -46,12 +46,15 @@ def fingerprint(messages: Iterable[Message]) -> bytes:
 
 
 def _plain(value: Json) -> Json:
-    """JSON without the difference between 1 and 1.0, which JavaScript doesn't have."""
+    """JSON without what a client may change: 1.0 is 1 in JavaScript, and a missing field may come back as false.
+
+    Claude Code sends ``replace_all: false`` back with every edit.
+    """
     match value:
         case float() if value.is_integer():
             return int(value)
         case dict():
-            return {name: _plain(each) for name, each in sorted(value.items())}
+            return {name: _plain(each) for name, each in sorted(value.items()) if each is not False}
         case list():
             return [_plain(each) for each in value]
         case _:
@@ -170,7 +173,7 @@ def chosen(
 
     A reply with the message's own ids is taken first. The others go by their order, from the last one back. None
     is taken twice, because providers refuse two copies of one reasoning item. A reply of another conversation
-    needs ids that nobody guesses: people may share a key, and one's reasoning must not get into another's prompt.
+    needs unguessable ids: people may share a key, and one's reasoning must not get into another's prompt.
 
     Args:
         own: The kept replies of this conversation, the oldest first.

@@ -14,8 +14,7 @@ one. Each program runs from an empty home, reads a file with its own tool, edits
 The model is scripted, see `model`. Afterwards it must hold:
 
 * The file is edited, and the answer has the word that only a reader of the file knows.
-* The trace has a call for each of the provider's requests, completed, with the tag of the client, which has a key and
-  a budget.
+* The trace has a completed call for each of the provider's requests, with the tag of the client.
 * The bill is the provider's usage at its prices.
 * The provider's reasoning comes back to it with the calls that it belongs to.
 * A provider of the program's own wire gets the program's requests unchanged but for the model's name.
@@ -101,7 +100,9 @@ async def served(application: Any) -> AsyncIterator[str]:
 
 async def key_of_client(trace: Path) -> str:
     """The key of a new client of a gateway, with a budget, as the command line makes it."""
-    arguments = ["clients", "add", CLIENT, "--budget", "5/day", "--db", str(trace)]
+    # Codex offers its provider's web search without a limit, so its calls have no highest price.
+    limits = ["--budget", "5/day", "--allow-unpriced"]
+    arguments = ["clients", "add", CLIENT, *limits, "--db", str(trace)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "callboard.engine.cli", *arguments, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

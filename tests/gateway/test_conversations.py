@@ -183,6 +183,7 @@ async def test_calls_of_a_conversation_have_its_session_in_the_trace(stores: Sto
         assert (cost.key, cost.calls) == ((conversation.session_id,), 2)
         (row,) = await store.sessions()
         assert (row.session_id, row.calls, row.resumable) == (conversation.session_id, 2, False)
+        assert (row.model, row.tags) == ("s:m", {"client": "acme"})
 
 
 # --- Kept replies ---
@@ -404,11 +405,13 @@ async def test_a_store_that_fails_costs_only_what_it_would_have_kept(
         ({"a": True}, {"a": 1}, False),
         ({"a": 1.5}, {"a": 1}, False),
         ({"a": None}, {}, False),
+        ({"a": {"b": False}, "c": False}, {"a": {}}, True),
+        ({"a": 0}, {}, False),
         ({"a": "\ud800"}, {"a": "\ud800"}, True),
     ],
 )
 def test_arguments_are_compared_as_json(one: JsonObject, other: JsonObject, same: bool) -> None:
-    """Not by the order of names, nor by the difference of 1 and 1.0, which JavaScript doesn't have."""
+    """Not by the order of names, by 1 and 1.0, which JavaScript doesn't tell apart, or by a default of false."""
     prints = [fingerprint([Message(Role.ASSISTANT, (ToolUseBlock("x", "look", each),))]) for each in (one, other)]
     assert (prints[0] == prints[1]) is same
 

@@ -448,6 +448,17 @@ def test_tools_that_the_provider_runs_are_counted_as_often_as_they_may_be_used(
     assert tool_fees(options) == fees  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("adapter", "adapter_type", "counts"), [
+    ("openai", "openai", True), ("mine", "openai", True), ("mine", "anthropic", False),
+    ("openai", "anthropic", True), ("mine", "some.module:Adapter", True),
+])  # fmt: skip
+def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: str, counts: bool) -> None:
+    """They are never sent. A client of one wire offers them, and a provider of another one is asked."""
+    options = {"openai": {"tools": [{"type": "web_search"}]}}
+    found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)  # type: ignore[arg-type]
+    assert (found is None) is counts
+
+
 def test_fees_of_tools_are_in_the_worst_case() -> None:
     """Three searches at ten dollars for a thousand."""
     row = PriceRow(model="s:m", input=0, output=0, extra={"web_search": 10_000_000_000})
