@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 from callboard.adapters import CanonicalRequest, Message
 from callboard.engine import Engine
@@ -23,7 +25,7 @@ from callboard.engine.gateway import gateway
 from tests.support.reply_server import reply_server
 
 from .floors import HandClients
-from .hosts import engine_on, history
+from .hosts import engine_on, history, release
 from .table import Row, against, in_turns, run
 
 DELTAS = 500
@@ -178,6 +180,47 @@ async def _first_token(quick: bool, engine: Engine, clients: Clients) -> list[Ro
     return rows
 
 
+async def _open_streams(quick: bool) -> list[Row]:
+    """The memory of streams that have begun and wait for more, beside the same streams without the gateway."""
+    streams = 50 if quick else 2000
+    used: dict[str, float] = {}
+    with reply_server(DELTAS) as url:
+        for name in ("direct", "gateway"):
+            async with (
+                engine_on(url, {"x-hold": "1"}, calls=streams, keep_streams=False) as engine,
+                served(engine) as own,
+                clients_of(own) as clients,
+            ):
+                await asyncio.sleep(0.1)
+                before = _resident()
+                task = asyncio.ensure_future(
+                    direct(engine, streams, streams, streamed=True)
+                    if name == "direct"
+                    else clients.ask(PATHS["another wire"], streams, streams, streamed=True)
+                )
+                for _ in range(600):  # so that each has had its first chunk
+                    await asyncio.sleep(0.05)
+                    if len(engine._runtime.in_flight) == streams:
+                        break
+                await asyncio.sleep(2.0)
+                used[name] = (_resident() - before) / streams
+                await release(url)
+                await task
+    return [
+        Row(
+            f"{streams:,} open streams, memory of each",
+            f"{used['gateway'] / 1024:.0f} KiB",
+            f"{used['direct'] / 1024:.0f} KiB",
+            used["gateway"] / used["direct"],
+        )
+    ]
+
+
+def _resident() -> int:
+    """The bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 async def _rows(quick: bool) -> list[Row]:
     with reply_server(DELTAS) as url:
         async with engine_on(url) as engine, served(engine) as own, clients_of(own) as clients:
@@ -185,6 +228,7 @@ async def _rows(quick: bool) -> list[Row]:
                 *await _of(False, quick, engine, clients),
                 *await _of(True, quick, engine, clients),
                 *await _first_token(quick, engine, clients),
+                *await _open_streams(quick),
             ]
 
 

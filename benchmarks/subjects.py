@@ -54,6 +54,7 @@ SUBJECTS = {
     "nodes": Subject("Nodes (floor: the same engine without neighbours; a bare message of the broker)", "here"),
     "frames": Subject("Streams read on another node (floor: no frames; nats-py publish to subscribe)", "here"),
     "gateway": Subject("The gateway, CPU of its process (floor: the same engine asked directly)", "here"),
+    "gateways": Subject("Gateways, CPU of each one's processes (floor: Callboard's, with its trace)", "peers"),
     "web_view": Subject("The live view, through the whole engine (floor: the same without a live view)", "here"),
 }
 

@@ -115,8 +115,11 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
 class FarTurn(Protocol):
     """The way to the node that runs a turn, for the node that stands for it here; see `engine.nodes.trees`."""
 
-    def busy(self, *, busy: bool) -> None:
-        """Its tool's first call here has started, or the last one has ended."""
+    async def known(self) -> None:
+        """Wait until that node knows that calls are in progress here."""
+
+    def idle(self) -> None:
+        """The last call here has ended."""
 
     def started(self, child: ChildTurn) -> None:
         """A turn has started here below it."""
@@ -172,6 +175,8 @@ class TreeNode:
         """Why what its tools start now is refused: the turn was cancelled, or has failed."""
         self.far: FarTurn | None = None
         """The way to the turn, if another node runs it."""
+        self.far_above: FarTurn | None = None if above is None else above.far or above.far_above
+        """The way to the nearest turn above that another node runs."""
         self._started = 0
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
         self._idle: Callable[[], object] | None = None
@@ -241,13 +246,10 @@ class TreeNode:
     def adopt(self, caller: Caller, child: object, cancel: Callable[[], object]) -> None:
         """Note a child that has started on the running event loop, and how it is cancelled there."""
         with _lock:
-            first = not self._open
             self._open[child] = (
                 caller,
                 partial(_on_loop, asyncio.get_running_loop(), threading.get_ident(), cancel),
             )
-        if first and self.far is not None:
-            self.far.busy(busy=True)
 
     def release(self, child: object) -> None:
         """Note that a child is over. A second call does nothing."""
@@ -258,7 +260,7 @@ class TreeNode:
         if idle is not None:
             idle()
         if last and self.far is not None:
-            self.far.busy(busy=False)
+            self.far.idle()
 
     def cancel_open(self, caller: Caller | None = None) -> None:
         """Cancel the children in progress, or those of one run of a tool."""

@@ -27,7 +27,7 @@ def foreign_rows(
     Args:
         path: The file.
         table: The name of the table.
-        columns: The columns that are wanted. Those that the table lacks are left out.
+        columns: The columns that are wanted. A column that the table lacks is left out.
         order: The columns to sort by, if the table has them.
 
     Raises:

@@ -1,6 +1,6 @@
-"""What a gateway stores: its clients with their keys, and what it keeps of conversations.
+"""The rows of a gateway: its clients with their keys, and entries of conversations.
 
-Clients are configuration. What is kept of conversations is content: it is deleted with its session, by age, and
+Clients are configuration. Entries of conversations are content: they are deleted with their session, by age, and
 with pruned calls.
 """
 
@@ -61,7 +61,7 @@ KeptKind: TypeAlias = Literal["reply", "chain", "response"]
 
 
 class Kept(ShortRepr, frozen=True, kw_only=True):
-    """One thing that is kept of a conversation."""
+    """One entry of a conversation."""
 
     client: str
     """The client's name; empty for a gateway without keys."""
@@ -117,17 +117,17 @@ class GatewayTables(Protocol):
         ...
 
     async def keep(self, some: Sequence[Kept]) -> None:
-        """Store what is kept of conversations."""
+        """Store entries of conversations."""
         ...
 
     async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[Kept]:
-        """What is kept of a client under some keys, in the order in which it was stored."""
+        """The entries of a client under some keys, in the order of storing."""
         ...
 
     async def drop_kept(self, client: str, kind: KeptKind, key: bytes) -> bool:
-        """Delete what is kept under a key. Returns whether there was anything."""
+        """Delete the entries under a key. Returns whether there were any."""
         ...
 
     async def trim_kept(self, max_rows: int, max_bytes: int) -> None:
-        """Delete the oldest of what is kept, down to these limits."""
+        """Delete the oldest entries, down to these limits."""
         ...

@@ -240,7 +240,7 @@ class Budgets:
     async def change(self, add: Sequence[Budget] = (), remove: Collection[Budget] = ()) -> None:
         """Put budgets in force, and then others out of force.
 
-        What was spent before counts, and so do calls in progress. A budget that is in force already stays as it
+        Earlier spending counts, and so do calls in progress. A budget that is in force already stays as it
         is. The engine's own budgets can't be removed. Raises StoreError; then nothing has changed.
         """
         await self.loaded()

@@ -356,13 +356,14 @@ class Ledger:
         self._index()
         carried = {}
         for hold in self._holds.values():
+            if hold.lost or hold.payer is None:  # a lost call has ended, and the trace has it
+                continue
             for number in fresh:
-                value = None if hold.payer is None else self._budgets[number].value_for(hold.payer)
+                value = self._budgets[number].value_for(hold.payer)
                 if value is not None:
                     account = self._account(number, value)
                     found = account.slot_of(hold.at_us)
-                    if not hold.lost:  # what is lost has ended, and the trace has it
-                        account.add(found, found.held, hold.asked)
+                    account.add(found, found.held, hold.asked)
                     hold.places.append((account, found))
                     carried[number, value] = account
         return list(carried.values())

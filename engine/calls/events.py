@@ -269,6 +269,8 @@ class CallEvents:
             node.admit_call(levels=1)
         elif node is not None:
             node.admit_call()
+        if node is not None and (far := node.far or node.far_above) is not None:
+            await far.known()
         if not runtime.budgets and (node is None or not node.accounts):
             return
         try:

@@ -22,6 +22,10 @@ def _of_call(envelope: bus.Envelope) -> str:
         case bus.LlmCallCompleted() as data:
             used = f"{data.usage.total_input_tokens} in, {data.usage.output_tokens} out"
             return f"{used}  {cost_text(data.cost)}  {seconds(data.latency_ms)}"
+        case bus.LlmCallImported() as data:
+            tokens = data.usage
+            used = "" if tokens is None else f"  {tokens.total_input_tokens} in, {tokens.output_tokens} out"
+            return f"{data.model} from {data.origin}{used}  {cost_text(data.cost)}"
         case bus.LlmCallFailed() as data:
             again = f"; again in {data.delay_seconds:.1f} s" if data.will_retry else ""
             return f"{data.error_class}: {data.message}{again}"

@@ -19,6 +19,7 @@ from ..current_prices import load_prices
 from ..imports.importer import ImportedModel, Importer, ImportReport
 from ..imports.source import source_names
 from ..stores import TracePlace, store_to_read, store_to_write
+from .command_line import FAILED
 from .common.options import TRACE_NAME, add_trace, moment, named_trace, short
 from .common.screen import make_console
 from .common.table import Column as Shown
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     place: TracePlace = home_folder() / TRACE_NAME if named is None else named
     report = anyio.run(_import, place, arguments)
     _show(report, arguments.format, place)
-    return 0
+    return FAILED if report.unread and not report.files else 0
 
 
 async def _import(place: TracePlace, arguments: argparse.Namespace) -> ImportReport:

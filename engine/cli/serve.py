@@ -61,7 +61,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--on-disconnect",
         choices=("cancel", "finish"),
         default="cancel",
-        help="what to do with the call of a client that leaves (default: cancel)",
+        help="cancel or finish the call of a client that leaves (default: cancel)",
     )
     parser.add_argument("--no-web", action="store_true", help="serve no live view")
     parser.add_argument(

@@ -72,7 +72,11 @@ _MODEL = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 
 def find(request: Incoming) -> Address | None:
     """What a request asks for; None if it is nothing of the gateway's."""
-    path = request.path.rstrip("/")
+    return find_path(request, request.path.rstrip("/"))
+
+
+def find_path(request: Incoming, path: str) -> Address | None:
+    """What a request would ask for with this path."""
     fixed = FIXED.get((request.method, path))
     if fixed is not None:
         return fixed if fixed.wire else fixed._replace(wire=wire_of(request))
@@ -86,6 +90,15 @@ def find(request: Incoming) -> Address | None:
         wire = wire_of(request) if found["version"] == "v1" else "gemini"
         return Address(wire, "show_model", found["model"])
     return None
+
+
+def hint_at(request: Incoming) -> str:
+    """What a client with a wrong base URL may have meant; empty if nothing is like it."""
+    path = request.path.rstrip("/")
+    for meant in (f"/v1{path}", path.removeprefix("/v1"), f"/v1beta{path}"):
+        if meant != path and find_path(request, meant) is not None:
+            return f". Did you mean {meant}? Check the base URL"
+    return ""
 
 
 def wire_of(request: Incoming) -> str:

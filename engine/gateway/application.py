@@ -19,7 +19,7 @@ from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
 from . import gemini_embeddings, openai_extras, operations
-from .addresses import Address, Purpose, find, key_of, wire_of
+from .addresses import Address, Purpose, find, hint_at, key_of, wire_of
 from .exchange import (
     Exchange,
     Serving,
@@ -208,7 +208,7 @@ class Gateway:
                 return
             if address is None:
                 method = f"{request.method} {request.path[:200]}"
-                raise BadRequest(f"{method} is not an address of this gateway", kind="not_found")
+                raise BadRequest(f"{method} is not an address of this gateway{hint_at(request)}", kind="not_found")
             self._check_origin(request)
             client = await self._authenticate(request)
             if client is not None:

@@ -33,6 +33,8 @@ from .wire import BadRequest
 
 MARK = "cache_control"
 """A mark of the prompt cache, which OpenRouter and LiteLLM accept."""
+MARKS = (MARK, "prompt_cache_breakpoint")
+"""All marks of the prompt cache. The second is the vendor's."""
 
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
@@ -90,6 +92,7 @@ class _Reader:
             if role == "system" and place == 0 and isinstance(content, str) and MARK not in message:
                 system = content
                 self._author(message, where)
+                self._note_others(message, ("role", "content", "name"), where)
             else:
                 self.messages.append(self._message(role, message, where))
         self._end_results()
@@ -135,7 +138,7 @@ class _Reader:
         content = message.get("content")
         if content is None:
             raise missing(f"{where}.content")
-        self._note_others(message, ("role", "content", "name", MARK), where)
+        self._note_others(message, ("role", "content", "name"), where)
         if isinstance(content, str):
             return (TextBlock(content, _own({MARK: message.get(MARK)})),)
         return tuple(_with_mark(self._parts(content, f"{where}.content"), message))
@@ -209,16 +212,15 @@ class _Reader:
         others = {name: value for name, value in part.items() if name != "type" and name not in known}
         if not others:
             return None
-        self._note_others(others, (MARK,), where)
+        self._note_others(others, (), where)
         return _own(others)
 
     def _note_others(self, fields: JsonObject, known: tuple[str, ...], where: str) -> None:
-        if fields.get(MARK) is not None:
-            self.losses.parameter(MARK, "adapters of other protocols set their own marks")
-        if fields.keys() - known:
-            for name, value in fields.items():
-                if name not in known and value not in (None, False, [], {}):
-                    self.losses.content(f"{where}.{name}")
+        for name in fields.keys() - known:
+            if name in MARKS:
+                self.losses.mark(name)
+            elif fields[name] not in (None, False, [], {}):
+                self.losses.content(f"{where}.{name}")
 
     # --- Replies in the history ---
 
@@ -267,7 +269,7 @@ class _Reader:
         data: JsonObject = {
             name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
         }
-        self._note_others(data, ("extra_content", MARK), f"{where}.tool_calls[{place}]")
+        self._note_others(data, ("extra_content",), f"{where}.tool_calls[{place}]")
         free_form = call.get(CUSTOM)
         if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):
             name, text = free_form.get("name"), free_form.get("input")
@@ -314,7 +316,7 @@ class _Reader:
             wire_id = a_text(message.get("tool_call_id"), f"{where}.tool_call_id")
             call_id = self.ids.get(wire_id, wire_id)
         content = message.get("content")
-        self._note_others(message, ("role", "content", "name", "tool_call_id", MARK), where)
+        self._note_others(message, ("role", "content", "name", "tool_call_id"), where)
         raw = _own({MARK: message.get(MARK)})
         if content is None or isinstance(content, str):
             return ToolResultBlock(call_id, content or "", provider_raw=raw)
@@ -333,7 +335,7 @@ _AUDIO = {"mp3": "mpeg"}
 _REPLY_FIELDS = (
     *("role", "content", "refusal", "name", "tool_calls", "function_call", "audio", "images", "annotations"),
     "extra_content",
-    *("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "prefix", "partial", MARK),
+    *("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "prefix", "partial"),
 )
 _CALL_FIELDS = ("id", "type", "function", CUSTOM, "index")
 

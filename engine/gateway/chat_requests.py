@@ -156,12 +156,14 @@ class _Reader:
         told, thinking = self.body.get("reasoning"), self.body.get("thinking")
         if told is not None:
             told = an_object(told, "reasoning")
-            effort = effort or _effort_of(told)
-            self._keep("reasoning", self._beyond(told, "effort"))
+            read = _effort_of(told)
+            self._keep("reasoning", "reasoning" if read is None and told else self._beyond(told, "effort"))
+            effort = effort or read
         if thinking is not None:
             thinking = an_object(thinking, "thinking")
-            effort = effort or _effort_of_thinking(thinking)
-            self._keep("thinking", self._beyond(thinking, "type"))
+            read = _effort_of_thinking(thinking)
+            self._keep("thinking", "thinking" if read is None and thinking else self._beyond(thinking, "type"))
+            effort = effort or read
         return effort
 
     def _beyond(self, settings: JsonObject, word: str) -> str | None:
@@ -241,8 +243,8 @@ _CANONICAL = frozenset(
 
 _HARMLESS = frozenset(
     {
-        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "usage", "include_reasoning"),
-        *_SESSION_FIELDS,
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier"),
+        *("usage", "include_reasoning", *_SESSION_FIELDS),
     }
 )
 """Fields without effect on the reply."""
@@ -259,12 +261,8 @@ _DEFAULTS: Mapping[str, tuple[Json, ...]] = {
 """Values that ask for nothing."""
 
 _OF_OPENAI = (
-    "service_tier",
-    "store",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
+    *("service_tier", "store", "metadata", "moderation", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
 )
 """The fields that the Responses API has, too."""
 
@@ -313,7 +311,7 @@ def _named_schema(told: JsonObject) -> JsonObject:
 
 
 _BUDGETS = ((1024, "low"), (8192, "medium"))
-"""The largest numbers of tokens for reasoning, and the efforts that they are."""
+"""Efforts, each with the largest number of reasoning tokens that it stands for."""
 
 
 def _effort_of_budget(budget: Json) -> str:

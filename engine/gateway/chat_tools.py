@@ -8,7 +8,7 @@ from callboard.adapters.requests.settings import CUSTOM, INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .chat_messages import MARK
+from .chat_messages import MARKS
 from .chat_reasoning import PROTOCOL
 from .reading import LossReport, ToolNames, a_list, a_text, an_object, wrong_type, wrong_value
 from .wire import BadRequest
@@ -96,8 +96,8 @@ class _Reader:
             own: JsonObject = {**beside, **({"function": inside} if inside else {})}
             options[PROTOCOL] = own
         for each in (*beside, *inside):
-            if each == MARK:
-                self.losses.parameter(MARK, "adapters of other protocols set their own marks")
+            if each in MARKS:
+                self.losses.mark(each)
             else:
                 self.losses.parameter(f"{where}.{each}")
         return ToolDefinition(
@@ -187,7 +187,9 @@ class _Reader:
     def _named(self, name: str, tools: tuple[ToolDefinition, ...], field: str) -> ToolChoice:
         named = self.names.canonical(name)
         if all(tool.name != named for tool in tools):
-            raise BadRequest(f"Invalid value for '{field}': no tool named '{name}' was specified.", param=field)
+            raise BadRequest(
+                f"Invalid value for '{field}': no tool named '{name[:100]}' was specified.", param=field
+            )
         return ToolChoice("named", named)
 
     def _allowed(self, allowed: list[Json], tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:

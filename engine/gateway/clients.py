@@ -2,7 +2,7 @@
 
 A key is 256 random bits, so one SHA-256 of it is enough: a slow hash protects passwords, which can be guessed.
 Only the hash is stored. The registry looks for changes by other processes with one small query, at most once a
-second, and immediately for an unknown key. So a new key works at once, and a revoked one for one second at most.
+second, and also for each unknown key. So a new key works immediately. A revoked one works for at most one second.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ClientSpending(ShortRepr, frozen=True, kw_only=True):
     spent_nano_usd: int | None = None
     """The cost in the budget's current window, with what calls in progress may cost; None without a budget."""
     left_nano_usd: int | None = None
-    """What is left of the budget in its window; None without a budget."""
+    """The rest of the budget in its window; None without a budget."""
 
 
 async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[ClientSpending]:

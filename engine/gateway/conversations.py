@@ -53,7 +53,7 @@ LONGEST_CHAIN = 10_000
 """The stored Responses that a conversation may have behind it."""
 
 ANNOUNCED = 10_000
-"""The sessions of which is remembered that the trace knows their models and clients."""
+"""The sessions of this process whose model and client are in the trace, at most."""
 
 _ENTRY_BYTES = 512
 """The memory of an entry besides its content, roughly."""
@@ -67,7 +67,7 @@ class Conversation(ShortRepr, frozen=True, kw_only=True):
     client: str
     """The client's name; empty for a gateway without keys."""
     request: CanonicalRequest
-    """The request to make. Its session id is set, and its history has what was kept here of earlier replies."""
+    """The request to make. Its session id is set, and its history has the kept blocks of earlier replies."""
     chain: bytes = b""
     """The hash chain of the history; empty where the client named the conversation."""
 
@@ -339,7 +339,7 @@ class Conversations:
     async def _found(
         self, client: str, kind: KeptKind, keys: Sequence[bytes], session_id: str | None = None
     ) -> dict[bytes, list[_Entry]]:
-        """What is kept under some keys, from memory. Where memory has nothing of the session, from the store."""
+        """Entries under some keys, from memory. Where memory has none of the session, from the store."""
         found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
@@ -389,7 +389,7 @@ class Conversations:
         return await tables_of(self._runtime) if self._runtime.keeps_all_content else None
 
     async def _look(self) -> None:
-        """Forget what is in memory, if content was deleted since the last look."""
+        """Clear the memory, if content was deleted since the last look."""
         if self._is_fresh():
             return
         async with self._looking:

@@ -16,24 +16,23 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 
 from callboard.adapters import CallWarning, CanonicalRequest, CanonicalResponse, MessageStart, TokenUsage
 from callboard.adapters.contract import WireRequest
-from callboard.bus import CallboardError, ConfigurationError, Cost, Log, StreamReset
-from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete
+from callboard.bus import CallboardError, ConfigurationError, Cost, Log
 from callboard.bus.values.base import JsonObject
 
 from ..conversation.turn import Turn, own
 from ..generation.arguments import turn_of
-from ..generation.streaming import TurnStream
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
 from .http import ClientGone, GatewayLimits, Headers, Incoming, StreamedAnswer, answer, header, retry_headers
 from .passing import PassedReply, TooFarBehind
+from .streams import StreamWriter, TurnEvents
 from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
 
 MOST_WARNING_BYTES = 2048
@@ -266,11 +265,11 @@ class Exchange:
         out = StreamedAnswer(self.request.send, self._limits, self._ping, give_up)
         out.headers = [(b"content-type", self.wire.stream_type(self.asked).encode()), *_STREAM_HEADERS]
         out.headers += self._headers(())
-        stream = TurnStream(self._runtime, self.turn)
-        writer = _Writer(self)
+        events = TurnEvents(self._runtime, self.turn)
+        writer = StreamWriter(self.passed, self.new_writer)
         try:
             try:
-                await self._deliver(stream, writer, out)
+                await self._deliver(events, writer, out)
             except ClientGone:
                 self._gone = True
             except TooFarBehind as error:
@@ -283,11 +282,12 @@ class Exchange:
             task.uncancel()
         finally:
             out.close()
-            await stream.aclose()
+            await events.aclose()
 
-    async def _deliver(self, stream: TurnStream, writer: _Writer, out: StreamedAnswer) -> None:
-        """Send the events of a reply as they come. Raises the turn's exception."""
-        while batch := await stream.take():
+    async def _deliver(self, events: TurnEvents, writer: StreamWriter, out: StreamedAnswer) -> None:
+        """Send the events of a reply as they come. Raises the turn's exception, or TooFarBehind."""
+        await events.start()
+        while batch := await events.take():
             if self._gone:
                 continue  # to the turn's end
             if not writer.started:
@@ -303,7 +303,7 @@ class Exchange:
         if not self._gone:
             await out.end(writer.finish(response))
 
-    async def _fail_stream(self, error: Exception, writer: _Writer, out: StreamedAnswer) -> None:
+    async def _fail_stream(self, error: Exception, writer: StreamWriter, out: StreamedAnswer) -> None:
         if self._gone:
             return
         if out.started:
@@ -361,58 +361,6 @@ class Exchange:
         self._gone = True
         self.request.abort()
         _log.warning("client_given_up", request_id=self.request_id, why=why)
-
-
-class _Writer:
-    """Writes a stream, in the provider's own bytes if they are passed through, else by the client's wire."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.started = False
-        self._exchange = exchange
-        self._passed: PassedReply | None = None
-        self._writer: ReplyWriter | None = None
-
-    def write(self, batch: Sequence[object]) -> bytes:
-        """The bytes of some events. The first ones have the start of the reply. Raises TooFarBehind."""
-        start = b""
-        if not self.started:
-            self.started = True
-            if self._exchange.passed.seen:
-                self._passed = self._exchange.passed
-            else:
-                self._writer = self._exchange.new_writer()
-                start = self._writer.start()
-        if self._passed is not None:
-            return self._passed.take()
-        assert self._writer is not None
-        parts = [start] if start else []
-        for event in batch:
-            if isinstance(event, StreamReset):
-                raise TooFarBehind
-            if not isinstance(event, StepFinish | TurnComplete):
-                parts.append(self._writer.write(cast("StreamEvent", event)))  # no tool runs, and nobody steers
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def finish(self, response: CanonicalResponse) -> bytes:
-        """The end of the reply."""
-        if self._passed is not None:
-            return self._passed.take() + self._passed.end
-        start = b"" if self._writer is not None else self._begin()
-        assert self._writer is not None
-        return start + self._writer.finish(response)
-
-    def fail(self, failure: Failure) -> bytes:
-        """The end of a reply that failed after the status was sent."""
-        if self._passed is not None:
-            rest = self._passed.take()
-            return rest if self._passed.failed else rest + self._exchange.new_writer().fail(failure)
-        start = b"" if self._writer is not None else self._begin()
-        assert self._writer is not None
-        return start + self._writer.fail(failure)
-
-    def _begin(self) -> bytes:
-        self._writer = self._exchange.new_writer()
-        return self._writer.start()
 
 
 # --- Headers and failures ---

@@ -14,7 +14,7 @@ from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse, I
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.bus.values.messages import CallWarning
 
-from .gemini_contents import GEMINI, camel, each
+from .gemini_fields import GEMINI, camel, each
 from .reading import LossReport
 from .wire import BadRequest
 

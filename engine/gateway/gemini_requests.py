@@ -17,7 +17,8 @@ from callboard.adapters.requests.content import as_text
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .gemini_contents import GEMINI, camel, each, read_contents
+from .gemini_contents import read_contents
+from .gemini_fields import GEMINI, camel, each
 from .gemini_schemas import is_bare, json_schema, wrapped
 from .reading import LossReport, ToolNames
 from .wire import BadRequest, ClientRequest
@@ -50,7 +51,10 @@ def read_request(
     named = model or as_text(fields.get("model") or "")
     if not named:
         raise BadRequest("model is required", param="model", kind="not_found")
-    return _Reader(fields).read(named.removeprefix("models/"), body, stream=stream)
+    try:
+        return _Reader(fields).read(named.removeprefix("models/"), body, stream=stream)
+    except RecursionError:
+        raise BadRequest("the request is nested too deeply") from None
 
 
 _WITHOUT_LOSS = frozenset({"includeServerSideToolInvocations"})

@@ -14,7 +14,7 @@ from callboard.adapters.requests.content import encode_json
 from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
-from .gemini_contents import camel
+from .gemini_fields import camel
 from .wire import BadRequest
 
 _CAMEL_KEYWORDS = frozenset(

@@ -173,7 +173,7 @@ def chosen(
 
     A reply with the message's own ids is taken first. The others go by their order, from the last one back. None
     is taken twice, because providers refuse two copies of one reasoning item. A reply of another conversation
-    needs ids that nobody guesses: people may share a key, and one's reasoning must not get into another's prompt.
+    needs unguessable ids: people may share a key, and one's reasoning must not get into another's prompt.
 
     Args:
         own: The kept replies of this conversation, the oldest first.

@@ -48,7 +48,7 @@ def missing(param: str) -> BadRequest:
 
 def wrong_value(param: str, value: object, allowed: Iterable[str]) -> BadRequest:
     listed = ", ".join(f"'{each}'" for each in allowed)
-    said = f"Invalid value: '{value}'. Supported values are: {listed}."
+    said = f"Invalid value: '{str(value)[:100]}'. Supported values are: {listed}."
     return BadRequest(said, param=param, code="invalid_value")
 
 
@@ -101,6 +101,10 @@ class LossReport:
     def parameter(self, what: str, why: str = "only this protocol has it") -> None:
         self._add(WarningCode.PARAMETER_DROPPED, f"{what} is not sent to another protocol: {why}")
 
+    def mark(self, name: str) -> None:
+        """A mark of the prompt cache."""
+        self.parameter(name, "adapters of other protocols set their own marks")
+
     def changed(self, said: str) -> None:
         self._add(WarningCode.PARAMETER_CHANGED, said)
 
@@ -120,7 +124,7 @@ _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class ToolNames:
-    """The clients' names of tools, and names that every provider accepts. Each maps to exactly one other."""
+    """The clients' names of tools, and names that every provider accepts. Each name maps to exactly one other."""
 
     def __init__(self) -> None:
         self._canonical: dict[str, str] = {}

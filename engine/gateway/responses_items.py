@@ -79,7 +79,7 @@ class InputReader:
         for number, item in enumerate(given):
             place = f"input[{number}]"
             item = an_object(item, place)
-            if item.get("type") == "additional_tools" or _is_search_output(item):
+            if brings_tools(item):
                 self._found[place] = self._tools.add(item.get("tools"), f"{place}.tools")
         for number, item in enumerate(given):
             assert isinstance(item, dict)
@@ -306,6 +306,11 @@ class InputReader:
             self._say(block)
         else:
             self._add(Message(Role.USER, (block,)))
+
+
+def brings_tools(item: JsonObject) -> bool:
+    """Whether an item has tools for the rest of the conversation."""
+    return item.get("type") == "additional_tools" or _is_search_output(item)
 
 
 def is_reference(item: JsonObject) -> bool:

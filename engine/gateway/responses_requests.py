@@ -15,7 +15,7 @@ from callboard.adapters.requests.settings import CUSTOM, EFFORTS, put
 from callboard.bus.values.base import Json, JsonObject
 
 from .reading import a_list, an_object, missing, wrong_type, wrong_value
-from .responses_items import InputReader, is_reference
+from .responses_items import InputReader, brings_tools, is_reference
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, ToolTable
 from .wire import BadRequest, ClientRequest
 
@@ -327,6 +327,14 @@ def input_items(body: JsonObject) -> list[Json]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
     return list(given) if isinstance(given, list) else []
+
+
+def with_tools_of(items: Sequence[Json], body: JsonObject) -> JsonObject:
+    """A body with the tools that earlier items brought into the conversation."""
+    lists = [item.get("tools") for item in items if isinstance(item, dict) and brings_tools(item)]
+    found = [tool for tools in lists if isinstance(tools, list) for tool in tools]
+    own = body.get("tools")
+    return {**body, "tools": [*(own if isinstance(own, list) else ()), *found]} if found else body
 
 
 def joined(

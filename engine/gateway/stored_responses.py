@@ -22,7 +22,7 @@ from .exchange import Exchange
 from .http import Incoming
 from .responses_items import is_reference
 from .responses_output import ResponseObject, error_object
-from .responses_requests import input_items, joined
+from .responses_requests import input_items, joined, with_tools_of
 from .wire import BadRequest, ClientRequest, ClientWire, Failure
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class StoredResponses:
             for item in items
             if not (isinstance(item, dict) and is_reference(item) and item.get("id") in past)
         ]
-        asked = wire.read_request({**body, "input": new}, request.headers)
+        asked = wire.read_request({**with_tools_of(earlier.items, body), "input": new}, request.headers)
         return Continued(msgspec.structs.replace(asked, body=body), earlier, new)
 
     async def store(self, client: str, continued: Continued, exchange: Exchange) -> None:

@@ -1,8 +1,7 @@
 """What every client's wire has in common: a request read, a reply written, a failure told.
 
 A wire is the mirror image of an adapter. It reads what clients send and writes what their SDKs expect, with pure
-functions: bytes and structs in, bytes and structs out. It knows nothing of routing, money, keys or sessions. The
-application does the rest.
+functions: bytes and structs in, bytes and structs out. Routing, money, keys and sessions are the application's.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FailureKind: TypeAlias = Literal[
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed request, as a client is told of it."""
+    """A failed request, before a wire puts it into its own words."""
 
     kind: FailureKind
     """What happened. A wire maps it to its own type and status."""
@@ -82,7 +81,9 @@ class ClientRequest(ShortRepr, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The client's headers that belong to the request, such as ``anthropic-beta``, in lower case."""
     losses: tuple[CallWarning, ...] = ()
-    """What the canonical form has no word for. The client is told, if another wire serves the request."""
+    """The parts that the canonical form can't express. If another wire serves the request, the client gets these
+    warnings.
+    """
     session_hint: str | None = None
     """An id of the conversation that the client sent, in a header or in its metadata; None if it sent none."""
     options: Mapping[str, Json] = msgspec.field(default_factory=dict)

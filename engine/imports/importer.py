@@ -2,107 +2,34 @@
 
 Files are read in chunks of some hundred calls. Each is written in one transaction, together with how far its files
 were read. A call has an identity in its source, and the trace keeps a ledger of identities. So a call is stored
-once, from whichever file comes first, and no matter how often, by how many importers, or after which kill.
+once, however many files have it, and however many importers read them or are killed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import re
-import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
-from callboard.bus.errors import StoreError
+from callboard.bus.errors import ConfigurationError, StoreError
 from callboard.bus.events.calls import LlmCallImported
 from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionCreated
 from callboard.bus.values.usage import Cost, CostSource
 from callboard.tracestore import PriceTable, Store
 from callboard.tracestore.rows import Imported, ImportedFile, Revision
+from callboard.tracestore.writing.content import CapturedMessage
 
-from .source import EARLIEST_US, LATEST_US, START, ImportedCall, Mark, Source, SourceFile, Unread, source_named
+from .reading import Chunk, ImportedModel, ImportFault, ImportReport, Reading, hashed, request_id
+from .source import ImportedCall, ImportedMessage, Item, Source, source_named
 
-CALLS_AT_ONCE: Final = 500
-"""Calls that are written in one transaction."""
-FILES_AT_ONCE: Final = 500
-"""Marks that are written in one transaction."""
-MOST_FAULTS: Final = 100
-"""Unread parts that a report lists. All of them are counted."""
-_EDGE = 4096
-_MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
-_BUFFER = 1024 * 1024
+__all__ = ["ImportFault", "ImportReport", "ImportedModel", "Importer", "import_calls", "request_id"]
+
 _TRIES = 50
-
-
-class ImportFault(msgspec.Struct, frozen=True):
-    """A part of a file that could not be read."""
-
-    path: str
-    """The file."""
-    line: int
-    """The line, from 1; 0 for the whole file."""
-    why: str
-    """The reason, without any content of the file."""
-
-
-class ImportedModel(msgspec.Struct, kw_only=True):
-    """What an import found of one model."""
-
-    calls: int = 0
-    """New calls."""
-    input_tokens: int = 0
-    """Their input tokens, cached ones included."""
-    output_tokens: int = 0
-    """Their output tokens."""
-    nano_usd: int = 0
-    """Their cost at call time in nano-USD, of the calls that have one."""
-    unpriced: int = 0
-    """The calls without a cost."""
-
-
-class ImportReport(msgspec.Struct, kw_only=True):
-    """What an import did."""
-
-    source: str
-    """The name of the source."""
-    dry_run: bool = False
-    """Whether nothing was written."""
-    files: int = 0
-    """The files that were looked at."""
-    unchanged: int = 0
-    """The files that had not changed since the last import, and were not read."""
-    bytes_read: int = 0
-    """The bytes that were read."""
-    new: int = 0
-    """The calls that the trace did not have."""
-    known: int = 0
-    """The calls that it had."""
-    corrected: int = 0
-    """The calls that it had with fewer tokens."""
-    skipped: int = 0
-    """The calls from before the requested time."""
-    unread: int = 0
-    """The parts of files that could not be read."""
-    faults: list[ImportFault] = msgspec.field(default_factory=list)
-    """The first of these parts."""
-    models: dict[str, ImportedModel] = msgspec.field(default_factory=dict)
-    """The new calls by model."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether the import changed the trace."""
-        return bool(self.new or self.corrected)
-
 
 OnImport = Callable[[ImportReport], object]
 
@@ -134,7 +61,8 @@ async def import_calls(
 
     Raises:
         StoreError: The store can't be written.
-        ConfigurationError: There is no such source.
+        ConfigurationError: There is no such source, or it needs a place.
+        ValueError: There is no store, and it is no dry run.
     """
     importer = Importer(
         store,
@@ -151,7 +79,12 @@ async def import_calls(
 
 
 class Importer:
-    """Imports from one source, again and again. The arguments are those of `import_calls`."""
+    """Imports from one source, again and again. The arguments are those of `import_calls`.
+
+    Raises:
+        ConfigurationError: There is no such source.
+        ValueError: There is no store, and it is no dry run.
+    """
 
     def __init__(
         self,
@@ -171,7 +104,9 @@ class Importer:
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
         given = [places] if isinstance(places, str | Path) else places
-        self._places = self._source.places() if given is None else [Path(place) for place in given]
+        self._places = (
+            self._source.places() if given is None else [Path(place).expanduser().absolute() for place in given]
+        )
         self._prices = prices
         self._since = None if since is None else to_us(since)
         self._content = content
@@ -185,17 +120,14 @@ class Importer:
         self._seen: dict[str, Imported] = {}  # in a dry run, what would be in the ledger
 
     async def run(self) -> ImportReport:
-        """Import what is new since the last time. See `import_calls`."""
+        """Import the new calls since the last time. See `import_calls`."""
         report = ImportReport(source=self._source.name, dry_run=self._dry_run)
-        if self._prices is None:
-            from callboard.tracestore.home import home_folder, price_table
-
-            self._prices = price_table(home_folder())
+        if not self._places:
+            raise ConfigurationError(f"{self._source.name} has no default place. Name a file or a folder")
+        await self._load_prices()
         if self._read is None:
             self._read = {} if self._store is None else await self._store.imported_files(self._source.name)
-        reading = _Reading(
-            self._source, self._places, self._read, report, content=self._content, since=self._since
-        )
+        reading = Reading(self._source, self._places, self._read, report, content=self._content, since=self._since)
         while True:
             chunk = await anyio.to_thread.run_sync(reading.chunk)
             if chunk is None:
@@ -205,25 +137,56 @@ class Importer:
                 self._progress(report)
 
     async def watch(self, seconds: float = 1.0, changed: OnImport = lambda report: None) -> None:
-        """Import for ever, what is new and as it comes. `changed` is called with each report of new calls."""
+        """Import new calls until cancelled. `changed` is called with each report of new calls."""
         while True:
             report = await self.run()
             if report.changed:
                 changed(report)
             await anyio.sleep(seconds)
 
+    async def take(self, items: Iterable[Item], place: str) -> ImportReport:
+        """Import calls that come from no file, such as those of `read_otlp`.
+
+        Args:
+            items: The calls, and the parts that could not be read.
+            place: Where they come from, in words, in place of a file.
+
+        Raises:
+            StoreError: The store can't be written.
+        """
+        report = ImportReport(source=self._source.name, dry_run=self._dry_run)
+        await self._load_prices()
+        chunk = Chunk()
+        for item in items:
+            chunk.take(item, self._source.name, place, report, self._since)
+            if chunk.is_full:
+                await self._write(chunk, report)
+                chunk = Chunk()
+        await self._write(chunk, report)
+        return report
+
+    async def _load_prices(self) -> None:
+        if self._prices is None:
+            from callboard.tracestore.home import home_folder, price_table
+
+            self._prices = price_table(home_folder())
+
     # --- Writing ---
 
-    async def _write(self, chunk: _Chunk, report: ImportReport) -> None:
+    async def _write(self, chunk: Chunk, report: ImportReport) -> None:
         files = [] if self._dry_run else chunk.files
         for _ in range(_TRIES):
             sessions = {
-                _hash("ims", self._source.name, call.session): call
+                hashed("ims", self._source.name, call.session): call
                 for call, _ in reversed(chunk.calls.values())
                 if call.session is not None and call.session not in self._sessions
             }
-            known = await self._known([*chunk.calls, *sessions])
+            said = {
+                hashed("imm", self._source.name, each.session, str(each.line)): each for each in chunk.messages
+            }
+            known = await self._known([*chunk.calls, *sessions, *said])
             plan = self._plan(chunk, sessions, known)
+            self._add_messages(plan, {name: each for name, each in said.items() if name not in known})
             if self._dry_run or self._store is None:
                 self._seen |= {each.request_id: Imported(each.after, True) for each in plan.revisions}
             elif (plan.revisions or files) and not await self._store.write_import(
@@ -242,7 +205,7 @@ class Importer:
             known |= {name: self._seen[name] for name in names if name in self._seen}
         return known
 
-    def _plan(self, chunk: _Chunk, sessions: dict[str, ImportedCall], known: dict[str, Imported]) -> _Plan:
+    def _plan(self, chunk: Chunk, sessions: dict[str, ImportedCall], known: dict[str, Imported]) -> _Plan:
         plan = _Plan()
         for name, call in sessions.items():
             if name not in known:
@@ -277,6 +240,13 @@ class Importer:
             else:
                 plan.corrected += 1
         return plan
+
+    def _add_messages(self, plan: _Plan, said: dict[str, ImportedMessage]) -> None:
+        for name, each in said.items():
+            plan.revisions.append(Revision(name, None, 0))
+            event = CapturedMessage(position=each.line, message=each.message)
+            ids = {"session_id": each.session, "message_id": each.message.id}
+            plan.envelopes.append(self._envelope(plan, event, each.at, **ids))
 
     def _envelope(self, plan: _Plan, event: Event, ts_us: int, **ids: object) -> Envelope:
         if self._run_id is None:
@@ -322,7 +292,7 @@ class Importer:
         return cost
 
     def _turn(self, name: str | None) -> str | None:
-        return None if name is None else _hash("trn", self._source.name, name)
+        return None if name is None else hashed("trn", self._source.name, name)
 
 
 class _Plan:
@@ -348,217 +318,3 @@ class _Plan:
             if event.usage is not None:
                 total.input_tokens += event.usage.total_input_tokens
                 total.output_tokens += event.usage.output_tokens
-
-
-def request_id(source: str, identity: str) -> str:
-    """The request of an imported call. It is the same in every trace."""
-    return _hash("imp", source, identity)
-
-
-def _hash(prefix: str, *parts: str | None) -> str:
-    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "replace"), digest_size=15)
-    return f"{prefix}_{digest.hexdigest()}"
-
-
-# --- Reading ---
-
-
-class _Chunk:
-    """Some calls by their requests, each with its file, and how far files were read."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, tuple[ImportedCall, str]] = {}
-        self._files: dict[str, ImportedFile] = {}
-
-    @property
-    def files(self) -> list[ImportedFile]:
-        return list(self._files.values())
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.calls) >= CALLS_AT_ONCE or len(self._files) >= FILES_AT_ONCE
-
-    def add(self, name: str, call: ImportedCall, file: str) -> bool:
-        """Add a call. Returns whether it was here already."""
-        before = self.calls.get(name)
-        if before is None or before[0].revision < call.revision:
-            self.calls[name] = call, file
-        return before is not None
-
-    def mark(self, file: ImportedFile) -> None:
-        self._files[file.path] = file
-
-
-class _Reading:
-    """One pass over the files of a source, in chunks. It runs in a worker thread, one chunk at a time."""
-
-    def __init__(
-        self,
-        source: Source,
-        places: Iterable[Path],
-        read: dict[str, ImportedFile],
-        report: ImportReport,
-        *,
-        content: bool,
-        since: int | None,
-    ) -> None:
-        self._source = source
-        self._places = places
-        self._read = read
-        self._report = report
-        self._content = content
-        self._since = since
-        self._chunk = _Chunk()
-        self._steps = self._all()
-
-    def chunk(self) -> _Chunk | None:
-        """The next chunk; None at the end."""
-        for _ in self._steps:
-            if self._chunk.is_full:
-                break
-        chunk, self._chunk = self._chunk, _Chunk()
-        return chunk if chunk.calls or chunk.files else None
-
-    def _all(self) -> Iterator[None]:
-        changed: list[tuple[str, int, str, SourceFile, _Status]] = []
-        for file in self._found():
-            self._report.files += 1
-            try:
-                status = _status(file.path)
-            except OSError as error:
-                self._note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
-                continue
-            if status is None:
-                self._note(str(file.path), Unread(line=0, why="not a regular file"))
-                continue
-            known = self._read.get(str(file.path))
-            if known is not None and status == (known.size, known.mtime_ns, known.inode):
-                self._report.unchanged += 1
-                continue
-            path = str(file.path)
-            changed.append((_first_moment(path), status.mtime_ns, path, file, status))
-        # The oldest first: a call that forks and copies repeat belongs to the session that made it.
-        for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
-            yield from self._file(path, file, status)
-
-    def _found(self) -> Iterator[SourceFile]:
-        for place in self._places:
-            if not place.exists():
-                self._note(str(place), Unread(line=0, why="no such file or folder"))
-                continue
-            try:
-                yield from self._source.files(place)
-            except OSError as error:
-                self._note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
-
-    def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
-        known = self._read.get(path)
-        skipped = self._report.skipped
-        try:
-            with open(path, "rb", buffering=_BUFFER) as stream, open(path, "rb", buffering=0) as edges:
-                start = _start(edges, known, status)
-                last = start
-                stream.seek(start.read_to)
-                for item in self._source.read(file, stream, start, content=self._content):
-                    if isinstance(item, ImportedCall):
-                        self._add(item, path)
-                        yield
-                    elif isinstance(item, Unread):
-                        self._note(path, item)
-                    else:
-                        last = item
-                        if skipped == self._report.skipped:
-                            self._chunk.mark(self._position(path, status, item, edges, whole=False))
-                            yield
-                position = self._position(path, status, last, edges, whole=True)
-                self._report.bytes_read += max(0, stream.tell() - start.read_to)
-        except OSError as error:
-            self._note(path, Unread(line=0, why=error.strerror or "can't be read"))
-            return
-        except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
-            self._note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
-            return
-        self._read[path] = position
-        if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
-            self._chunk.mark(position)
-            yield
-
-    def _position(self, path: str, status: _Status, mark: Mark, edges: BinaryIO, *, whole: bool) -> ImportedFile:
-        """How far a file was read. Only the end of a whole reading has the file's size and time."""
-        return ImportedFile(
-            source=self._source.name,
-            path=path,
-            size=status.size if whole else -1,
-            mtime_ns=status.mtime_ns,
-            inode=status.inode,
-            read_to=mark.read_to,
-            line=mark.line,
-            digest=_digest(edges, mark.read_to),
-            state=mark.state,
-        )
-
-    def _add(self, call: ImportedCall, path: str) -> None:
-        if not EARLIEST_US <= call.started_at < LATEST_US:
-            self._note(path, Unread(line=call.line, why="the time is impossible"))
-        elif call.usage is not None and call.usage.total_tokens >= 2**40:
-            self._note(path, Unread(line=call.line, why="the number of tokens is impossible"))
-        elif self._since is not None and call.started_at < self._since:
-            self._report.skipped += 1
-        else:
-            again = self._chunk.add(request_id(self._source.name, call.identity), call, path)
-            self._report.known += again
-
-    def _note(self, path: str, unread: Unread) -> None:
-        self._report.unread += 1
-        if len(self._report.faults) < MOST_FAULTS:
-            self._report.faults.append(ImportFault(path, unread.line, unread.why))
-
-
-class _Status(NamedTuple):
-    """What changes when a file changes. A database in use changes in the log beside it."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-
-def _status(path: Path) -> _Status | None:
-    """The status of a file; None for anything but a regular file. Raises OSError."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    size, changed = found.st_size, found.st_mtime_ns
-    if path.suffix == ".db":
-        with contextlib.suppress(OSError):
-            log = os.stat(f"{path}-wal")
-            size, changed = size + log.st_size, max(changed, log.st_mtime_ns)
-    return _Status(size, changed, found.st_ino)
-
-
-def _first_moment(path: str) -> str:
-    """The first time in a file, as far as its first bytes show one. It only orders files."""
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            found = _MOMENT.search(stream.read(_EDGE))
-    except OSError:
-        return ""
-    return "" if found is None else found[1].decode()
-
-
-def _start(edges: BinaryIO, known: ImportedFile | None, status: _Status) -> Mark:
-    """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
-    if known is None or not known.read_to or known.inode != status.inode or status.size < known.read_to:
-        return START
-    if _digest(edges, known.read_to) != known.digest:
-        return START
-    return Mark(read_to=known.read_to, line=known.line, state=known.state)
-
-
-def _digest(edges: BinaryIO, read_to: int) -> str:
-    """A hash of the first and the last bytes of a part of a file."""
-    found = hashlib.blake2b(digest_size=16)
-    size = min(_EDGE, read_to)
-    for place in (0, read_to - size):
-        edges.seek(place)
-        found.update(edges.read(size))
-    return found.hexdigest()

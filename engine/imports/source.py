@@ -46,7 +46,7 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     first_token_ms: int | None = None
     """Milliseconds to the first content; None if unknown."""
     stated_cost_nano_usd: int | None = None
-    """The cost that the file states, in nano-USD. It is kept beside the computed one."""
+    """The cost that the file states, in nano-USD. It is kept with the computed one."""
     session: str | None = None
     """The session's id in its source."""
     turn: str | None = None
@@ -67,18 +67,29 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     """The provider's id of the request."""
     tags: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Tags of the call, such as ``project`` and ``branch``."""
-    messages: tuple[Message, ...] = ()
-    """The request's new messages and the reply, only if the importer asked for content."""
 
     @property
     def revision(self) -> int:
-        """A number that grows with what the file says about the call. Of two items, the larger one counts.
+        """A number that grows with the tokens of the call. Of two items, the larger one counts.
 
         So the order in which files are read does not matter.
         """
         tokens = 0 if self.usage is None else self.usage.total_tokens
         ended = self.stop_reason is not None or self.error_class is not None
         return 4 * tokens + 2 * ended + (self.stated_cost_nano_usd is not None)
+
+
+class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a session, only if the importer asked for content."""
+
+    line: int
+    """The line of the file, from 1. It is the message's place in the session."""
+    session: str
+    """The session's id in its source."""
+    at: int
+    """The time of the message, in microseconds since the epoch."""
+    message: Message
+    """The message."""
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +114,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 START: Final = Mark()
 
-Item: TypeAlias = ImportedCall | Unread | Mark
+Item: TypeAlias = ImportedCall | ImportedMessage | Unread | Mark
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,12 +284,12 @@ def name(value: str | None) -> str | None:
 
 
 def tags_of(**values: str | None) -> dict[str, str]:
-    """Tags from names, without those that are missing."""
+    """Tags from names, without the missing ones."""
     return {key: found for key, value in values.items() if (found := name(value))}
 
 
 def nano_of(usd: float | str | None) -> int | None:
-    """US dollars as nano-USD; None for what is no amount."""
+    """US dollars as nano-USD; None if it is no amount."""
     from decimal import Decimal, InvalidOperation
 
     if usd is None or isinstance(usd, bool):

@@ -3,7 +3,7 @@
 `trace_context` carries the place of a tool's run to another node. A TreeNode stands there for the turn that runs
 the tool. The two nodes talk over the broker, each under its own subject:
 
-    far node → home node   "busy" and "idle": calls are in progress there; "child", "called" and "spent"
+    far node → home node   "busy" before the first call, which is answered; "child", "called", "spent", "idle"
     far node → home node   a request for money, if the tree has a limit on it
     home node → far node   "cancel": the turn or the run of the tool is over
 
@@ -59,7 +59,7 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The answer to a request for money."""
+    """The answer to "busy" and to a request for money."""
 
     granted: bool
 
@@ -139,7 +139,7 @@ class FarTrees:
             if run is None:  # the tool has ended, so its calls have no place in the tree any more
                 if told.what == "busy":
                     self.send(told.sender, TreeMessage("cancel", told.key))
-                elif told.what == "money":
+                if reply:
                     self._broker.publish(reply, msgspec.json.encode(Grant(granted=False)))
                 return
             place = _Place(self, run, told.key, told.sender)
@@ -164,7 +164,7 @@ class FarTrees:
         self._broker.publish(self._subjects + node, msgspec.json.encode(message))
 
     async def ask(self, node: str, message: TreeMessage) -> Grant:
-        """Ask a node for money. Without an answer there is none."""
+        """Send a node a message, and wait for its answer. Without one nothing is granted."""
         payload = msgspec.json.encode(message)
         answer = await self._broker.request(self._subjects + node, payload, GRANT_SECONDS)
         return Grant(granted=False) if answer is None else msgspec.json.decode(answer, type=Grant)
@@ -212,6 +212,7 @@ class _Place:
                 caller.node.adopt(caller, self, self._cancel)
                 if caller.refusal:
                     self._cancel()
+                return Grant(granted=True)
             case "idle":
                 self._busy = False
                 if self._grants:
@@ -253,6 +254,8 @@ class FarPlace:
         self._node = caller.node
         self._about = TreeMessage("busy", key, trees.node, caller.node.turn_id, caller.tool_use_id or "")
         self._account: FarAccount | None = None
+        self._telling = anyio.Lock()
+        self._is_known = False
         if "grants" in caller.carried:
             self._open_account()
 
@@ -260,17 +263,24 @@ class FarPlace:
         self._account = FarAccount(self, self._node.turn_id)
         self._node.accounts = (self._account,)
 
-    def busy(self, *, busy: bool) -> None:
-        """See `FarTurn.busy`."""
-        self._trees.hold(self._about.key, self if busy else None)
-        if busy:
-            self._send(self._about)
-            return
+    async def known(self) -> None:
+        """See `FarTurn.known`. Without this wait, the tool's result could be faster than the first message."""
+        async with self._telling:
+            if not self._is_known:
+                self._trees.hold(self._about.key, self)
+                await self._trees.ask(self._home, self._about)
+                self._is_known = True
+
+    def idle(self) -> None:
+        """See `FarTurn.idle`."""
         spent = _NOTHING
         if self._account is not None:
             spent = self._account.used
             self._open_account()
-        self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
+        if self._is_known:
+            self._is_known = False
+            self._trees.hold(self._about.key, None)
+            self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
 
     def started(self, child: ChildTurn) -> None:
         """See `FarTurn.started`."""

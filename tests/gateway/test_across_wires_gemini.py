@@ -379,6 +379,18 @@ def _parts_of(chunk: Any) -> Any:
 
 
 @each_provider
+@both_ways
+async def test_losses_are_in_a_header(wire: Wire, streamed: bool) -> None:
+    search = types.Tool(google_search=types.GoogleSearch())
+    async with client(wire) as found:
+        found.says("Yes.", 0, "end", streamed=streamed)
+        chunks = await found.ask("Sure?", streamed=streamed, top_k=3, tools=[search])
+    headers: Any = chunks[0].sdk_http_response
+    for name in ("topK", "the tool googleSearch"):
+        assert f"{name} is not sent to another protocol" in headers.headers["x-callboard-warnings"]
+
+
+@each_provider
 async def test_models_and_tokens(wire: Wire) -> None:
     async with client(wire) as found:
         listed = [model.name async for model in await found.sdk.aio.models.list(config={"query_base": True})]

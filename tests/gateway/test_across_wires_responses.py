@@ -157,6 +157,26 @@ async def test_parallel_tools_over_three_turns(wire: Wire, streamed: bool) -> No
     assert "Does read_file." in told
 
 
+@each_provider
+@both_ways
+async def test_a_stored_reply_is_continued(wire: Wire, streamed: bool) -> None:
+    async with client(wire) as found:
+        found.says("I will.", 1, "tools", streamed=streamed)
+        reply = await found.ask("Look around.", streamed=streamed, tools=TOOLS)
+        (call,) = calls_of(reply)
+        found.says("Done.", 0, "end", streamed=streamed)
+        output: JsonObject = {"type": "function_call_output", "call_id": call.call_id, "output": "a.txt"}
+        again = await found.ask([output], streamed=streamed, tools=TOOLS, previous_response_id=reply.id)
+        assert (again.output_text, again.previous_response_id) == ("Done.", reply.id)
+        kept = await found.sdk.responses.retrieve(reply.id)
+        assert kept.output == reply.output
+    calls, results = wire.ids(found.sent)
+    assert len(calls) == 1
+    assert results == calls
+    assert "Look around." in str(found.sent)
+    found.check_sent()
+
+
 @pytest.fixture
 def patches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The providers call the client's free-form tool."""

@@ -20,12 +20,13 @@ from callboard.bus.errors import (
     OverloadedError,
     RateLimitError,
 )
+from callboard.engine import Engine, Limits
 from callboard.engine.gateway import GatewayLimits
 from callboard.engine.gateway.application import Gateway, gateway
 from callboard.tracestore import PriceRow, PriceTable
 from tests.gateway.asking import Asked, ask, open_request, post
 from tests.gateway.plain_wire import WIRE
-from tests.support.engines import running
+from tests.support.engines import registry, running
 from tests.support.scripted import Say
 
 PRICES = PriceTable([PriceRow(model="s:m", input=3_000_000, output=15_000_000)], label="test")
@@ -256,6 +257,21 @@ async def test_an_unknown_address_is_not_found() -> None:
             assert (await ask(app, method, path, b"{}")).status == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/models/s:m:generateContent", "/v1/models/s:m:generateContent"),
+    ],
+)
+async def test_a_wrong_base_url_is_told_what_it_should_be(path: str, meant: str) -> None:
+    async with serving() as app:
+        answer = await post(app, asked_for(), path=path)
+    assert answer.status == 404
+    assert f"Did you mean {meant}?" in answer.json["message"]
+
+
 async def test_a_gateway_can_be_mounted_below_a_path() -> None:
     async with serving(Say("Hi")) as app:
         assert (await post(app, asked_for(), root="/llm")).status == 200
@@ -271,3 +287,19 @@ async def test_tokens_are_counted_by_the_adapter() -> None:
     async with serving() as app:
         answer = await post(app, asked_for(), path="/v1/messages/count_tokens")
     assert answer.json["tokens"] > 0
+
+
+async def test_a_client_that_is_behind_at_the_end_gets_all_of_its_stream() -> None:
+    """The log of a turn may be folded as soon as it ends."""
+    read = anyio.Event()
+    asked = Asked()
+    asked.reads = read.wait
+    models = registry(Say(*[f"{number} " for number in range(300)]))
+    limits = Limits(retain_streams_seconds=0.0, retain_streams_bytes=0)
+    async with Engine(models=models, trace=False, limits=limits) as engine:
+        app = gateway(engine, keyless=True)
+        async with open_request(app, "POST", "/v1/chat/completions", asked_for(stream=True), asked=asked):
+            while engine._runtime.in_flight:
+                await anyio.lowlevel.checkpoint()
+            read.set()
+    assert "".join(line.get("text", "") for line in asked.lines) == "".join(f"{number} " for number in range(300))

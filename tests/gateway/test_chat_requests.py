@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.openai_compatible.quirks import QUIRKS
@@ -531,6 +532,8 @@ def test_settings_are_read(body: JsonObject, fields: JsonObject) -> None:
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"response_format": {"type": "grammar", "grammar": "root ::= x"}},
         {"reasoning_effort": "default"},
+        {"reasoning": {"effort": "extreme"}},
+        {"thinking": {"type": "odd"}},
     ],
 )
 def test_a_field_without_a_canonical_word_reaches_its_protocol_and_is_a_loss_elsewhere(body: JsonObject) -> None:
@@ -556,6 +559,52 @@ def test_a_field_without_a_canonical_word_reaches_its_protocol_and_is_a_loss_els
 )
 def test_a_field_that_asks_for_nothing_is_no_loss(body: JsonObject) -> None:
     assert not asked(**body).losses
+
+
+SAMPLES: JsonObject = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "frequency_penalty": 0.5,
+    "functions": [{"name": "read"}],
+    "logit_bias": {"1": 5},
+    "logprobs": True,
+    "max_completion_tokens": 5,
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": "Bye"}],
+    "metadata": {"a": "b"},
+    "modalities": ["audio"],
+    "model": "other",
+    "moderation": {"model": "m"},
+    "n": 2,
+    "parallel_tool_calls": False,
+    "prediction": {"type": "content", "content": "x"},
+    "presence_penalty": 0.5,
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"ttl": "12h"},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+    "safety_identifier": "u",
+    "seed": 1,
+    "service_tier": "flex",
+    "stop": "x",
+    "store": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0.5,
+    "tool_choice": "auto",
+    "tools": [READ],
+    "top_logprobs": 3,
+    "top_p": 0.5,
+    "user": "u",
+    "verbosity": "low",
+    "web_search_options": {},
+}
+
+
+@pytest.mark.parametrize("field", sorted(CompletionCreateParamsBase.__annotations__.keys() - {"function_call"}))
+def test_no_field_of_the_vendors_vanishes_in_silence(field: str) -> None:
+    """Each changes the canonical request, or is a loss. A `function_call` needs functions."""
+    told, plain = asked(**{field: SAMPLES[field]}), asked()
+    assert (told.request, told.losses, told.options) != (plain.request, plain.losses, plain.options)
 
 
 def test_several_choices_are_a_loss_and_are_not_bought() -> None:

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from callboard.adapters import CanonicalResponse
 from callboard.bus.errors import AdapterError
@@ -179,6 +180,14 @@ def test_a_free_form_call_is_not_held_back_until_its_end() -> None:
 def _dicts(value: Json) -> list[dict[str, Any]]:
     assert isinstance(value, list)
     return [each for each in value if isinstance(each, dict)]
+
+
+@settings(max_examples=60)
+@given(reply=replies())
+def test_every_body_and_chunk_is_of_the_vendors_types(reply: Reply) -> None:
+    ChatCompletion.model_validate_json(written(asked(), reply.response), strict=True)
+    for chunk in chunks_of(b"".join(streamed(WITH_USAGE, reply))):
+        ChatCompletionChunk.model_validate_json(msgspec.json.encode(chunk), strict=True)
 
 
 # --- Parts of a reply ---

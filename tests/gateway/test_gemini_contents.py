@@ -17,7 +17,7 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, Role
-from callboard.engine.gateway.gemini_contents import token_of
+from callboard.engine.gateway.gemini_fields import token_of
 from callboard.engine.gateway.gemini_replies import WIRE
 from callboard.engine.gateway.wire import (
     BadRequest,

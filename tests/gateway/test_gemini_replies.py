@@ -29,7 +29,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
-from callboard.engine.gateway.gemini_contents import real_signature, token_of
+from callboard.engine.gateway.gemini_fields import real_signature, token_of
 from callboard.engine.gateway.gemini_replies import WIRE
 from callboard.engine.gateway.wire import (
     Failure,

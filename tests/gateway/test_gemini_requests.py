@@ -221,6 +221,14 @@ def test_tools_that_mean_nothing_are_refused(tools: Json, message: str) -> None:
         read(HELLO, tools=tools)
 
 
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    schema: JsonObject = {"type": "STRING"}
+    for _ in range(5000):
+        schema = {"anyOf": [schema]}
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        read(HELLO, tools=declared("f", parameters={"type": "OBJECT", "properties": {"a": schema}}))
+
+
 ONLY_GEMINIS: list[tuple[Any, str]] = [
     ({"tools": [{"googleSearch": {}}]}, "the tool googleSearch"),
     ({"tools": [{"code_execution": {}}]}, "the tool codeExecution"),

@@ -7,6 +7,7 @@ import pytest
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolResultBlock
 from callboard.bus.values.messages import ToolChoice
+from callboard.engine.gateway.responses_requests import with_tools_of
 
 from .responses_cases import APPLY_PATCH, call, function, output, read
 
@@ -136,6 +137,13 @@ def test_tools_among_the_items_are_tools_of_the_request() -> None:
     assert search.tool_uses[0].input == {"query": "x"}
     assert found.content == (ToolResultBlock("c", "These tools can be called now: ns__two, one"),)
     assert use.tool_uses[0].name == "ns__two"
+
+
+def test_tools_that_a_stored_conversation_brought_are_tools_of_the_next_request() -> None:
+    past: list[Json] = [{"type": "additional_tools", "role": "developer", "tools": [function("one")]}, call("one")]
+    body: JsonObject = {"model": "gpt-5", "input": "Hi", "tools": [function("two")]}
+    assert with_tools_of(past, body)["tools"] == [function("two"), function("one")]
+    assert with_tools_of(past[1:], body) is body
 
 
 def test_the_calls_of_shells_and_patches_are_calls_with_results() -> None:

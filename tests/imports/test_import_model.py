@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus import TokenUsage
-from callboard.engine.imports import importer as importing
+from callboard.engine.imports import reading
 from callboard.engine.imports.importer import Importer, request_id
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.postgres.store import PostgresStore
@@ -309,7 +309,7 @@ ACTS = st.one_of(
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "CALLS_AT_ONCE", 2)
+    monkeypatch.setattr(reading, "CALLS_AT_ONCE", 2)
 
 
 @given(story=st.lists(ACTS, min_size=4, max_size=24))

@@ -14,10 +14,10 @@ from callboard import Budget
 from callboard.bus import ConfigurationError, StoreError, TokenUsage
 from callboard.engine.budgets.budgets import query_of
 from callboard.engine.imports.importer import Importer, import_calls, request_id
-from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, source_named
+from callboard.engine.imports.source import START, ImportedCall, Item, Mark, SourceFile, Unread, source_named
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.call_columns import IMPORTED, OWN, trees
-from tests.support.session_files import Claude, usage, write
+from tests.support.session_files import Claude, Codex, counts, usage, write
 from tests.tracestore.contract.conftest import Place
 from tests.tracestore.trace_making import Maker
 
@@ -318,3 +318,49 @@ async def test_watching_brings_what_is_new(tmp_path: Path, session: Claude) -> N
 
             await importer.watch(0.01, changed)
     assert seen == [1, 1, 1]
+
+
+async def test_content_comes_only_if_asked_and_once(store: Store, tmp_path: Path, session: Claude) -> None:
+    tool = [{"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}}]
+    records = [
+        session.prompt("Look"),
+        session.reply(1, content=tool),
+        session.result("toolu_1", "found"),
+        session.reply(2),
+    ]
+    path = write(session.file(tmp_path), records)
+    for _ in range(2):
+        await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
+        path = path.rename(path.with_name("moved.jsonl"))
+    found = await store.messages(session.session)
+    assert [(message.role, message.text) for message in found if message.text] == [
+        ("user", "Look"),
+        ("assistant", "Secret words of the reply"),
+    ]
+    assert [message.role for message in found] == ["user", "assistant", "tool", "assistant"]
+    assert len(await store.events(topic="session.message_appended")) == 4
+
+
+async def test_codexs_messages_are_content_too(tmp_path: Path) -> None:
+    session = Codex()
+    write(session.file(tmp_path), [session.meta(), session.message("Hello"), session.tokens(counts(1, 0, 1))])
+    async with TraceStore(tmp_path / "trace.db") as store:
+        await import_calls(store, "codex", tmp_path, prices=PRICES, content=True)
+        assert [message.text for message in await store.messages(session.session)] == ["Hello"]
+
+
+async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) -> None:
+    call = ImportedCall(
+        identity="trace/span",
+        line=0,
+        provider="anthropic",
+        model="claude-opus-4-6",
+        started_at=1_772_356_000_000_000,
+        usage=TokenUsage(1, 1),
+    )
+    importer = Importer(store, "otlp", prices=PRICES)
+    for new in (1, 0):
+        report = await importer.take([call, Unread(line=0, why="not valid JSON")], "POST /v1/traces")
+        assert (report.new, report.known, report.unread) == (new, 1 - new, 1)
+    (row,) = await store.calls()
+    assert (row.origin, row.origin_file) == ("otlp", "POST /v1/traces")

@@ -1,4 +1,4 @@
-"""The rows of gateways: clients, keys, and what is kept of conversations."""
+"""The rows of gateways: clients, keys, and entries of conversations."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _note(statements: Statements, what: str) -> None:
 
 
 def forget_kept_of(statements: Statements, sessions: Sequence[str]) -> int:
-    """Delete and erase what is kept of some sessions. The caller holds a transaction."""
+    """Delete and erase the entries of some sessions. The caller holds a transaction."""
     with statements.erasing():
         gone = statements.change(
             f"DELETE FROM gateway_kept WHERE session_id IN ({placeholders(len(sessions))})", sessions
@@ -241,7 +241,7 @@ def forget_kept_of(statements: Statements, sessions: Sequence[str]) -> int:
 
 
 def forget_kept_before(statements: Statements, before_us: int) -> int:
-    """Delete and erase what was kept before a given time. The caller holds a transaction."""
+    """Delete and erase the entries from before a given time. The caller holds a transaction."""
     with statements.erasing():
         gone = statements.change("DELETE FROM gateway_kept WHERE ts_us < ?", (before_us,))
     if gone:

@@ -2,8 +2,8 @@
 
 A call has one row in `imported_calls` for as long as the trace exists, also after the call was pruned. So a file
 that is read again, in part or as a whole, brings nothing twice and nothing back. The rows are written in the
-transaction of the call's event, and only if nobody else changed them meanwhile. So of two importers of the same
-files each call comes from one, and a kill leaves either both or neither.
+transaction of the call's event, and only if no other importer has changed them meanwhile. So of two importers
+of the same files, each call comes from one. A kill leaves either both or neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents beside them.
+"""Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents.
 
 Each block of a reply is a line of its own, with the same message and with the usage so far. So the largest usage
 counts. Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other.
@@ -23,6 +23,7 @@ from callboard.bus.values.usage import StopReason
 from ..source import (
     START,
     ImportedCall,
+    ImportedMessage,
     Item,
     Line,
     Mark,
@@ -35,6 +36,7 @@ from ..source import (
     tags_of,
     why_not,
 )
+from .messages import anthropic_message
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_REMEMBERED = 64
@@ -71,6 +73,7 @@ class _Line(msgspec.Struct, rename="camel"):
     uuid: str | None = None
     parent_uuid: str | None = None
     session_id: str | None = None
+    prompt_id: str | None = None
     request_id: str | None = None
     agent_id: str | None = None
     is_sidechain: bool | None = None
@@ -211,15 +214,18 @@ class _Reader:
         fault = self._fault_of(line)
         if fault is not None:
             yield fault
-        elif _may_matter(line.data):
+        elif _may_matter(line.data) or (self._content and b'"message"' in line.data):
             try:
                 record = _decode_line(line.data)
                 call = self._note(record, line)
+                said = self._said(record, line) if self._content else None
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 yield Unread(line=line.number, why=why_not(error))
             except _Strange as error:
                 yield Unread(line=line.number, why=str(error))
             else:
+                if said is not None:
+                    yield said
                 if call is not None:
                     yield from self._add(call)
         if line.whole:
@@ -254,6 +260,16 @@ class _Reader:
             yield self._call
             self._call = None
 
+    def _said(self, line: _Line, at: Line) -> ImportedMessage | None:
+        """The message of a line. What sub-agents say is another conversation, and is left out."""
+        message, session, when = line.message, name(line.session_id) or self._file.session, moment(line.timestamp)
+        if message is None or session is None or when is None or line.is_sidechain or line.agent_id:
+            return None
+        if line.type not in ("user", "assistant") or line.is_meta or not bytes(message.content):
+            return None
+        found = anthropic_message(line.type, message.content, name(line.uuid))
+        return None if found is None else ImportedMessage(line=at.number, session=session, at=when, message=found)
+
     # --- Lines ---
 
     def _note(self, line: _Line, at: Line) -> ImportedCall | None:
@@ -286,7 +302,7 @@ class _Reader:
         elif line.is_sidechain or line.agent_id:
             self._note_chain(line)
         elif not line.is_meta and not line.is_compact_summary and line.uuid:
-            self._state.prompt = line.uuid
+            self._state.prompt = line.prompt_id or line.uuid
 
     def _note_chain(self, line: _Line) -> None:
         """Remember which sidechain of the session's file a line belongs to. The first line has no parent."""

@@ -18,11 +18,13 @@ from typing import BinaryIO
 
 import msgspec
 
+from callboard.bus.values.base import Json
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..source import (
     START,
     ImportedCall,
+    ImportedMessage,
     Item,
     Line,
     Mark,
@@ -34,6 +36,7 @@ from ..source import (
     tags_of,
     why_not,
 )
+from .messages import responses_message
 
 _CALLS_BETWEEN_MARKS = 200
 _MOST_TURNS = 5_000
@@ -43,12 +46,13 @@ _EMPTY = msgspec.Raw(b"")
 class _Counts(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     cached_input_tokens: int = 0
+    cache_write_input_tokens: int = 0
     output_tokens: int = 0
     reasoning_output_tokens: int = 0
     total_tokens: int = 0
 
     def since(self, before: _Counts) -> _Counts:
-        """What was added since other sums. After a restart of the sums it is all of them."""
+        """The difference to earlier sums. After a restart of the sums it is all of them."""
         mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(before)
         if any(one < other for one, other in zip(mine, others, strict=True)):
             return self
@@ -162,6 +166,8 @@ class Codex:
             if item is not None:
                 given += isinstance(item, ImportedCall)
                 yield item
+            if content and b'"response_item"' in line.data and (said := _said(line, state, file)) is not None:
+                yield said
             if line.whole:  # A last line that is still written is read again. Its sums are known then.
                 mark = Mark(read_to=line.end, line=line.number)
         yield msgspec.structs.replace(mark, state=_encode_state(state).decode())
@@ -275,6 +281,27 @@ def _note_session(state: _State, payload: _Payload, at: int | None) -> None:
         state.first = name(payload.forked_from_id) or name(payload.id)
 
 
+class _Said(msgspec.Struct):
+    timestamp: datetime | None = None
+    payload: Json = None
+
+
+_decode_said = msgspec.json.Decoder(_Said).decode
+
+
+def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
+    """The message of a line. A fork repeats the messages of its past."""
+    try:
+        record = _decode_said(line.data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    session, when = state.session or file.session, moment(record.timestamp)
+    if session is None or when is None or not isinstance(record.payload, dict):
+        return None
+    found = responses_message(record.payload)
+    return None if found is None else ImportedMessage(line=line.number, session=session, at=when, message=found)
+
+
 def _parent_of(payload: _Payload) -> str | None:
     if b'"parent_thread_id"' not in bytes(payload.source):
         return None
@@ -284,13 +311,19 @@ def _parent_of(payload: _Payload) -> str | None:
 
 
 def _usage(counts: _Counts) -> TokenUsage:
-    """Cached input is part of the input, and reasoning is part of the output."""
+    """Cache reads and writes are part of the input, and reasoning is part of the output."""
     cached = min(counts.cached_input_tokens, counts.input_tokens)
+    written = min(counts.cache_write_input_tokens, counts.input_tokens - cached)
     reasoning = min(counts.reasoning_output_tokens, counts.output_tokens)
-    fits = cached == counts.cached_input_tokens and reasoning == counts.reasoning_output_tokens
+    fits = (cached, written, reasoning) == (
+        counts.cached_input_tokens,
+        counts.cache_write_input_tokens,
+        counts.reasoning_output_tokens,
+    )
     return TokenUsage(
-        input_tokens=counts.input_tokens - cached,
+        input_tokens=counts.input_tokens - cached - written,
         cached_input_tokens=cached,
+        cache_creation_input_tokens=written,
         output_tokens=counts.output_tokens,
         reasoning_tokens=reasoning,
         source=UsageSource.REPORTED if fits else UsageSource.INCONSISTENT,

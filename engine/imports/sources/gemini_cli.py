@@ -2,7 +2,7 @@
 
 Gemini CLI writes ``~/.gemini/tmp/PROJECT/chats/session-*.json``, one object that is written again after each
 reply, or, in later versions, JSON lines. Qwen Code, which came from it, writes JSON lines in ``~/.qwen/projects``.
-Cached input is part of the input. Thoughts are beside the output, and the prompts of tools are beside the input.
+Cached input is part of the input. Thoughts are not part of the output, nor tools' prompts of the input.
 """
 
 from __future__ import annotations
@@ -61,7 +61,14 @@ class _Session(msgspec.Struct, rename="camel"):
     messages: list[msgspec.Raw] = []
 
 
+class _Change(msgspec.Struct, rename={"to": "$set"}):
+    """A line that replaces parts of the session."""
+
+    to: _Session = msgspec.field(default_factory=_Session)
+
+
 _decode_session = msgspec.json.Decoder(_Session).decode
+_decode_change = msgspec.json.Decoder(_Change).decode
 _decode_message = msgspec.json.Decoder(_Message).decode
 
 
@@ -104,12 +111,14 @@ class GeminiCli:
                 yield record
             else:
                 try:
-                    message = _decode_message(record.data)
+                    changed = _decode_change(record.data).to.messages if b'"$set"' in bytes(record.data) else []
+                    messages = [_decode_message(each) for each in (record.data, *changed)]
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                     yield Unread(line=record.line, why=why_not(error))
                     continue
-                session = name(message.session_id) or session
-                yield from self._call(message, session, record, file)
+                session = name(messages[0].session_id) or session
+                for message in messages:
+                    yield from self._call(message, session, record, file)
 
     def _object(self, file: SourceFile, stream: BinaryIO) -> Iterator[Item]:
         data = read_whole(stream)

@@ -1,6 +1,6 @@
 """LiteLLM's spend logs: exports of the table ``LiteLLM_SpendLogs`` as CSV, JSON or JSON lines.
 
-The prompt's tokens include those that were read from and written to a cache. The metadata has the provider's whole
+The prompt's tokens include cache reads and cache writes. The metadata has the provider's whole
 usage, in versions since 2025. A spend of zero is unknown and not free. A hit in LiteLLM's own cache has no tokens
 at the provider.
 """

@@ -1,7 +1,7 @@
 """opencode's messages: a SQLite database, and in earlier versions one JSON file for each message.
 
-The input excludes what was read from and written to a cache. Reasoning is beside the output, unless the total says
-otherwise. opencode computes costs itself, so they are kept as stated costs.
+The input excludes cache reads and cache writes. Reasoning is no part of the output, unless the total includes it.
+opencode computes costs itself, so they are kept as stated costs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class _Time(msgspec.Struct):
 class _Path(msgspec.Struct):
     root: str | None = None
     cwd: str | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """The root of the project. Outside of a repository it is ``/``."""
+        return self.cwd if self.root in (None, "/") else self.root
 
 
 class _Error(msgspec.Struct):
@@ -144,7 +149,7 @@ def _call(data: bytes, row: Mapping[str, Any]) -> Iterator[Item]:
         parent_turn=above,
         root_turn=above,
         depth=None if above is None else 1,
-        tags=tags_of(project=row.get("directory") or message.path.root or message.path.cwd),
+        tags=tags_of(project=row.get("directory") or message.path.folder),
     )
 
 

@@ -1,9 +1,8 @@
 """Spans of OpenTelemetry: files of OTLP/JSON, as the collector writes them, and bodies of ``POST /v1/traces``.
 
 A span is a call of a model if it has a model and counts of tokens, and is no span around others. The names of its
-attributes have changed several times, and OpenInference (Phoenix) has its own. All of them are understood. Input
-includes what was read from and written to a cache, by the convention. Where these are more than the input, it does
-not.
+attributes have changed several times, and OpenInference (Phoenix) has its own. All of them are understood. By the
+convention, the input includes cache reads and cache writes. If these are more than the input, it does not.
 """
 
 from __future__ import annotations

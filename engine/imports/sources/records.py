@@ -125,7 +125,7 @@ def moment_of(value: Json) -> int | None:
 def tokens(
     *, total_input: int, output: int, read: int = 0, written: int = 0, hour: int = 0, reasoning: int | None = None
 ) -> TokenUsage:
-    """A usage from an input that includes what was read from and written to a cache.
+    """A usage from an input that includes cache reads and cache writes.
 
     If these are more than the input, the input does not include them.
     """

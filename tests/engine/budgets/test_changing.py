@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio.lowlevel
 import pytest
 
+from callboard.adapters import ServerError
 from callboard.bus.errors import StoreError
 from callboard.engine import Budget, BudgetExceededError, Engine
 from callboard.engine.budgets.budgets import Counted
@@ -115,6 +116,20 @@ async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Pa
         engine._runtime.budgets._load = slowly
         await engine.change_budgets(add=[room_for(7)], remove=[room_for(5)])
         assert await spent(engine) == [(COSTS, 0)]
+
+
+async def test_a_call_of_unknown_usage_counts_at_its_most_in_a_later_budget(tmp_path: Path) -> None:
+    """It has ended, so the trace has it, and its reservation is not carried over."""
+    replies = Say(fails=ServerError("gone", retryable=False)), Say("x")
+    async with running(*replies, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
+        await engine.change_budgets(add=[room_for(5)])
+        with pytest.raises(ServerError):
+            await asked(engine)
+        (before,) = await engine.budgets()
+        await engine.change_budgets(add=[room_for(7)], remove=[room_for(5)])
+        (after,) = await engine.budgets()
+        assert (after.unknown, after.held, after.calls) == (before.unknown, before.held, before.calls)
+        assert before.unknown.money == ONE
 
 
 async def test_an_engines_own_budgets_stay(tmp_path: Path) -> None:

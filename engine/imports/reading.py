@@ -1,0 +1,325 @@
+"""The files of a source, read in chunks: which have changed, from where to read, and the calls that they have.
+
+It all runs in a worker thread, one chunk at a time, and writes nothing. A report counts what was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from callboard.tracestore.rows import ImportedFile
+
+from .source import (
+    EARLIEST_US,
+    LATEST_US,
+    START,
+    ImportedCall,
+    ImportedMessage,
+    Item,
+    Mark,
+    Source,
+    SourceFile,
+    Unread,
+)
+
+CALLS_AT_ONCE: Final = 500
+"""Calls that are written in one transaction."""
+MESSAGES_AT_ONCE: Final = 50
+"""Messages that are held and written at once. Each may have some megabytes."""
+FILES_AT_ONCE: Final = 500
+"""Marks that are written in one transaction."""
+MOST_FAULTS: Final = 100
+"""Unread parts that a report lists. All of them are counted."""
+_EDGE = 4096
+_MOST_TOKENS = 2**40
+_MOMENT = re.compile(rb'"timestamp"\s*:\s*"([0-9T:.+Z-]{10,40})"')
+_BUFFER = 1024 * 1024
+
+
+class ImportFault(msgspec.Struct, frozen=True):
+    """A part of a file that could not be read."""
+
+    path: str
+    """The file."""
+    line: int
+    """The line, from 1; 0 for the whole file."""
+    why: str
+    """The reason, without any content of the file."""
+
+
+class ImportedModel(msgspec.Struct, kw_only=True):
+    """What an import found of one model."""
+
+    calls: int = 0
+    """New calls."""
+    input_tokens: int = 0
+    """Their input tokens, cached ones included."""
+    output_tokens: int = 0
+    """Their output tokens."""
+    nano_usd: int = 0
+    """Their cost at call time in nano-USD, of the calls that have one."""
+    unpriced: int = 0
+    """The calls without a cost."""
+
+
+class ImportReport(msgspec.Struct, kw_only=True):
+    """What an import did."""
+
+    source: str
+    """The name of the source."""
+    dry_run: bool = False
+    """Whether nothing was written."""
+    files: int = 0
+    """The files that were looked at."""
+    unchanged: int = 0
+    """The files that had not changed since the last import, and were not read."""
+    bytes_read: int = 0
+    """The bytes that were read."""
+    new: int = 0
+    """The calls that the trace did not have."""
+    known: int = 0
+    """The calls that it had."""
+    corrected: int = 0
+    """The calls that it had with fewer tokens."""
+    skipped: int = 0
+    """The calls from before the requested time."""
+    unread: int = 0
+    """The parts of files that could not be read."""
+    faults: list[ImportFault] = msgspec.field(default_factory=list)
+    """The first of these parts."""
+    models: dict[str, ImportedModel] = msgspec.field(default_factory=dict)
+    """The new calls by model."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the import changed the trace."""
+        return bool(self.new or self.corrected)
+
+    def note(self, path: str, unread: Unread) -> None:
+        """Count a part that could not be read."""
+        self.unread += 1
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(ImportFault(path, unread.line, unread.why))
+
+
+def request_id(source: str, identity: str) -> str:
+    """The request of an imported call. It is the same in every trace."""
+    return hashed("imp", source, identity)
+
+
+def hashed(prefix: str, *parts: str | None) -> str:
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "replace"), digest_size=15)
+    return f"{prefix}_{digest.hexdigest()}"
+
+
+class Chunk:
+    """Some calls by their requests, each with its file, and how far files were read."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, tuple[ImportedCall, str]] = {}
+        self.messages: list[ImportedMessage] = []
+        self._files: dict[str, ImportedFile] = {}
+
+    @property
+    def files(self) -> list[ImportedFile]:
+        return list(self._files.values())
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            len(self.calls) >= CALLS_AT_ONCE
+            or len(self._files) >= FILES_AT_ONCE
+            or len(self.messages) >= MESSAGES_AT_ONCE
+        )
+
+    def take(self, item: Item, source: str, place: str, report: ImportReport, since: int | None) -> None:
+        """Add an item of a file, or count it in the report. A mark has its own method."""
+        if isinstance(item, ImportedMessage):
+            if since is None or item.at >= since:
+                self.messages.append(item)
+        elif isinstance(item, Unread):
+            report.note(place, item)
+        elif isinstance(item, ImportedCall):
+            if not EARLIEST_US <= item.started_at < LATEST_US:
+                report.note(place, Unread(line=item.line, why="the time is impossible"))
+            elif item.usage is not None and item.usage.total_tokens >= _MOST_TOKENS:
+                report.note(place, Unread(line=item.line, why="the number of tokens is impossible"))
+            elif since is not None and item.started_at < since:
+                report.skipped += 1
+            else:
+                report.known += self._add(request_id(source, item.identity), item, place)
+
+    def _add(self, name: str, call: ImportedCall, place: str) -> bool:
+        """Add a call. Returns whether it was here already."""
+        before = self.calls.get(name)
+        if before is None or before[0].revision < call.revision:
+            self.calls[name] = call, place
+        return before is not None
+
+    def mark(self, file: ImportedFile) -> None:
+        self._files[file.path] = file
+
+
+class Reading:
+    """One pass over the files of a source, in chunks. It runs in a worker thread, one chunk at a time."""
+
+    def __init__(
+        self,
+        source: Source,
+        places: Iterable[Path],
+        read: dict[str, ImportedFile],
+        report: ImportReport,
+        *,
+        content: bool,
+        since: int | None,
+    ) -> None:
+        self._source = source
+        self._places = places
+        self._read = read
+        self._report = report
+        self._content = content
+        self._since = since
+        self._chunk = Chunk()
+        self._steps = self._all()
+
+    def chunk(self) -> Chunk | None:
+        """The next chunk; None at the end."""
+        for _ in self._steps:
+            if self._chunk.is_full:
+                break
+        chunk, self._chunk = self._chunk, Chunk()
+        return chunk if chunk.calls or chunk.messages or chunk.files else None
+
+    def _all(self) -> Iterator[None]:
+        changed: list[tuple[str, int, str, SourceFile, _Status]] = []
+        for file in self._found():
+            self._report.files += 1
+            try:
+                status = _status(file.path)
+            except OSError as error:
+                self._report.note(str(file.path), Unread(line=0, why=error.strerror or "can't be read"))
+                continue
+            if status is None:
+                self._report.note(str(file.path), Unread(line=0, why="not a regular file"))
+                continue
+            known = self._read.get(str(file.path))
+            if known is not None and status == (known.size, known.mtime_ns, known.inode):
+                self._report.unchanged += 1
+                continue
+            path = str(file.path)
+            changed.append((_first_moment(path), status.mtime_ns, path, file, status))
+        # The oldest first: a call that forks and copies repeat belongs to the session that made it.
+        for _, _, path, file, status in sorted(changed, key=lambda each: each[:3]):
+            yield from self._file(path, file, status)
+
+    def _found(self) -> Iterator[SourceFile]:
+        for place in self._places:
+            if not place.exists():
+                self._report.note(str(place), Unread(line=0, why="no such file or folder"))
+                continue
+            try:
+                yield from self._source.files(place)
+            except OSError as error:
+                self._report.note(str(place), Unread(line=0, why=error.strerror or "can't be read"))
+
+    def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
+        known = self._read.get(path)
+        skipped = self._report.skipped
+        try:
+            with open(path, "rb", buffering=_BUFFER) as stream, open(path, "rb", buffering=0) as edges:
+                start = _start(edges, known, status)
+                last = start
+                stream.seek(start.read_to)
+                for item in self._source.read(file, stream, start, content=self._content):
+                    if isinstance(item, Mark):
+                        last = item
+                        if skipped == self._report.skipped:
+                            self._chunk.mark(self._position(path, status, item, edges, whole=False))
+                    else:
+                        self._chunk.take(item, self._source.name, path, self._report, self._since)
+                    yield
+                position = self._position(path, status, last, edges, whole=True)
+                self._report.bytes_read += max(0, stream.tell() - start.read_to)
+        except OSError as error:
+            self._report.note(path, Unread(line=0, why=error.strerror or "can't be read"))
+            return
+        except Exception as error:  # A source of a plugin, or a file made to break one, must not end the import.
+            self._report.note(path, Unread(line=0, why=f"the source failed with {type(error).__name__}"))
+            return
+        self._read[path] = position
+        if skipped == self._report.skipped:  # Otherwise an import without `since` must read the file again.
+            self._chunk.mark(position)
+            yield
+
+    def _position(self, path: str, status: _Status, mark: Mark, edges: BinaryIO, *, whole: bool) -> ImportedFile:
+        """How far a file was read. Only the end of a whole reading has the file's size and time."""
+        return ImportedFile(
+            source=self._source.name,
+            path=path,
+            size=status.size if whole else -1,
+            mtime_ns=status.mtime_ns,
+            inode=status.inode,
+            read_to=mark.read_to,
+            line=mark.line,
+            digest=_digest(edges, mark.read_to),
+            state=mark.state,
+        )
+
+
+class _Status(NamedTuple):
+    """What changes when a file changes. A database in use changes in its log."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def _status(path: Path) -> _Status | None:
+    """The status of a file; None for anything but a regular file. Raises OSError."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    size, changed = found.st_size, found.st_mtime_ns
+    if path.suffix == ".db":
+        with contextlib.suppress(OSError):
+            log = os.stat(f"{path}-wal")
+            size, changed = size + log.st_size, max(changed, log.st_mtime_ns)
+    return _Status(size, changed, found.st_ino)
+
+
+def _first_moment(path: str) -> str:
+    """The first time in a file, as far as its first bytes show one. It only orders files."""
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            found = _MOMENT.search(stream.read(_EDGE))
+    except OSError:
+        return ""
+    return "" if found is None else found[1].decode()
+
+
+def _start(edges: BinaryIO, known: ImportedFile | None, status: _Status) -> Mark:
+    """Where to read on: where the last reading ended, or at the start of a file that was rewritten."""
+    if known is None or not known.read_to or known.inode != status.inode or status.size < known.read_to:
+        return START
+    if _digest(edges, known.read_to) != known.digest:
+        return START
+    return Mark(read_to=known.read_to, line=known.line, state=known.state)
+
+
+def _digest(edges: BinaryIO, read_to: int) -> str:
+    """A hash of the first and the last bytes of a part of a file."""
+    found = hashlib.blake2b(digest_size=16)
+    size = min(_EDGE, read_to)
+    for place in (0, read_to - size):
+        edges.seek(place)
+        found.update(edges.read(size))
+    return found.hexdigest()

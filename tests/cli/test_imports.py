@@ -1,0 +1,76 @@
+"""`callboard import`, and the reports that tell imported calls from others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.session_files import Claude, usage, write
+
+from .running import call
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Path:
+    """A folder with one session, and with a line that is no JSON."""
+    session = Claude()
+    write(session.file(tmp_path / "sessions"), [session.prompt(), session.reply(1, usage(0, 1000)), "{\n"])
+    return tmp_path / "sessions"
+
+
+def test_it_reports_calls_models_and_what_could_not_be_read(sessions: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = call("import", "claude-code", str(sessions), home=home)
+    assert done.returncode == 0
+    assert "Calls: 1 new, 0 known, 0 corrected. Unread: 1." in done.stdout
+    assert "claude-sonnet-4-5-20250929" in done.stdout
+    assert "line 3: not valid JSON" in done.stdout.replace("\n", " ")
+    again = call("import", "claude-code", str(sessions), home=home)
+    assert "1 file (1 unchanged) of claude-code." in again.stdout
+    assert "Calls: 0 new, 0 known" in again.stdout
+
+
+def test_a_dry_run_needs_no_trace_and_makes_none(sessions: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = call("import", "claude-code", str(sessions), "--dry-run", home=home)
+    assert "Calls: 1 would be new" in done.stdout
+    assert not (home / "trace.db").exists()
+
+
+def test_json_has_a_line_for_each_model(sessions: Path, tmp_path: Path) -> None:
+    done = call("import", "claude-code", str(sessions), "--json", home=tmp_path / "home")
+    row = json.loads(done.stdout)
+    assert (row["model"], row["calls"], row["output_tokens"]) == ("anthropic:claude-sonnet-4-5-20250929", 1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing",), "there is no source 'nothing'"),
+        (("litellm",), "litellm has no default place. Name a file or a folder"),
+        (("claude-code", "--watch", "--dry-run"), "use --watch or --dry-run, not both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = call("import", *words, home=tmp_path / "home")
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_place_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    done = call("import", "claude-code", str(tmp_path / "nothing"), home=tmp_path / "home")
+    assert done.returncode == 1
+    assert "no such file or folder" in done.stdout
+
+
+def test_sums_name_their_imported_part(sessions: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    call("import", "claude-code", str(sessions), home=home)
+    assert "Of these, 1 call for $0.015000 imported from claude-code." in call("cost", home=home).stdout
+    assert "claude-code" in call("cost", "--by", "source", home=home).stdout
+    assert "/src/shop" in call("cost", "--by", "project", "--source", "claude-code", home=home).stdout
+    assert "No matching calls." in call("cost", "--source", "callboard", home=home).stdout
+    (session,) = map(json.loads, call("sessions", "--json", home=home).stdout.splitlines())
+    assert session["tags"]["origin"] == "claude-code"
