@@ -189,15 +189,45 @@ def is_own_signature(signature: str) -> bool:
     return signature == UNSIGNED or signature.startswith(_FOREIGN)
 
 
-def without_own_thinking(body: JsonObject) -> JsonObject:
-    """A client's body without thinking that the Messages API did not sign, which its providers refuse."""
+def for_providers(body: JsonObject) -> JsonObject:
+    """A client's body as providers of the Messages API accept it, if replies of others are in its history.
+
+    It has no thinking that they did not sign. If the call whose result it brings came without signed thinking, the
+    next reply can't think with a budget either. Anthropic refuses that.
+    """
     messages = body.get("messages")
     kept = [_bare(message) for message in messages] if isinstance(messages, list) else []
-    return {**body, "messages": [message for message in kept if message is not None]}
+    sent: JsonObject = {**body, "messages": [message for message in kept if message is not None]}
+    thinking, edits = body.get("thinking"), body.get("context_management")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled" and _answers_other(sent["messages"]):
+        del sent["thinking"]
+        if isinstance(edits, dict) and isinstance(given := edits.get("edits"), list):
+            left = [edit for edit in given if "thinking" not in str(isinstance(edit, dict) and edit.get("type"))]
+            sent["context_management"] = {**edits, "edits": left}
+    return sent
+
+
+def _answers_other(messages: Json) -> bool:
+    """Whether the last message has results of calls that came without signed thinking."""
+    if not isinstance(messages, list) or len(messages) < 2:
+        return False
+    called, answered = _blocks(messages[-2]), _blocks(messages[-1])
+    kinds = [block.get("type") for block in called]
+    return (
+        any(block.get("type") == "tool_result" for block in answered)
+        and "tool_use" in kinds
+        and kinds[0] not in ("thinking", "redacted_thinking")
+        and any(_OWN_ID.fullmatch(str(block.get("id"))) for block in called)
+    )
+
+
+def _blocks(message: Json) -> list[JsonObject]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
 def _bare(message: Json) -> Json:
-    """A message without such thinking; None if nothing is left of it."""
+    """A message without thinking of ours; None if nothing is left of it."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(content, list) or not any(map(_is_unsigned, content)):
         return message
