@@ -1,4 +1,4 @@
-"""Fields of the Messages API: checks in the vendor's words, losses, and values that clients keep. Pure.
+"""Fields of the Messages API: checks and errors in the vendor's words, losses, values that clients keep. Pure.
 
 Clients send ids and signatures back unchanged, so both carry what the next request needs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
 from callboard.adapters import CallWarning
@@ -15,7 +15,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock
 
-from .wire import BadRequest
+from .wire import BadRequest, Failure, FailureKind
 
 PROTOCOL = "anthropic"
 """The adapters' name of the protocol. Data for it is marked with this name."""
@@ -68,6 +68,44 @@ def number_at(value: Json, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad(path, "Input should be a valid number")
     return float(value)
+
+
+# --- Failures ---
+
+_FAILURES: Mapping[FailureKind, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "context_overflow": (400, "invalid_request_error"),
+    "content_filter": (400, "invalid_request_error"),
+    "authentication": (401, "authentication_error"),
+    "budget": (402, "billing_error"),
+    "permission": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "too_large": (413, "request_too_large"),
+    "rate_limit": (429, "rate_limit_error"),
+    "server": (500, "api_error"),
+    "unavailable": (503, "api_error"),
+    "timeout": (504, "timeout_error"),
+    "overloaded": (529, "overloaded_error"),
+}
+_TOO_LONG = "prompt is too long"
+"""Clients find an overflow by these words, and shorten their history."""
+
+
+def failure_kind(failure: Failure) -> tuple[int, str]:
+    """The status and the type of a failure."""
+    if failure.kind == "budget" and failure.retry_after is not None:
+        return _FAILURES["rate_limit"]  # the budget's window ends, so another try may work
+    return _FAILURES[failure.kind]
+
+
+def failure_body(failure: Failure) -> JsonObject:
+    message = failure.message
+    if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
+        message = f"{_TOO_LONG}: {message}"
+    error: JsonObject = {"type": failure_kind(failure)[1], "message": message}
+    if failure.code is not None:
+        error["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": error, "request_id": failure.request_id}
 
 
 # --- Losses ---
