@@ -19,7 +19,6 @@ from ..runtime.runtime import Runtime
 from .passing import MOST_WAITING_BYTES, PassedReply, TooFarBehind
 from .wire import Failure, ReplyWriter
 
-
 WEIGH_EVERY = 256
 """The events that may wait before their bytes are counted, which most streams never reach."""
 
