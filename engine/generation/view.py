@@ -80,7 +80,7 @@ class Progress:
 
     @property
     def response(self) -> CanonicalResponse | None:
-        """The last message as far as it has come; None before it has started."""
+        """The part of the last message that has arrived; None before it has started."""
         reply, steps = self._arrived(), self._turn.steps
         if not reply.started:
             return None

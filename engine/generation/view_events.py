@@ -102,7 +102,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     response: CanonicalResponse
     """The last message as the adapter gave it."""
     status: TurnStatus
-    """The way the turn ended, as `TurnStatus` lists them."""
+    """How the turn ended: a value of `TurnStatus`."""
     type: ClassVar[str] = "finish"
 
 

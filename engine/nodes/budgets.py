@@ -293,7 +293,7 @@ class BudgetSlices:
         await self._look(accounts)
 
     def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
-        """Take in that budgets were added to this node's ledger, and that others were removed from it.
+        """Update the shared accounts after budgets were added to this node's ledger or removed from it.
 
         A removed budget's slices stay with the store until the node ends. Nothing is asked of them any more.
         """

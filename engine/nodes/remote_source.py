@@ -43,7 +43,7 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Incoming:
-    """The events of one run. Times are seconds of any clock that never goes back.
+    """The events of one run. Times are seconds of any monotonic clock.
 
     Args:
         known: The `seq` up to which the reader needs nothing. None: the first page sets it.

@@ -49,8 +49,7 @@ class OperationMethods:
 
         Args:
             texts: The texts, or one text.
-            model: Any of a model's names, or several names of one and the same model; None is the configured
-                default.
+            model: Any of a model's names, or several names of the same model; None is the configured default.
             options: The fields of `EmbeddingOptions`.
 
         Raises:
