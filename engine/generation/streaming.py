@@ -234,11 +234,11 @@ class StreamResult(_Stream[ViewEvent]):
 
 
 class TurnStream(_Stream[LogEvent]):
-    """A turn of a session as it happens. It is a `StreamResult` in all but its events.
+    """A turn of a session in progress. It differs from a `StreamResult` only in its events.
 
-    It gives the turn's own events, as `Engine.attach` does. A reader that has read nothing after the stream was
-    folded gets the messages, their text in one piece; a reader that continues after earlier events gets one
-    StreamReset in place of the events it missed.
+    It yields the turn's own events, as `Engine.attach` does. If the stream was folded, a reader that has read
+    nothing yet gets the messages with their text in one piece. A reader that continues after earlier events gets
+    one StreamReset in place of the events it missed.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
@@ -257,9 +257,9 @@ class TurnStream(_Stream[LogEvent]):
 class AttachedView(Reader[ViewEvent]):
     """One more reader of a turn's stream, made by ``engine.attach(stream_id, view=True)``.
 
-    It gives the same events as `stream()`, from the first one on. Its last event is `finish`, or `error`, which
-    isn't raised: the caller that started the turn gets it. It is for one task at a time. Closing it changes
-    nothing for the turn.
+    It yields the same events as `stream()`, from the first one on. Its last event is `finish` or `error`. The
+    error isn't raised here, but for the caller that started the turn. It is for one task at a time. Closing it
+    changes nothing for the turn.
 
     Args:
         log_reader: A reader of the turn's own events, from the first.

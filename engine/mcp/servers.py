@@ -41,13 +41,13 @@ T = TypeVar("T")
 _log = Log("engine.mcp")
 
 RESTARTS = RestartPolicy(max_failures=8, healthy_after=30.0, backoff_base=0.5, backoff_cap=30.0)
-"""How servers are restarted: a server that is down for about half a minute comes back by itself."""
+"""How servers are restarted: a server that is down for about half a minute is restarted automatically."""
 
 ACTOR = "mcp "
-"""How the name of a server's actor begins in the supervision tree."""
+"""The prefix of the name of a server's actor in the supervision tree."""
 
 KEPT_RESULTS = 64
-"""The number of whole results that are kept in memory, for results that the model received cut."""
+"""The number of full results kept in memory, for results that were shortened for the model."""
 
 # --- One server ---
 
@@ -181,7 +181,7 @@ def mcp_tools(
 
 
 def _made(named: Sequence[tuple[McpServer, ServerTool, str]]) -> Iterator[McpTool]:
-    """The tools of servers, each with a prefix, under legal and different names."""
+    """The tools of servers, each with a prefix, under legal and distinct names."""
     from .values import legal_names
 
     names = legal_names(prefix + tool.name for _, tool, prefix in named)
@@ -221,7 +221,7 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class McpServers(ToolSource):
     """Several MCP servers, open while the object is entered. `mcp_servers` makes it.
 
-    As a sequence it is the tools of now. A session that has it among its tools follows changes between steps.
+    As a sequence it has the current tools. A session with it among its tools follows changes between steps.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class McpServers(ToolSource):
         await self.aclose()
 
     def __enter__(self) -> Self:
-        """The same for a program without an event loop, with `generate_sync` and the like."""
+        """Start the servers in a program without an event loop, for `generate_sync` and the like."""
         from ..functions.sync import sync_host
 
         host = sync_host()

@@ -205,7 +205,7 @@ class LearnedLimits:
         """Nothing is held."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply what another node has learned."""
+        """Apply limits that another node has learned."""
         try:
             told = msgspec.json.decode(payload, type=Told)
         except msgspec.DecodeError as error:  # of another version

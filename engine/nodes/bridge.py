@@ -214,7 +214,7 @@ class BridgeQueue:
         self._retry_at = now + min(FIRST_RETRY * 2.0 ** min(self.failures - 1, 20), LONGEST_RETRY)
 
     def connected(self) -> None:
-        """The broker is back: all waiting pages are sent immediately."""
+        """Send all waiting pages immediately, because the broker is back."""
         self.failures, self._retry_at = 0, 0.0
 
     def _enqueue(self, pages: Sequence[Page]) -> None:
@@ -237,10 +237,10 @@ class BridgeQueue:
 _log = Log("engine.bridge")
 
 MOST_BYTES = 256 * 1024
-"""The size of a page's lines at most. Readers have some dozens of pages in memory."""
+"""The largest size of a page's lines, in bytes. Readers have some dozens of pages in memory."""
 
 HEAD_BYTES = 1024
-"""The room in a message for all that is no line."""
+"""The room in a message for everything except the lines."""
 
 
 class EventBroker(Protocol):
@@ -251,7 +251,7 @@ class EventBroker(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of a message at most."""
+        """The largest size of a message, in bytes."""
         ...
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
@@ -267,9 +267,9 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
     committed: int
     """The `seq` of the last event that is known to be committed."""
     waiting_bytes: int
-    """The bytes that wait in memory to go out."""
+    """The bytes that wait in memory to be sent."""
     is_behind: bool
-    """Whether events wait in the trace alone."""
+    """Whether some waiting events are only in the trace."""
     failures: int
     """The number of failures in a row."""
 
@@ -298,7 +298,7 @@ class EventBridge:
         self._more = anyio.Event()
 
     def committed(self, envelopes: Sequence[Envelope]) -> None:
-        """Add newly committed events, in order. Those of other runs are not sent."""
+        """Add newly committed events, in order. Events of other runs are not sent."""
         course = self._course
         new = [each for each in envelopes if each.seq > course.last and each.run_id == self._run_id]
         if not new:
